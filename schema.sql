@@ -5146,9 +5146,17 @@ begin
 end
 $$;
 
+-- The use of a limit that refuses nothing, where its window or period begins before the entries that a purge has kept. A known
+-- use of either is 0 or more.
+create function metered._unknown_use() returns bigint
+language sql immutable
+as $$
+    select -4611686018427387904
+$$;
+
 -- Checks the limits of one call. Every refusal of a charge or of a hold by a limit falls here.
 -- tips are the last entries of the charges' scopes, and held has the units of open holds of each.
--- used has the units that count against each limit, without held ones. refused lists every closed scope, or every limit that refuses:
+-- used has the units that count against each limit, without held ones (or _unknown_use). refused lists every closed scope, or every limit that refuses:
 --   limit     its number in the call, from 0 on
 --   held      units that others hold; own: that this transaction holds, or the holds of_nos, which it captures; leased: on leases
 --   retry_us  microseconds until it admits the charge, -1 for never: a lifetime's spending does not age
@@ -5209,7 +5217,7 @@ begin
             elsif l.win = interval '0' then
                 u := tip.spent - tip.refunded - tip.credited;
             else
-                if (tip.at <= clk + ahead) is not true then
+                if (tip.at <= clk + ahead) is not true and l.max < 9223372036854775807 then
                     raise exception 'the last entry is ahead of the clock'
                         using errcode = 'MT003', detail = jsonb_build_object('scope', tip.scope,
                             'ahead_us', (extract(epoch from tip.at - clk) * 1000000)::bigint);
@@ -5217,6 +5225,11 @@ begin
                 since := coalesce(greatest(clk, tip.at) - l.win, p[1] - interval '0.000001');
                 u := 0;
                 if tip.at > since then
+                    -- A limit that refuses nothing (Limit.Observe) does so, too, where its use is not known.
+                    if l.max = 9223372036854775807 and (metered._base(tip.scope, tip.seq, tip.epoch, since)).seq is null then
+                        used[n] := metered._unknown_use();
+                        continue;
+                    end if;
                     w := metered._spent_since(tip, since);
                     u := w.used;
                     base_seq := w.base_seq;
@@ -5812,6 +5825,9 @@ begin
                 if base_seq > 1 or tip.epoch = 0 and (base_seq = 0 or base_seq is null and tip.seq <= 16) then
                     u := tip.spent - base_spent - case when base_refunded = tip.refunded then 0
                         else metered._refunds_after(c.scope, tip.seq, coalesce(base_seq, 0)) end;
+                elsif l.max = 9223372036854775807 then     -- it refuses nothing: _check_limits looks whether its use is known
+                    plain := false;
+                    exit;
                 else
                     w := metered._spent_since(tip, since);
                     base_seq := w.base_seq;
@@ -12814,20 +12830,20 @@ begin
             _roll_lot,_rolls,_rolls_among,_schedule,_scope_key,_settle,_sharded,_shorter,_sound_uses,_spend_range,
             _spent_limits,_spent_since,_start_job,_start_lot,_step_until,_take_back,_take_kept,_take_lots,
             _tenant_key,_threshold_key,_token_fits,_told_use,_try_each,_try_keys,_try_lock,_try_lock_shared,
-            _try_lock_there,_try_start_job,_turn,_unbound_lock_wait,_under_limits,_unsettled_spends,_untold,
-            _untold_json,_usage_known_from,_use_lots,_wake_releasers,_whole,_with_absent,_with_debt,_with_keys,
-            _withdraw,_without_debt,_without_lapsing,_write_charges,_write_exact,_write_for_uses,_write_plain,
-            _write_up_to,_written_here,announced,begin_command,begin_command_plain,block_commit,capture_holds,
-            carve,change_parked,charge,charge_each,charge_leased,charge_plain,charge_up_to,check_charge,
-            claim_job_key,clock,complete_command,complete_command_plain,consume_token,create_scopes,credit,
-            draw,drop_parked,due_holds,end_child,end_renewal,enter_tenant,expire_hold,explain_parked,extend_holds,
-            find_job_key,finish_command,grant_lot,hold_json,inspect_token,judged_scopes,keep_memory,lock_all,
-            lock_scopes,look_place,mint_tokens,next_release,numbers_behind,open_lease,open_session,park_jobs,
-            place,plan_lot,purge_holds,purge_job_keys,purge_leases,purge_operations,purge_scope,purge_tokens,
-            receive_child,refund,reinstate_lot,release_captured,release_holds,release_jobs,repair_clock,
-            replace_token,rest_jobs,resume_renewal,retire_scopes,return_holds,revoke_lot,revoke_token,revoke_tokens,
-            roll_over,run_command_plain,search_entries,set_lot_end,settle_away,settle_lease,spend,sweep_due,
-            sweep_holds,sweep_lots,sweep_scope,take_newest,told_lots,usage,usage_at,wallet_balance}')
+            _try_lock_there,_try_start_job,_turn,_unbound_lock_wait,_under_limits,_unknown_use,_unsettled_spends,
+            _untold,_untold_json,_usage_known_from,_use_lots,_wake_releasers,_whole,_with_absent,_with_debt,
+            _with_keys,_withdraw,_without_debt,_without_lapsing,_write_charges,_write_exact,_write_for_uses,
+            _write_plain,_write_up_to,_written_here,announced,begin_command,begin_command_plain,block_commit,
+            capture_holds,carve,change_parked,charge,charge_each,charge_leased,charge_plain,charge_up_to,
+            check_charge,claim_job_key,clock,complete_command,complete_command_plain,consume_token,create_scopes,
+            credit,draw,drop_parked,due_holds,end_child,end_renewal,enter_tenant,expire_hold,explain_parked,
+            extend_holds,find_job_key,finish_command,grant_lot,hold_json,inspect_token,judged_scopes,keep_memory,
+            lock_all,lock_scopes,look_place,mint_tokens,next_release,numbers_behind,open_lease,open_session,
+            park_jobs,place,plan_lot,purge_holds,purge_job_keys,purge_leases,purge_operations,purge_scope,
+            purge_tokens,receive_child,refund,reinstate_lot,release_captured,release_holds,release_jobs,
+            repair_clock,replace_token,rest_jobs,resume_renewal,retire_scopes,return_holds,revoke_lot,revoke_token,
+            revoke_tokens,roll_over,run_command_plain,search_entries,set_lot_end,settle_away,settle_lease,
+            spend,sweep_due,sweep_holds,sweep_lots,sweep_scope,take_newest,told_lots,usage,usage_at,wallet_balance}')
           and exists (select from aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a where a.grantee = 0)
         order by p.oid
     loop

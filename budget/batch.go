@@ -177,7 +177,7 @@ func (a *item) result(row *eachRow) Result {
 		posted.Standings = make([]Standing, len(a.limits))
 	}
 	for i, limit := range a.limits {
-		posted.Standings[i] = limit.standing(row.used[i]+posted.Amount, row.held)
+		posted.Standings[i] = limit.standing(row.used[i], posted.Amount, row.held)
 		if !limit.Period.IsZero() {
 			posted.Standings[i].PeriodStart, posted.Standings[i].PeriodEnd = row.periods.Next()
 		}

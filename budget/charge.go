@@ -76,6 +76,10 @@ type Standing struct {
 	// Over says that a limit with Observe would have refused the charge.
 	Over bool `json:"over,omitempty"`
 
+	// Unknown says that a limit with Observe reaches entries that were purged. Nobody knows its
+	// Used, Available and Over then, and they are zero.
+	Unknown bool `json:"unknown,omitempty"`
+
 	PeriodStart time.Time `json:"period_start,omitzero"`
 	PeriodEnd   time.Time `json:"period_end,omitzero"`
 }

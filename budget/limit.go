@@ -2,6 +2,7 @@ package budget
 
 import (
 	"encoding/json"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -33,9 +34,9 @@ type Limit struct {
 	// Prepaid counts as Lifetime does. A refusal asks for more credit.
 	Prepaid bool
 
-	// Observe makes a limit that never refuses, to try it: Standing.Over says when it would have.
-	// It does not go with Prepaid. Charges with such a limit are made in the ledger and not from a
-	// lease.
+	// Observe makes a limit that never refuses, to try it: Standing.Over says when it would have,
+	// and Standing.Unknown that the limit reaches purged entries. It does not go with Prepaid.
+	// Charges with such a limit are made in the ledger and not from a lease.
 	Observe bool
 
 	// Name is shown in refusals, standings and metrics.
@@ -133,7 +134,7 @@ func (l Limit) sentWith(most int64) ledger.Limit {
 func (l Limit) sent() ledger.Limit {
 	sent := ledger.Limit{Max: l.Max, Window: l.Window, Period: l.Period.sent()}
 	if l.Observe {
-		sent.Max = bounds.MaxLimit
+		sent.Max = math.MaxInt64 // beyond all others: it refuses nothing, also where its use is unknown
 	}
 	if l.tells() {
 		of := l.sentThresholds()

@@ -71,6 +71,70 @@ func TestObserve_ALimitJudgesAndNeverRefuses(t *testing.T) {
 	requireVerified(t, pool, l)
 }
 
+// A limit on trial refuses nothing, also where a purge took entries that it would count, or where the clock was set back. It says that
+// its use is unknown, and reports no threshold by it. A limit that bites fails there.
+func TestObserve_NeverRefusesWhereItsUseIsNotKnown(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	pool, l, clock := openReporting(t, budget.Config{})
+	for range 40 {
+		mustCharge(t, pool, l, "a", 1)
+	}
+	clock.Advance(2 * time.Hour)
+	mustCharge(t, pool, l, "a", 1)
+	_, err := l.Purge(ctx, pool, budget.PurgeOptions{OlderThan: time.Hour, Scope: "a"})
+	require.NoError(t, err)
+	for _, bites := range []budget.Limit{budget.PerWindow(bounds.MaxLimit, 24*time.Hour), budget.Per(bounds.MaxLimit, budget.Year, time.UTC, time.Time{})} {
+		_, err := charge(ctx, pool, l, "a", 1, bites)
+		require.ErrorIs(t, err, budget.ErrWindowPurged)
+		known := observed(budget.PerWindow(5, time.Hour))
+		tried := []budget.Limit{observed(bites), known, observed(bites).Named("tells").Tell(budget.Threshold{Name: "one", Used: 1}), budget.Lifetime(1_000)}
+		judged := func(standings []budget.Standing, used int64) {
+			t.Helper()
+			require.Len(t, standings, len(tried))
+			for _, i := range []int{0, 2} {
+				s := standings[i]
+				require.Equal(t, budget.Standing{Limit: s.Limit, Unknown: true, PeriodStart: s.PeriodStart, PeriodEnd: s.PeriodEnd}, s)
+				require.Equal(t, !bites.Period.IsZero(), !s.PeriodEnd.IsZero())
+			}
+			require.Equal(t, used, standings[1].Used)
+			require.Equal(t, used > 5, standings[1].Over)
+			require.False(t, standings[1].Unknown || standings[3].Unknown)
+		}
+		c := budget.Charge{Scope: "a", Amount: 2, Limits: tried}
+		checked, err := l.Check(ctx, pool, c)
+		require.NoError(t, err)
+		used := checked.Entries[0].Standings[1].Used
+		judged(checked.Entries[0].Standings, used)
+		judged(mustCharge(t, pool, l, "a", 2, tried...).Standings, used)
+		now, err := l.ChargeNow(ctx, pool, c)
+		require.NoError(t, err)
+		judged(now.Standings, used+2)
+		require.NoError(t, pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+			batch, err := l.ChargeEach(ctx, tx, c, c)
+			if err == nil {
+				judged(batch[0].Posted.Standings, used+4)
+				judged(batch[1].Posted.Standings, used+6)
+			}
+			return err
+		}))
+		require.Empty(t, reported(t, pool, "a"))
+		quiet := c
+		quiet.NoStandings = true
+		_, err = l.ChargeNow(ctx, pool, quiet)
+		require.NoError(t, err)
+	}
+	mustCharge(t, pool, l, "ahead", 1)
+	clock.Advance(-time.Hour)
+	bites := budget.PerWindow(10, time.Hour)
+	_, err = charge(ctx, pool, l, "ahead", 1, bites)
+	require.ErrorIs(t, err, budget.ErrClock)
+	posted := mustCharge(t, pool, l, "ahead", 1, observed(bites))
+	require.Equal(t, int64(2), posted.Standings[0].Used)
+	clock.Advance(time.Hour)
+	requireVerified(t, pool, l)
+}
+
 // OnThreshold hears once of the scopes that a tried limit would refuse, and of those that go far beyond.
 func TestObserve_ThresholdsBeyondTheLimitAreReported(t *testing.T) {
 	t.Parallel()

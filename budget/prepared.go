@@ -295,7 +295,7 @@ func (m *merged) receipt(a ledger.Answer) (Receipt, error) {
 			if m.quiet[i] && a.Seqs != nil { // Check has them in any case
 				continue
 			}
-			s := limit.standing(a.Used[n-1]+e.Amount, a.Held[i])
+			s := limit.standing(a.Used[n-1], e.Amount, a.Held[i])
 			s.PeriodStart, s.PeriodEnd = start, end
 			e.Standings = append(e.Standings, s)
 		}
@@ -380,8 +380,12 @@ func do[E any](ctx context.Context, tx pgx.Tx, l *Ledger, name string, prepare f
 	return call.Scan(tx.QueryRow(ctx, call.SQL, call.Args(ledger.Sending{WaitMS: l.waitMS()})...))
 }
 
-// standing is that of a limit after a charge.
-func (l Limit) standing(used, held int64) Standing {
+// standing is that of a limit after a charge of amount units. before is its use before the charge.
+func (l Limit) standing(before, amount, held int64) Standing {
+	if before == ledger.UnknownUse {
+		return Standing{Limit: l, Held: held, Unknown: true}
+	}
+	used := before + amount
 	return Standing{Limit: l, Used: used, Held: held, Available: available(l.Max, used, held), Over: l.Observe && used > l.Max-held}
 }
 

@@ -300,6 +300,9 @@ func (h NewHold) String() string {
 		moment(h.IssuedAt), interval(h.TTL), interval(h.Grace), lifetime, textOrNull(h.Metadata), minimum)
 }
 
+// UnknownUse is the use of a limit that refuses nothing, where it reaches purged entries.
+const UnknownUse = -1 << 62
+
 // Used is metered.used_units: units of a scope that a capture takes or a refund gives back.
 type Used struct {
 	Scope  string

@@ -115,6 +115,9 @@ begin
                 if base_seq > 1 or tip.epoch = 0 and (base_seq = 0 or base_seq is null and tip.seq <= 16) then
                     u := tip.spent - base_spent - case when base_refunded = tip.refunded then 0
                         else metered._refunds_after(c.scope, tip.seq, coalesce(base_seq, 0)) end;
+                elsif l.max = 9223372036854775807 then     -- it refuses nothing: _check_limits looks whether its use is known
+                    plain := false;
+                    exit;
                 else
                     w := metered._spent_since(tip, since);
                     base_seq := w.base_seq;

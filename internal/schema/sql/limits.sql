@@ -161,9 +161,17 @@ begin
 end
 $$;
 
+-- The use of a limit that refuses nothing, where its window or period begins before the entries that a purge has kept. A known
+-- use of either is 0 or more.
+create function metered._unknown_use() returns bigint
+language sql immutable
+as $$
+    select -4611686018427387904
+$$;
+
 -- Checks the limits of one call. Every refusal of a charge or of a hold by a limit falls here.
 -- tips are the last entries of the charges' scopes, and held has the units of open holds of each.
--- used has the units that count against each limit, without held ones. refused lists every closed scope, or every limit that refuses:
+-- used has the units that count against each limit, without held ones (or _unknown_use). refused lists every closed scope, or every limit that refuses:
 --   limit     its number in the call, from 0 on
 --   held      units that others hold; own: that this transaction holds, or the holds of_nos, which it captures; leased: on leases
 --   retry_us  microseconds until it admits the charge, -1 for never: a lifetime's spending does not age
@@ -224,7 +232,7 @@ begin
             elsif l.win = interval '0' then
                 u := tip.spent - tip.refunded - tip.credited;
             else
-                if (tip.at <= clk + ahead) is not true then
+                if (tip.at <= clk + ahead) is not true and l.max < 9223372036854775807 then
                     raise exception 'the last entry is ahead of the clock'
                         using errcode = 'MT003', detail = jsonb_build_object('scope', tip.scope,
                             'ahead_us', (extract(epoch from tip.at - clk) * 1000000)::bigint);
@@ -232,6 +240,11 @@ begin
                 since := coalesce(greatest(clk, tip.at) - l.win, p[1] - interval '0.000001');
                 u := 0;
                 if tip.at > since then
+                    -- A limit that refuses nothing (Limit.Observe) does so, too, where its use is not known.
+                    if l.max = 9223372036854775807 and (metered._base(tip.scope, tip.seq, tip.epoch, since)).seq is null then
+                        used[n] := metered._unknown_use();
+                        continue;
+                    end if;
                     w := metered._spent_since(tip, since);
                     u := w.used;
                     base_seq := w.base_seq;
