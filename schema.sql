@@ -710,14 +710,17 @@ create table metered.parked_jobs (
     parked_at timestamptz not null,     -- when it was parked
     drop_at   timestamptz,              -- when it is dropped, or null: never
     not_before timestamptz,             -- when its next attempt may start, or null: it waits for its first
+    troubled_at timestamptz,            -- when it got into trouble, or null: it is in none
+    retry_at  timestamptz,              -- when a job in trouble is tried again: it is in no line before
     priority  smallint    not null,     -- River's: 1 is first
     lane      smallint    not null default 0, -- 1: it waits for a second choice of units, too, and has a row for each
-    scope     text collate "C" not null, -- the scope that it waits for, or empty until then
+    scope     text collate "C" not null, -- the scope that it waits for, or empty: it is in no line
     fair      text collate "C" not null, -- jobs of different keys take turns
     tenant    text collate "C" not null, -- of the job and its hold
     job       jsonb       not null,     -- its columns in river_job
     hold      text        not null,     -- the hold, a metered.new_hold
     charges   text        not null,     -- metered.new_charge[] of all its scopes
+    trouble   text,                     -- why its last try failed
     primary key (job_id, lane)
 );
 
@@ -733,12 +736,15 @@ create index parked_jobs_class on metered.parked_jobs (scope, class, amount);
 -- The oldest job in a line.
 create index parked_jobs_age on metered.parked_jobs (scope, parked_at);
 
-create index parked_jobs_drop on metered.parked_jobs (drop_at) where drop_at is not null;
+create index parked_jobs_drop on metered.parked_jobs (greatest(drop_at, retry_at)) where drop_at is not null;
 
--- Jobs that rest until their next attempt, and all that River has.
-create index parked_jobs_rest on metered.parked_jobs (not_before) where scope = '';
+-- Jobs that are in no line until their next attempt, or because they are in trouble, and all that River has.
+create index parked_jobs_rest on metered.parked_jobs (greatest(not_before, retry_at)) where scope = '';
 
 create index parked_jobs_again on metered.parked_jobs (job_id) where not_before is not null;
+
+-- Jobs in trouble.
+create index parked_jobs_trouble on metered.parked_jobs (troubled_at) where trouble is not null;
 
 -- The lines. A scope that no job waits for has none.
 create table metered.parked_scopes (
@@ -10136,7 +10142,7 @@ language sql stable
 as $$
     select jsonb_build_object('job_id', j.job_id, 'queue', j.job ->> 'queue', 'kind', j.job ->> 'kind', 'key', coalesce(j.job -> 'metadata' ->> 'metered:key', ''),
         'tenant', j.tenant, 'fair', j.fair, 'priority', j.priority, 'scope', j.scope, 'amount', j.amount, 'parked_at', j.parked_at, 'drop_at', j.drop_at,
-        'args', j.job -> 'args', 'not_before', j.not_before, 'hold', j.job -> 'metadata' ->> 'metered:hold')
+        'args', j.job -> 'args', 'not_before', j.not_before, 'hold', j.job -> 'metadata' ->> 'metered:hold', 'trouble', j.trouble)
 $$;
 
 -- Whether a job is one that River takes, and that the releaser can read: SQL would cast more than it does.
@@ -10300,8 +10306,8 @@ begin
             if no is null or w.scope is not null then
                 c := (metered._charge_of(coalesce(w.scope, busy), cs))[1];
                 waits := waits || row((j ->> 'job_id')::bigint, 0, c.amount, metered._class_of(c), clk,
-                    clk + (j ->> 'wait_us')::bigint * interval '1 microsecond', null, (j ->> 'priority')::int, cardinality(waits), c.scope,
-                    coalesce(j ->> 'fair', ''), h.tenant, j - '{hold,charges,fair,most,wait_us,hopeful,burst}'::text[], h::text, j ->> 'charges')::metered.parked_jobs;
+                    clk + (j ->> 'wait_us')::bigint * interval '1 microsecond', null, null, null, (j ->> 'priority')::int, cardinality(waits), c.scope,
+                    coalesce(j ->> 'fair', ''), h.tenant, j - '{hold,charges,fair,most,wait_us,hopeful,burst}'::text[], h::text, j ->> 'charges', null)::metered.parked_jobs;
                 line_keys := line_keys || c.key;
                 wakes := wakes || case when no is null then '-infinity' else coalesce(clk + w.retry, 'infinity') end;
                 if scope is null then
@@ -10396,8 +10402,8 @@ begin
 end
 $$;
 
--- A parked job, with its place in its line (no further than 10,000; none while it rests), when the line is looked at, and the answers of check_charge for its
--- charges, and for those of its second choice. null: it is not parked.
+-- A parked job, with its place in its line (no further than 10,000; none while it is in no line), when the line is looked at, and the answers of check_charge for
+-- its charges, and for those of its second choice. null: it is not parked.
 create function metered.explain_parked(of_job bigint, ahead interval) returns jsonb
 language plpgsql stable
 security definer
@@ -10414,7 +10420,9 @@ begin
         return null;
     end if;
     select * into s from metered.parked_scopes y where y.scope = j.scope;
-    return metered._parked_json(j) || metered._explain_charges(j.charges, ahead) || jsonb_build_object('waiting', s.waiting, 'wake_at', nullif(greatest(s.wake_at, '0001-01-01Z'), 'infinity'), 'trouble', s.trouble,
+    return metered._parked_json(j) || metered._explain_charges(j.charges, ahead) || jsonb_build_object(
+        'waiting', s.waiting, 'wake_at', nullif(greatest(case when j.scope = '' then j.retry_at else s.wake_at end, '0001-01-01Z'), 'infinity'),
+        'trouble', coalesce(j.trouble, s.trouble),
         'now', metered.clock(), 'burst', (select metered._explain_charges(x.charges, ahead) from metered.parked_jobs x where x.job_id = of_job and x.lane = 1),
         'position', case when j.scope <> '' then 1 end + (select count(*) from (select from metered.parked_jobs x
             where x.scope = j.scope and (x.priority, x.turn, x.job_id) < (j.priority, j.turn, j.job_id)
@@ -10422,17 +10430,17 @@ begin
 end
 $$;
 
--- Parked jobs whose units are free are released: they become jobs of River. Others are dropped or moved.
+-- Parked jobs whose units are free are released: they become jobs of River. See dropped.sql for those that are not.
 
 -- Charges with the present limits of their scopes: given has these as text by scope. A charge keeps its own if given is null, as a whole or
--- for the scope. The result is null if given lacks a scope.
+-- for the scope. The result is null if given lacks a scope, or has an object for it: why its limits are not known (trouble).
 create function metered._under_limits(charges metered.new_charge[], given jsonb) returns metered.new_charge[]
 language plpgsql immutable
 as $$
 begin
     if given is not null then
         for i in 1..cardinality(charges) loop
-            if not given ? charges[i].scope then
+            if not given ? charges[i].scope or jsonb_typeof(given -> charges[i].scope) = 'object' then
                 return null;
             elsif given ->> charges[i].scope is not null then
                 charges[i].limits := (given ->> charges[i].scope)::metered.charge_limit[];
@@ -10443,9 +10451,16 @@ begin
 end
 $$;
 
--- _start_job, but started is null after an error, such as of a window that reaches purged entries.
+-- Why the limits of scopes are not known, or null.
+create function metered._limits_trouble(scopes text[], given jsonb) returns text
+language sql immutable
+as $$
+    select format('limits of "%s": %s', x, given -> x ->> 'trouble') from unnest(scopes) x where jsonb_typeof(given -> x) = 'object' limit 1
+$$;
+
+-- _start_job, but started is null after an error, such as of a window that reaches purged entries. why is the error.
 create function metered._try_start_job(h metered.new_hold, charges metered.new_charge[], ahead interval, wait_ms int, origin metered.origin, channel text,
-    out started boolean, out refused jsonb, out due timestamptz)
+    out started boolean, out refused jsonb, out due timestamptz, out why text)
 language plpgsql volatile
 as $$
 begin
@@ -10455,6 +10470,7 @@ exception
         raise;
     when others then
         started := null;
+        why := sqlerrm;
 end
 $$;
 
@@ -10480,46 +10496,67 @@ begin
 end
 $$;
 
--- Takes jobs that fit out of the line of one scope, which is locked, and starts them, at most room jobs. A job that
--- another scope refuses moves to the line of that scope. If a lock of a job's other scopes is not free, the job stays, and the line
--- is looked at again soon.
---
--- The smallest job of each class (jobs with equal limits and the same use) is tried first: if it does not fit, none of its class does. A look
--- goes through at most 500 jobs, and the next one goes on after these. A careful look tries each job, and passes jobs that fail.
-create function metered._release_line(of_scope text, given jsonb, room int, ahead interval, wait_ms int, origin metered.origin, channel text, careful boolean) returns jsonb[]
+-- Starts a job of a line, or says why not. outcome is started, refused, failed (in a careful look) or limits (both say why), unknown (given
+-- lacks a scope), or busy (another has one of its locks, or moves it). other is its row in another line.
+create function metered._release_job(r metered.parked_jobs, given jsonb, ahead interval, wait_ms int, origin metered.origin, channel text, careful boolean,
+    out outcome text, out charges metered.new_charge[], out refused jsonb, out due timestamptz, out why text, out other metered.parked_jobs)
 language plpgsql volatile
 as $$
 declare
-    s      metered.parked_scopes;
-    r      metered.parked_jobs;
-    cs     metered.new_charge[];
-    c      metered.new_charge;
-    h      metered.new_hold;
-    p      record;
-    w      record;
-    closed jsonb := '{}';       -- by class: the smallest amount that was refused
-    jobs   jsonb[] := '{}';
-    clk    timestamptz;
-    k      bigint;
-    before bigint[];
-    o      record;
-    began  boolean;
-    gone   bigint[] := '{}';    -- jobs that stood in this line twice
-    seen   int := 0;
-    open   boolean := false;
-    whole  boolean := false;    -- all classes were asked, or all jobs looked at
+    o record;
+    p record;
 begin
-    select * into s from metered.parked_scopes y where y.scope = of_scope for update;
-    if not found then
-        return jobs;
+    charges := metered._under_limits(r.charges::metered.new_charge[], given);
+    o := metered._other_lane(r, given);
+    other := o.other;
+    if charges is null or o.keys is null then
+        why := metered._limits_trouble(array(
+            select c.scope from unnest(r.charges::metered.new_charge[] || coalesce(other.charges, '{}')::metered.new_charge[]) c), given);
+        outcome := case when why is null then 'unknown' else 'limits' end;
+        return;
+    elsif not metered._try_each(array(select x.key from unnest(charges) x union select unnest(o.keys) order by 1)) then
+        outcome := 'busy';
+        return;
+    elsif other.job_id is not null then    -- another releaser may have moved it since, or do so now
+        perform from metered.parked_jobs x
+        where x.job_id = r.job_id and x.lane = other.lane and x.scope = other.scope for update skip locked;
+        if not found then
+            outcome := 'busy';
+            return;
+        end if;
     end if;
-    clk := metered.clock();
-    if s.after is null then
-        s.next_at := 'infinity';
+    if o.first is not null then
+        p := metered._try_start_job(other.hold::metered.new_hold, o.first, ahead, wait_ms, origin, channel);
+        if p.started then
+            outcome := 'started'; due := p.due;
+            return;
+        end if;
     end if;
-    update metered.parked_scopes y set again = s.after is not null and y.again where y.scope = of_scope;
+    if careful then
+        p := metered._try_start_job(r.hold::metered.new_hold, charges, ahead, wait_ms, origin, channel);
+        why := p.why;
+    else
+        p := metered._start_job(r.hold::metered.new_hold, charges, ahead, wait_ms, origin, channel);
+    end if;
+    refused := p.refused; due := p.due;
+    outcome := case when p.started is null then 'failed' when p.started then 'started' else 'refused' end;
+end
+$$;
+
+-- Asks for the smallest job of each class of a line (jobs with equal limits and the same use): if it does not fit, none of its class does. closed has the
+-- amounts that were refused, by class, and next is when the first of these may fit. whole: no class fits.
+create function metered._closed_classes(of_scope text, given jsonb, ahead interval, clk timestamptz, out closed jsonb, out whole boolean, out next timestamptz)
+language plpgsql volatile
+as $$
+declare
+    r    metered.parked_jobs;
+    c    metered.new_charge;
+    w    record;
+    k    bigint;
+    open boolean := false;
+begin
+    closed := '{}'; whole := false; next := 'infinity';
     for i in 1..64 loop
-        exit when careful;
         select * into r from metered.parked_jobs j
         where j.scope = of_scope and j.class > coalesce(k, -9223372036854775808) order by j.class, j.amount limit 1;
         whole := not found;
@@ -10531,10 +10568,49 @@ begin
             open := true;
         else
             closed := closed || jsonb_build_object(k, r.amount);
-            s.next_at := least(s.next_at, clk + w.retry);
+            next := least(next, clk + w.retry);
         end if;
     end loop;
     whole := whole and not open;
+end
+$$;
+
+-- Takes jobs that fit out of the line of one scope, which is locked, and starts them, at most room jobs. A job that
+-- another scope refuses moves to the line of that scope. If a lock of a job's other scopes is not free, the job stays, and the line
+-- is looked at again soon. A job that could not be inserted leaves the line until it is tried again.
+--
+-- A look goes through at most 500 jobs, and the next one goes on after these. A careful look tries each job, and passes jobs that fail.
+create function metered._release_line(of_scope text, given jsonb, room int, ahead interval, wait_ms int, origin metered.origin, channel text, careful boolean) returns jsonb[]
+language plpgsql volatile
+as $$
+declare
+    s      metered.parked_scopes;
+    r      metered.parked_jobs;
+    c      metered.new_charge;
+    p      record;
+    w      record;
+    closed jsonb := '{}';       -- by class: the smallest amount that was refused
+    jobs   jsonb[] := '{}';
+    clk    timestamptz;
+    before bigint[];
+    gone   bigint[] := '{}';    -- jobs that stood in this line twice
+    seen   int := 0;
+    whole  boolean := false;    -- all classes were asked, or all jobs looked at
+begin
+    select * into s from metered.parked_scopes y where y.scope = of_scope for update;
+    if not found then
+        return jobs;
+    end if;
+    clk := metered.clock();
+    if s.after is null then
+        s.next_at := 'infinity'; s.trouble := null;
+    end if;
+    update metered.parked_scopes y set again = s.after is not null and y.again where y.scope = of_scope;
+    if not careful then
+        p := metered._closed_classes(of_scope, given, ahead, clk);
+        closed := p.closed; whole := p.whole;
+        s.next_at := least(s.next_at, p.next);
+    end if;
     if not whole then
         for r in
             select * from metered.parked_jobs j
@@ -10545,64 +10621,53 @@ begin
             exit when seen > 500 or cardinality(jobs) = room;
             before := s.after;
             s.after := array[r.priority, r.turn, r.job_id];
+            if r.retry_at > clk then
+                update metered.parked_jobs j set scope = '' where j.job_id = r.job_id and j.lane = r.lane;
+                s.waiting := s.waiting - 1;
+                continue;
+            end if;
             continue when r.amount >= (closed ->> r.class::text)::bigint or r.drop_at <= clk or r.job_id = any (gone);
-            cs := metered._under_limits(r.charges::metered.new_charge[], given);
-            o := metered._other_lane(r, given);
-            if (cs is null or o.keys is null) and seen > room then   -- judged_scopes did not come so far: the next look begins here
+            p := metered._release_job(r, given, ahead, wait_ms, origin, channel, careful);
+            if p.outcome = 'unknown' and seen > room then   -- judged_scopes did not come so far: the next look begins here
                 s.after := before;
                 seen := 501;
                 exit;
-            elsif cs is null or o.keys is null or not metered._try_each(array(select x.key from unnest(cs) x union select unnest(o.keys) order by 1)) then
+            elsif p.outcome in ('unknown', 'busy') then
                 s.next_at := least(s.next_at, clk + interval '20 milliseconds');
                 continue;
-            end if;
-            if (o.other).job_id is not null then    -- another releaser may have moved it since, or do so now
-                perform from metered.parked_jobs x
-                where x.job_id = r.job_id and x.lane = (o.other).lane and x.scope = (o.other).scope for update skip locked;
-                if not found then
-                    s.next_at := least(s.next_at, clk + interval '20 milliseconds');
-                    continue;
-                end if;
-            end if;
-            h := r.hold::metered.new_hold;
-            began := false;
-            if o.first is not null then
-                p := metered._try_start_job((o.other).hold::metered.new_hold, o.first, ahead, wait_ms, origin, channel);
-                began := coalesce(p.started, false);
-            end if;
-            if not began then
-                if careful then
-                    p := metered._try_start_job(h, cs, ahead, wait_ms, origin, channel);
-                else
-                    p := metered._start_job(h, cs, ahead, wait_ms, origin, channel);
-                end if;
-            end if;
-            if p.started is null then
+            elsif p.outcome in ('limits', 'failed') then
+                s.trouble := p.why;
                 s.next_at := least(s.next_at, clk + interval '10 seconds');
+                if p.outcome = 'failed' then    -- it stays in its line: units that are freed may end the trouble
+                    update metered.parked_jobs j set trouble = left(p.why, 1000), troubled_at = coalesce(j.troubled_at, clk) where j.job_id = r.job_id;
+                end if;
                 continue;
-            elsif p.started then
+            elsif p.outcome = 'started' then
                 jobs := jobs || r.job;
                 delete from metered.parked_jobs j where j.job_id = r.job_id;
                 s.waiting := s.waiting - 1;
-                if (o.other).scope = of_scope then
+                if (p.other).scope = of_scope then
                     s.waiting := s.waiting - 1;
                     gone := gone || r.job_id;
-                elsif (o.other).scope <> '' then
-                    update metered.parked_scopes y set waiting = y.waiting - 1 where y.scope = (o.other).scope;
-                    delete from metered.parked_scopes y where y.scope = (o.other).scope and y.waiting = 0;
+                elsif (p.other).scope <> '' then
+                    update metered.parked_scopes y set waiting = y.waiting - 1 where y.scope = (p.other).scope;
+                    delete from metered.parked_scopes y where y.scope = (p.other).scope and y.waiting = 0;
                 end if;
                 s.turns[r.priority] := greatest(s.turns[r.priority], r.turn);
                 s.next_at := least(s.next_at, p.due);
                 continue;
             end if;
-            w := metered._refusing(cs, p.refused, of_scope, true);
+            if r.trouble is not null and r.retry_at is null then
+                update metered.parked_jobs j set trouble = null, troubled_at = null where j.job_id = r.job_id;
+            end if;
+            w := metered._refusing(p.charges, p.refused, of_scope, true);
             if w.scope is null then
                 s.next_at := least(s.next_at, clk + interval '1 minute');
             elsif w.scope = of_scope then
                 closed := closed || jsonb_build_object(r.class, least(r.amount, (closed ->> r.class::text)::bigint));
                 s.next_at := least(s.next_at, clk + w.retry);
             else
-                c := (metered._charge_of(w.scope, cs))[1];
+                c := (metered._charge_of(w.scope, p.charges))[1];
                 r.class := metered._class_of(c);
                 r.turn := metered._turn(w.scope, r.priority, r.fair);
                 update metered.parked_jobs j set scope = w.scope, amount = c.amount, class = r.class, turn = r.turn
@@ -10625,7 +10690,7 @@ begin
     if whole then
         s.wake_at := greatest(least(s.next_at, metered._lot_begins(of_scope, clk)), clk + interval '1 millisecond');
     end if;
-    update metered.parked_scopes y set waiting = s.waiting, turns = s.turns, next_at = s.next_at, trouble = null, started = s.started, since = s.since,
+    update metered.parked_scopes y set waiting = s.waiting, turns = s.turns, next_at = s.next_at, trouble = s.trouble, started = s.started, since = s.since,
         after = case when whole then null else s.after end,
         wake_at = case when not whole or y.again then '-infinity' else s.wake_at end
     where y.scope = of_scope;
@@ -10633,8 +10698,8 @@ begin
 end
 $$;
 
--- Lines to look at: those of only_scopes, or else all that are marked or whose time has come. Jobs whose next attempt may begin join their
--- lines first. If the lock of such a scope is not free, the scope is returned too.
+-- Lines to look at: those of only_scopes, or else all that are marked or whose time has come. Jobs whose next attempt or try may begin join their
+-- lines first, at most 64: then a null says that more may be due. If the lock of such a scope is not free, the scope is returned too.
 create function metered._lines(only_scopes text[], most int) returns table (scope text, key bigint)
 language plpgsql volatile
 as $$
@@ -10647,9 +10712,9 @@ declare
 begin
     for r in
         select x.* from metered.parked_jobs x
-        where x.scope = '' and x.not_before <= metered.clock()
+        where x.scope = '' and greatest(x.not_before, x.retry_at) <= metered.clock()
           and (only_scopes is null or ((x.charges::metered.new_charge[])[1]).scope = any (only_scopes))
-        order by x.not_before limit 10000
+        order by greatest(x.not_before, x.retry_at) limit 10000
     loop
         c := (r.charges::metered.new_charge[])[1];
         continue when c.scope = any (locked);
@@ -10666,7 +10731,11 @@ begin
             update metered.parked_jobs x set scope = c.scope, amount = c.amount, class = r.class, turn = r.turn
             where x.job_id = r.job_id and x.lane = r.lane;
             perform metered._join_line(c.scope, c.key, '-infinity');
-            exit when joined = 64;
+            if joined = 64 then
+                scope := null; key := null;
+                return next;
+                exit;
+            end if;
         else
             locked := locked || c.scope;
             scope := c.scope;
@@ -10710,7 +10779,7 @@ begin
         perform metered._lock_all_scopes(only_scopes, null, wait_ms);
     end if;
     for line in select l.scope, l.key from metered._lines(only_scopes, 65) l loop
-        continue when not metered._try_lock(line.key);
+        continue when line.scope is null or not metered._try_lock(line.key);
         judged := judged || line.scope || array(
             select distinct c.scope from (
                 select j.job_id, j.lane from metered.parked_jobs j, metered.parked_scopes y
@@ -10769,12 +10838,24 @@ begin
         perform metered._lock_all_scopes(only_scopes, null, wait_ms);
     end if;
     for line in select l.scope, l.key from metered._lines(only_scopes, 65) l loop
+        if line.scope is null then
+            more := true;
+            continue;
+        end if;
         lines := lines + 1;
         if left_ = 0 or lines > 64 then
             more := true;
             exit;
         end if;
         scope := line.scope;
+        if jsonb_typeof(given -> line.scope) = 'object' then
+            failed := metered._limits_trouble(array[line.scope], given);
+            soon := metered.clock() + interval '10 seconds';
+            update metered.parked_scopes y set wake_at = soon, after = null, trouble = failed where y.scope = line.scope;
+            status := 'trouble'; job := to_jsonb(failed);
+            return next;
+            continue;
+        end if;
         if given is not null and not given ? line.scope or not metered._try_lock(line.key) then
             status := 'busy'; job := null;
             return next;
@@ -10794,7 +10875,6 @@ begin
             return next;
             begin
                 jobs := metered._release_line(line.scope, given, left_, ahead, wait_ms, origin, channel, true);
-                update metered.parked_scopes y set trouble = failed where y.scope = line.scope;
             exception
                 when serialization_failure or deadlock_detected or lock_not_available then
                     raise;
@@ -10831,10 +10911,57 @@ as $$
 declare
     next timestamptz := least(
         (select y.wake_at from metered.parked_scopes y order by y.wake_at limit 1),
-        (select j.not_before from metered.parked_jobs j where j.scope = '' order by j.not_before limit 1),
-        (select j.drop_at from metered.parked_jobs j where j.drop_at is not null order by j.drop_at limit 1));
+        (select greatest(j.not_before, j.retry_at) from metered.parked_jobs j where j.scope = '' order by greatest(j.not_before, j.retry_at) limit 1),
+        (select greatest(j.drop_at, j.retry_at) from metered.parked_jobs j where j.drop_at is not null order by greatest(j.drop_at, j.retry_at) limit 1));
 begin
     return case when next < 'infinity' then greatest(0, case when next > '-infinity' then extract(epoch from next - metered.clock()) * 1000000 else 0 end)::bigint end;
+end
+$$;
+
+-- Parked jobs that are not released: they are in trouble, they are dropped, or somebody takes them out of their lines.
+
+-- Notes why the last try of a parked job failed, and reports whether it is parked. It leaves its lines as they are looked at. It is tried again after 10
+-- seconds, then after as long as the trouble has lasted, an hour at most.
+create function metered._trouble_job(of_job bigint, reason text) returns boolean
+language plpgsql volatile
+as $$
+declare
+    clk timestamptz := metered.clock();
+begin
+    update metered.parked_jobs j set trouble = left(reason, 1000), troubled_at = coalesce(j.troubled_at, clk),
+        retry_at = clk + least(greatest(clk - j.troubled_at, interval '10 seconds'), interval '1 hour')
+    where j.job_id = of_job;
+    return found;
+end
+$$;
+
+-- Puts parked jobs in trouble that the caller could not insert or drop, each for the reason of the same number. Returns how many there were.
+create function metered.trouble_jobs(jobs bigint[], reasons text[]) returns int
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    n int := 0;
+begin
+    if array_lower(jobs, 1) <> 1
+        or array_ndims(jobs) <> 1
+        or array_position(jobs, null) is not null
+        or cardinality(jobs) > 1000
+        or array_lower(reasons, 1) <> 1
+        or array_ndims(reasons) <> 1
+        or array_position(reasons, null) is not null
+        or cardinality(reasons) > 1000
+        or pg_column_size(reasons) > 8192 and not metered._fits(reasons, 8192) then
+        raise exception 'out of bounds: an argument of trouble_jobs' using errcode = '22023';
+    end if;
+    perform metered._require(cardinality(jobs) = cardinality(reasons), 'reasons');
+    for i in 1..cardinality(jobs) loop
+        n := n + metered._trouble_job(jobs[i], reasons[i])::int;
+    end loop;
+    return n;
 end
 $$;
 
@@ -10848,6 +10975,7 @@ set plan_cache_mode = force_generic_plan
 as $$
 declare
     j record;
+    n int := 0;
 begin
     if max_rows > 10000 then
         raise exception 'out of bounds: an argument of drop_parked' using errcode = '22023';
@@ -10855,18 +10983,23 @@ begin
     perform metered._require(max_rows between 1 and 1000, 'max_rows');
     for j in
         select x.job_id, l.scopes, l.keys from metered.parked_jobs x, lateral (
-            select array_agg(z.scope order by z.lane) as scopes, array_agg(y.key order by y.key) as keys
+            select array_agg(z.scope order by z.lane) as scopes, array_agg(y.key order by y.key) filter (where z.scope <> '') as keys
             from metered.parked_jobs z left join metered.parked_scopes y on y.scope = z.scope where z.job_id = x.job_id) l
-        where x.drop_at <= metered.clock() and x.lane = 0 order by x.drop_at limit max_rows
+        where x.drop_at is not null and greatest(x.drop_at, x.retry_at) <= metered.clock() and x.lane = 0
+        order by greatest(x.drop_at, x.retry_at) limit 10000
     loop
-        continue when array_position(j.keys, null) is not null or not metered._try_each(j.keys);
-        continue when j.scopes is distinct from array(select z.scope from metered.parked_jobs z where z.job_id = j.job_id order by z.lane);
+        continue when array_position(j.keys, null) is not null or not metered._try_each(coalesce(j.keys, '{}'));
+        continue when j.scopes is distinct from array(select z.scope from (
+            select x.scope, x.lane from metered.parked_jobs x where x.job_id = j.job_id for update skip locked) z order by z.lane);
         return next metered._leave_line(j.job_id);
+        n := n + 1;
+        exit when n = max_rows;
     end loop;
 end
 $$;
 
--- Takes a parked job out of its line for good, or changes its priority, and returns it. null: it is not parked.
+-- Takes a parked job out of its line for good, or changes its priority, and returns it. null: it is not parked. A job in trouble
+-- that gets a priority is tried again now.
 create function metered.change_parked(of_job bigint, of_priority int, wait_ms int) returns jsonb
 language plpgsql volatile
 security definer
@@ -10910,6 +11043,10 @@ begin
         j.job := j.job || jsonb_build_object('priority', of_priority);
         update metered.parked_jobs x set priority = of_priority, turn = j.turn, job = j.job where x.job_id = of_job and x.lane = j.lane;
     end loop;
+    update metered.parked_jobs x set trouble = null, troubled_at = null, retry_at = metered.clock() where x.job_id = of_job and x.retry_at is not null;
+    if found then
+        perform metered._wake_releasers();
+    end if;
     select x.* into j from metered.parked_jobs x where x.job_id = of_job and x.lane = 0;
     return metered._parked_json(j);
 end
@@ -12195,11 +12332,11 @@ select p.scope,                                 -- the scope whose units the job
     p.trouble                                   -- why the last look at the line failed, or null
 from metered.parked_scopes p, (select metered.clock() as now) c;
 
--- Parked jobs, without their args. By job_id, or by scope in the order of priority, turn and job_id, it reads an index. Everything else
+-- Parked jobs, without their args. By job_id, by scope in the order of priority, turn and job_id, or those in trouble (trouble is not null), it reads an index. Everything else
 -- reads all parked jobs. position counts the jobs before each row that is shown: ask for it of a few rows only.
 create view metered.parked_jobs_words as
 select j.job_id,                                -- the id that it will have in river_job
-    j.scope,                                    -- the scope whose units it waits for, or empty: it is in no line until its next attempt
+    j.scope,                                    -- the scope whose units it waits for, or empty: it is in no line until its next attempt, or its next try
     j.amount,                                   -- units that it needs of the scope
     j.priority,                                 -- River's: 1 is first
     1 + (select count(*) from (select from metered.parked_jobs b where b.scope = j.scope and (b.priority, b.turn, b.job_id) < (j.priority, j.turn, j.job_id)
@@ -12214,7 +12351,10 @@ select j.job_id,                                -- the id that it will have in r
     j.parked_at,                                -- when it was parked
     j.drop_at,                                  -- when it is dropped, or null: never
     j.not_before,                               -- when its next attempt may start, or null: it waits for its first
-    j.lane                                      -- 0, or 1: the row of its second choice of units, for which it waits as well
+    j.lane,                                     -- 0, or 1: the row of its second choice of units, for which it waits as well
+    j.trouble,                                  -- why its last try failed, or null: it is not in trouble
+    j.troubled_at,                              -- when that began, or null
+    j.retry_at                                  -- when it is tried again, or null
 from metered.parked_jobs j;
 
 comment on function metered.keep_memory() is 'True, and makes a session on Postgres 14 faster: as it plans a statement of metered.clock(), the planner works this constant out, and nothing is left of it. That takes and frees a block of a megabyte, and so has glibc''s malloc keep up to 2 MB of free memory. Else it gives memory beyond 128 kB back to the kernel, and asks for it again up to four times in a place, a capture or a release: 15 to 19 percent of their time. See ADR 8. Later versions do that by themselves, and the block, taken at each statement that is planned, would be a third of the first call on a new connection.';
@@ -12427,14 +12567,17 @@ comment on column metered.parked_jobs.class is 'a hash of its limits of the scop
 comment on column metered.parked_jobs.parked_at is 'when it was parked';
 comment on column metered.parked_jobs.drop_at is 'when it is dropped, or null: never';
 comment on column metered.parked_jobs.not_before is 'when its next attempt may start, or null: it waits for its first';
+comment on column metered.parked_jobs.troubled_at is 'when it got into trouble, or null: it is in none';
+comment on column metered.parked_jobs.retry_at is 'when a job in trouble is tried again: it is in no line before';
 comment on column metered.parked_jobs.priority is 'River''s: 1 is first';
 comment on column metered.parked_jobs.lane is '1: it waits for a second choice of units, too, and has a row for each';
-comment on column metered.parked_jobs.scope is 'the scope that it waits for, or empty until then';
+comment on column metered.parked_jobs.scope is 'the scope that it waits for, or empty: it is in no line';
 comment on column metered.parked_jobs.fair is 'jobs of different keys take turns';
 comment on column metered.parked_jobs.tenant is 'of the job and its hold';
 comment on column metered.parked_jobs.job is 'its columns in river_job';
 comment on column metered.parked_jobs.hold is 'the hold, a metered.new_hold';
 comment on column metered.parked_jobs.charges is 'metered.new_charge[] of all its scopes';
+comment on column metered.parked_jobs.trouble is 'why its last try failed';
 comment on table metered.parked_scopes is 'The lines. A scope that no job waits for has none.';
 comment on column metered.parked_scopes.key is 'of the scope''s lock';
 comment on column metered.parked_scopes.wake_at is 'when the line is to be looked at: -infinity (now), or infinity (when units are freed)';
@@ -12582,12 +12725,13 @@ comment on function metered.find_job_key(text, text) is 'The record of a key, or
 comment on function metered.purge_job_keys(timestamptz, timestamptz, int) is 'Forgets up to max_rows keys claimed before cutoff, oldest first, and passes over those that another purge is at. after is the last of the batch before, as in purge_tokens. Not for an application, which must not make an old key new.';
 comment on function metered.park_jobs(jsonb, interval, int, metered.origin, text, boolean) is 'Enqueues jobs whose units are held until they end, all or none. status is started (the hold is placed, and the caller inserts job), parked (until the units fit), refused (they never fit), or full (its line has most jobs). With raising, the last two are SQLSTATE MT001 and MT013. A job that fits is parked too if others wait for one of its scopes.';
 comment on function metered.rest_jobs(jsonb) is 'Parks jobs until their next attempt, each for rest_us, whose hold the caller releases in this transaction. They are in no line until then. Each element is as in park_jobs, and its hold is a new one.';
-comment on function metered.explain_parked(bigint, interval) is 'A parked job, with its place in its line (no further than 10,000; none while it rests), when the line is looked at, and the answers of check_charge for its charges, and for those of its second choice. null: it is not parked.';
+comment on function metered.explain_parked(bigint, interval) is 'A parked job, with its place in its line (no further than 10,000; none while it is in no line), when the line is looked at, and the answers of check_charge for its charges, and for those of its second choice. null: it is not parked.';
 comment on function metered.judged_scopes(text[], int, int) is 'The scopes whose present limits release_jobs needs (given). It takes the same locks.';
 comment on function metered.release_jobs(text[], jsonb, int, int, interval, metered.origin, text) is 'Releases parked jobs that fit, at most max_jobs: of only_scopes, whose locks it waits for, or of lines that are marked or whose time has come, if their locks are free. A row is released (the caller inserts job), busy (the scope''s lock was not free), trouble (why the line cannot be looked at), or more (call again).';
 comment on function metered.next_release() is 'Microseconds until a line is to be looked at or a parked job to be dropped, 0 if one is due, or null if no time is known.';
+comment on function metered.trouble_jobs(bigint[], text[]) is 'Puts parked jobs in trouble that the caller could not insert or drop, each for the reason of the same number. Returns how many there were.';
 comment on function metered.drop_parked(int) is 'Drops parked jobs whose time to wait is over, at most max_rows, as far as their lines are not locked. Returns them.';
-comment on function metered.change_parked(bigint, int, int) is 'Takes a parked job out of its line for good, or changes its priority, and returns it. null: it is not parked.';
+comment on function metered.change_parked(bigint, int, int) is 'Takes a parked job out of its line for good, or changes its priority, and returns it. null: it is not parked. A job in trouble that gets a priority is tried again now.';
 comment on table metered.newest is 'The newest event that took effect, one row for each key. A row goes with the records of operations.';
 comment on column metered.newest.at is 'when the event happened, as its sender says';
 comment on column metered.newest.taken_at is 'when it took effect';
@@ -12778,9 +12922,9 @@ comment on column metered.parked_scopes_words.looked_at is 'when it is looked at
 comment on column metered.parked_scopes_words.started is 'jobs of the line that started since then';
 comment on column metered.parked_scopes_words.since is 'when the line began, or an hour or two ago';
 comment on column metered.parked_scopes_words.trouble is 'why the last look at the line failed, or null';
-comment on view metered.parked_jobs_words is 'Parked jobs, without their args. By job_id, or by scope in the order of priority, turn and job_id, it reads an index. Everything else reads all parked jobs. position counts the jobs before each row that is shown: ask for it of a few rows only.';
+comment on view metered.parked_jobs_words is 'Parked jobs, without their args. By job_id, by scope in the order of priority, turn and job_id, or those in trouble (trouble is not null), it reads an index. Everything else reads all parked jobs. position counts the jobs before each row that is shown: ask for it of a few rows only.';
 comment on column metered.parked_jobs_words.job_id is 'the id that it will have in river_job';
-comment on column metered.parked_jobs_words.scope is 'the scope whose units it waits for, or empty: it is in no line until its next attempt';
+comment on column metered.parked_jobs_words.scope is 'the scope whose units it waits for, or empty: it is in no line until its next attempt, or its next try';
 comment on column metered.parked_jobs_words.amount is 'units that it needs of the scope';
 comment on column metered.parked_jobs_words.priority is 'River''s: 1 is first';
 comment on column metered.parked_jobs_words.position is 'in the line: 1 is next. No further than 10,000';
@@ -12795,6 +12939,9 @@ comment on column metered.parked_jobs_words.parked_at is 'when it was parked';
 comment on column metered.parked_jobs_words.drop_at is 'when it is dropped, or null: never';
 comment on column metered.parked_jobs_words.not_before is 'when its next attempt may start, or null: it waits for its first';
 comment on column metered.parked_jobs_words.lane is '0, or 1: the row of its second choice of units, for which it waits as well';
+comment on column metered.parked_jobs_words.trouble is 'why its last try failed, or null: it is not in trouble';
+comment on column metered.parked_jobs_words.troubled_at is 'when that began, or null';
+comment on column metered.parked_jobs_words.retry_at is 'when it is tried again, or null';
 
 -- Nothing is for everybody. See metered.GrantSQL.
 do $$
@@ -12807,43 +12954,44 @@ begin
             _append_lot,_append_short,_apply_lots,_as_charges,_as_far_as_admitted,_as_rest,_as_wallet,_balance,
             _base,_behind,_beyond_limits,_bound_lock_wait,_by_system,_capture_lots,_capture_minima,_charge_anyway,
             _charge_of,_charged_json,_check_limits,_check_now,_class_of,_clear_freed,_clear_freed_of,_close_lease,
-            _close_scope,_collided,_complete_short,_created_json,_credit_lot,_cross_captured,_cross_lowered,
-            _cross_thresholds,_crossed_at,_debt,_debt_paid,_due_after,_due_lines,_due_lots,_due_minima,
-            _empty_lot,_end_due,_end_line,_end_lines,_end_lost,_end_lot,_end_minima,_end_minima_of,_end_named,
-            _ends_per_call,_entry_for_write,_events_per_step,_expire_and_check,_expire_due,_expire_rows,
+            _close_scope,_closed_classes,_collided,_complete_short,_created_json,_credit_lot,_cross_captured,
+            _cross_lowered,_cross_thresholds,_crossed_at,_debt,_debt_paid,_due_after,_due_lines,_due_lots,
+            _due_minima,_empty_lot,_end_due,_end_line,_end_lines,_end_lost,_end_lot,_end_minima,_end_minima_of,
+            _end_named,_ends_per_call,_entry_for_write,_events_per_step,_expire_and_check,_expire_due,_expire_rows,
             _explain_charges,_family,_find_lot,_first_due,_first_for_write,_first_lot,_fits,_fits_at,_fits_origin,
             _free_in_sum,_free_lines,_free_lots,_fresh,_give_back,_goes_on,_goes_short,_gone_on,_has_number,
             _held_here,_hold_as_json,_hold_of_job,_in_us,_is_job,_join_line,_keep_back,_kept_due,_kept_for,
             _kept_reports,_key_fits,_keys_of_job,_lags,_lapsing,_largest_number,_last_entry,_later_due,
-            _lease_key,_lease_to_settle,_leased,_leased_units,_leases_channel,_leave_line,_leaves_at,_line_json,
-            _lines,_lock_all_scopes,_lock_charges,_lock_each,_lock_holds,_lock_key,_lock_keys,_lock_keys_there,
-            _lock_place,_lot_begins,_lots_now,_lower_debts,_make_room,_mark_freed,_meet_upgrade,_mend_numbers,
-            _minima,_minima_leave,_missing_hold,_missing_lot,_missing_token,_move_lot,_name_lot,_named_holds,
-            _next_end,_next_entry,_next_lot,_next_number,_no_amount,_note_lot,_numbers,_old_lot,_on_spending,
-            _one_snapshot,_open_wallet,_other_lane,_others_fall_due,_overdue,_owe,_owe_use,_owed_before,
-            _own_entry,_parked_channel,_parked_json,_pass_ended,_pay_all_debts,_pay_back,_pay_debts,_period_at,
-            _periods_of,_placed_before,_plan_on,_purge_lots,_raise_moved,_raise_sequence,_raised,_rearmed,
-            _recall_leases,_recorded_events,_recorded_meanwhile,_refund_fate,_refund_hold,_refund_lots,
+            _lease_key,_lease_to_settle,_leased,_leased_units,_leases_channel,_leave_line,_leaves_at,_limits_trouble,
+            _line_json,_lines,_lock_all_scopes,_lock_charges,_lock_each,_lock_holds,_lock_key,_lock_keys,
+            _lock_keys_there,_lock_place,_lot_begins,_lots_now,_lower_debts,_make_room,_mark_freed,_meet_upgrade,
+            _mend_numbers,_minima,_minima_leave,_missing_hold,_missing_lot,_missing_token,_move_lot,_name_lot,
+            _named_holds,_next_end,_next_entry,_next_lot,_next_number,_no_amount,_note_lot,_numbers,_old_lot,
+            _on_spending,_one_snapshot,_open_wallet,_other_lane,_others_fall_due,_overdue,_owe,_owe_use,
+            _owed_before,_own_entry,_parked_channel,_parked_json,_pass_ended,_pay_all_debts,_pay_back,_pay_debts,
+            _period_at,_periods_of,_placed_before,_plan_on,_purge_lots,_raise_moved,_raise_sequence,_raised,
+            _rearmed,_recall_leases,_recorded_events,_recorded_meanwhile,_refund_fate,_refund_hold,_refund_lots,
             _refund_parts,_refunds_after,_refuse_closed,_refuse_hold,_refuse_moved,_refuse_old_tenant,_refuse_stale,
-            _refuse_unreported,_refusing,_reinstate,_release_line,_release_lines,_remember_hold,_renew_lot,
-            _reported_after_repair,_reported_until,_require,_require_plan,_resource_for_write,_roll_end,
-            _roll_lot,_rolls,_rolls_among,_schedule,_scope_key,_settle,_sharded,_shorter,_sound_uses,_spend_range,
-            _spent_limits,_spent_since,_start_job,_start_lot,_step_until,_take_back,_take_kept,_take_lots,
-            _tenant_key,_threshold_key,_token_fits,_told_use,_try_each,_try_keys,_try_lock,_try_lock_shared,
-            _try_lock_there,_try_start_job,_turn,_unbound_lock_wait,_under_limits,_unknown_use,_unsettled_spends,
-            _untold,_untold_json,_usage_known_from,_use_lots,_wake_releasers,_whole,_with_absent,_with_debt,
-            _with_keys,_withdraw,_without_debt,_without_lapsing,_write_charges,_write_exact,_write_for_uses,
-            _write_plain,_write_up_to,_written_here,announced,begin_command,begin_command_plain,block_commit,
-            capture_holds,carve,change_parked,charge,charge_each,charge_leased,charge_plain,charge_up_to,
-            check_charge,claim_job_key,clock,complete_command,complete_command_plain,consume_token,create_scopes,
-            credit,draw,drop_parked,due_holds,end_child,end_renewal,enter_tenant,expire_hold,explain_parked,
-            extend_holds,find_job_key,finish_command,grant_lot,hold_json,inspect_token,judged_scopes,keep_memory,
-            lock_all,lock_scopes,look_place,mint_tokens,next_release,numbers_behind,open_lease,open_session,
-            park_jobs,place,plan_lot,purge_holds,purge_job_keys,purge_leases,purge_operations,purge_scope,
-            purge_tokens,receive_child,refund,reinstate_lot,release_captured,release_holds,release_jobs,
-            repair_clock,replace_token,rest_jobs,resume_renewal,retire_scopes,return_holds,revoke_lot,revoke_token,
-            revoke_tokens,roll_over,run_command_plain,search_entries,set_lot_end,settle_away,settle_lease,
-            spend,sweep_due,sweep_holds,sweep_lots,sweep_scope,take_newest,told_lots,usage,usage_at,wallet_balance}')
+            _refuse_unreported,_refusing,_reinstate,_release_job,_release_line,_release_lines,_remember_hold,
+            _renew_lot,_reported_after_repair,_reported_until,_require,_require_plan,_resource_for_write,
+            _roll_end,_roll_lot,_rolls,_rolls_among,_schedule,_scope_key,_settle,_sharded,_shorter,_sound_uses,
+            _spend_range,_spent_limits,_spent_since,_start_job,_start_lot,_step_until,_take_back,_take_kept,
+            _take_lots,_tenant_key,_threshold_key,_token_fits,_told_use,_trouble_job,_try_each,_try_keys,
+            _try_lock,_try_lock_shared,_try_lock_there,_try_start_job,_turn,_unbound_lock_wait,_under_limits,
+            _unknown_use,_unsettled_spends,_untold,_untold_json,_usage_known_from,_use_lots,_wake_releasers,
+            _whole,_with_absent,_with_debt,_with_keys,_withdraw,_without_debt,_without_lapsing,_write_charges,
+            _write_exact,_write_for_uses,_write_plain,_write_up_to,_written_here,announced,begin_command,
+            begin_command_plain,block_commit,capture_holds,carve,change_parked,charge,charge_each,charge_leased,
+            charge_plain,charge_up_to,check_charge,claim_job_key,clock,complete_command,complete_command_plain,
+            consume_token,create_scopes,credit,draw,drop_parked,due_holds,end_child,end_renewal,enter_tenant,
+            expire_hold,explain_parked,extend_holds,find_job_key,finish_command,grant_lot,hold_json,inspect_token,
+            judged_scopes,keep_memory,lock_all,lock_scopes,look_place,mint_tokens,next_release,numbers_behind,
+            open_lease,open_session,park_jobs,place,plan_lot,purge_holds,purge_job_keys,purge_leases,purge_operations,
+            purge_scope,purge_tokens,receive_child,refund,reinstate_lot,release_captured,release_holds,
+            release_jobs,repair_clock,replace_token,rest_jobs,resume_renewal,retire_scopes,return_holds,
+            revoke_lot,revoke_token,revoke_tokens,roll_over,run_command_plain,search_entries,set_lot_end,
+            settle_away,settle_lease,spend,sweep_due,sweep_holds,sweep_lots,sweep_scope,take_newest,told_lots,
+            trouble_jobs,usage,usage_at,wallet_balance}')
           and exists (select from aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a where a.grantee = 0)
         order by p.oid
     loop

@@ -41,6 +41,7 @@ type overview struct {
 	Looked    int            // scopes, of which the three above are so far; 0 if these are all
 	Ending    []inspect.Ending
 	Lines     []inspect.Line // of parked jobs
+	Troubled  []inspect.Troubled
 }
 
 // nearlyOut returns the limits of scopes of which less than a quarter is left, the fullest first:
@@ -163,6 +164,9 @@ func (h *Handler) overview(ctx context.Context, in *inspect.Reader, _ url.Values
 		return page{}, err
 	}
 	if o.Lines, err = in.Lines(ctx, linesShown); err != nil {
+		return page{}, err
+	}
+	if o.Troubled, err = in.Troubled(ctx, linesShown); err != nil {
 		return page{}, err
 	}
 	o.Latency = latencyOf(latest.Operations)

@@ -52,3 +52,26 @@ func TestPages_ShowJobsThatWaitForBudget(t *testing.T) {
 	require.NotContains(t, text(byID(t, w.see(""), "parked")), "rate")
 	require.Contains(t, text(w.see("operation", "id", "op4")), "process available default")
 }
+
+// A parked job that River's table refuses is on the overview, with the reason.
+func TestPages_ShowJobsInTrouble(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, console.Config{}, "grant select on river_job to $role")
+	clock := pgtest.SetClock(t, w.pool, pgtest.Tomorrow(9))
+	require.NotContains(t, text(w.see("")), "Jobs in trouble")
+	for i := range 2 {
+		_, err := metered.Do(t.Context(), w.client, metered.Command{ID: fmt.Sprint("op", i), Input: i}, func(ctx context.Context, tx *metered.Tx) (any, error) {
+			return tx.Enqueue(ctx, process{Name: "a"}, &jobs.Options{Tenant: "acme", Hold: &holds.Request{
+				Charges: []budget.Charge{{Scope: "rate", Amount: 1, Limits: []budget.Limit{budget.PerWindow(1, time.Hour)}}},
+			}})
+		})
+		require.NoError(t, err)
+	}
+	pgtest.Execute(t, w.pool, "alter table river_job add constraint never check (id < 0) not valid")
+	clock.Advance(time.Hour)
+	report, err := w.client.Jobs.Release(t.Context(), w.pool)
+	require.NoError(t, err)
+	require.EqualValues(t, 1, report.Troubled)
+	require.Regexp(t, `\d+ process default – acme \S+ 10:00:00 \S+ 10:00:10 new row for relation "river_job" violates check constraint "never" \(SQLSTATE 23514\)`,
+		text(byID(t, w.see(""), "troubled")))
+}

@@ -18,6 +18,7 @@ import (
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/commit"
 	"github.com/pgmetered/metered/internal/fault"
+	"github.com/pgmetered/metered/internal/sqlstate"
 )
 
 const (
@@ -101,6 +102,7 @@ type ofJob struct {
 
 // endHolds releases the holds of all jobs that have ended, or that give them back.
 func (e *Enqueuer) endHolds(ctx context.Context, pool *pgxpool.Pool) (ended int64, err error) {
+	var failed error
 	for after := int64(0); ; {
 		rows, err := pool.Query(ctx, e.gate.endedSQL, after, endLook)
 		if err != nil {
@@ -122,8 +124,9 @@ func (e *Enqueuer) endHolds(ctx context.Context, pool *pgxpool.Pool) (ended int6
 			return ended, fault.Failed("jobs", "look for jobs that ended", err)
 		}
 		n, err := e.endAll(ctx, pool, all)
-		if ended += n; err != nil || seen == 0 {
-			return ended, err
+		failed = cmp.Or(failed, err)
+		if ended += n; ctx.Err() != nil || seen == 0 {
+			return ended, failed
 		}
 		after = no
 	}
@@ -141,31 +144,33 @@ func (e *Enqueuer) endAll(ctx context.Context, pool *pgxpool.Pool, all []ofJob) 
 		k := kind{of.tenant, of.rests}
 		kinds[k] = append(kinds[k], of.id)
 	}
+	var failed error // of one hold: the others go on
 	for k, all := range kinds {
 		slices.Sort(all) // a job may have ended twice, after it was tried again by hand
 		all = slices.Compact(all)
 		for ids := range slices.Chunk(all, endBatch) {
 			n, err := e.end(ctx, pool, k.tenant, k.rests, ids)
-			ended += n
-			switch {
-			case err == nil || inTheWay(err):
+			if ended += n; err == nil || inTheWay(err) {
 				continue
-			case !overAlready(err):
-				return ended, err
 			}
 			for _, id := range ids {
 				n, err := e.end(ctx, pool, k.tenant, k.rests, []string{id})
-				if ended += n; err != nil && !overAlready(err) && !inTheWay(err) {
-					return ended, err
+				if ended += n; err == nil || overAlready(err) || inTheWay(err) {
+					continue
+				}
+				failed = cmp.Or(failed, fmt.Errorf("the hold %q of a job: %w", id, err))
+				if sqlstate.Of(err) == "" { // the connection is lost, or ctx has ended
+					return ended, failed
 				}
 			}
 		}
 	}
-	return ended, nil
+	return ended, failed
 }
 
 // takeStrayed takes parked jobs out of their lines whose row of River has changed.
 func (e *Enqueuer) takeStrayed(ctx context.Context, pool *pgxpool.Pool) error {
+	var failed error
 	for after := int64(0); ; {
 		rows, err := pool.Query(ctx, e.gate.strayedSQL, after, endLook)
 		if err != nil {
@@ -186,11 +191,13 @@ func (e *Enqueuer) takeStrayed(ctx context.Context, pool *pgxpool.Pool) error {
 		}
 		for _, id := range slices.Sorted(maps.Keys(all)) {
 			if err := e.takeOut(ctx, pool, id, all[id]); err != nil && !inTheWay(err) && !errors.Is(err, ErrNotParked) {
-				return err
+				if failed = cmp.Or(failed, err); sqlstate.Of(err) == "" {
+					return failed
+				}
 			}
 		}
 		if seen < endLook {
-			return nil
+			return failed
 		}
 	}
 }
@@ -310,12 +317,10 @@ func (e *Enqueuer) ender(ctx context.Context, pool *pgxpool.Pool, ended func(), 
 			n, err = e.endAll(ctx, pool, endedOf(event, events))
 		case <-look.C:
 			began := time.Now()
-			if n, err = e.endHolds(ctx, pool); err == nil {
-				err = e.takeStrayed(ctx, pool)
-			}
-			if err == nil {
-				_, err = e.parkLost(ctx, pool)
-			}
+			n, err = e.endHolds(ctx, pool)
+			err = cmp.Or(err, e.takeStrayed(ctx, pool))
+			_, lost := e.parkLost(ctx, pool)
+			err = cmp.Or(err, lost)
 			look.Reset(max(endPause, endShare*time.Since(began)))
 		}
 		if n > 0 {

@@ -8,7 +8,7 @@ import (
 
 // Drop drops jobs that have waited for too long, as Run and Release do.
 func Drop(ctx context.Context, e *Enqueuer, pool *pgxpool.Pool) error {
-	_, err := e.drop(ctx, pool)
+	_, err := e.drop(ctx, pool, &tally{})
 	return err
 }
 

@@ -33,7 +33,7 @@ type gate struct {
 	riverSchema string
 
 	parkSQL, parkNewSQL, releaseSQL, judgedSQL, nextSQL, dropSQL, changeSQL, explainSQL, listSQL, endedSQL, restSQL, strayedSQL, takeOutSQL string
-	wakeSQL, discardSQL, cancelSQL, lostSQL, parkAgainSQL                                                                                   string
+	wakeSQL, discardSQL, cancelSQL, lostSQL, parkAgainSQL, oneSQL, takenSQL, troubleSQL                                                     string
 }
 
 func newGate(client *river.Client[pgx.Tx], name schema.Name, config Config) (gate, error) {
@@ -47,6 +47,7 @@ func newGate(client *river.Client[pgx.Tx], name schema.Name, config Config) (gat
 	}
 	onRiver := func(sql string) string { return name.SQL(strings.ReplaceAll(sql, "river_job", table.Sanitize())) }
 	g.parkSQL, g.parkNewSQL, g.releaseSQL = onRiver(parkSQL), onRiver(parkNewSQL), onRiver(releaseSQL)
+	g.oneSQL, g.takenSQL, g.troubleSQL = onRiver(oneSQL), name.SQL(takenSQL), name.SQL(troubleSQL)
 	g.wakeSQL, g.discardSQL, g.cancelSQL = onRiver(wakeSQL), onRiver(discardSQL), onRiver(cancelSQL)
 	g.endedSQL, g.restSQL, g.strayedSQL = onRiver(endedSQL), onRiver(restSQL), onRiver(strayedSQL)
 	g.lostSQL = onRiver(lostSQL)

@@ -659,6 +659,7 @@ func TestGated_AJobThatFailsIsPassed(t *testing.T) {
 	require.Equal(t, jobs.ReleaseReport{Released: 1, Troubled: 1}, g.release())
 	require.Contains(t, g.river(), good.JobID)
 	require.Equal(t, "waits for a time: the window reaches purged entries", pgtest.Value[string](t, g.pool, "select state || ': ' || trouble from metered.parked_scopes_words"))
+	require.Equal(t, 1, pgtest.Value[int](t, g.pool, "select count(*) from metered.parked_jobs_words where trouble = 'the window reaches purged entries'"))
 	g.end(good.JobID)
 	require.Equal(t, jobs.ReleaseReport{Troubled: 1}, g.release())
 	clock.Advance(41 * time.Hour) // so long that it does not any more

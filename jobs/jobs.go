@@ -50,11 +50,13 @@ type Config struct {
 
 	// Limits returns the limits of a scope as they are now. It is called under the scope's lock,
 	// before the scope's parked jobs are released. If it is nil, or returns nil, the limits are
-	// those that each job came with.
+	// those that each job came with. After an error, the jobs of the scope wait until it is asked
+	// again, in 10 seconds or when units are freed. Those of other scopes go on.
 	Limits func(ctx context.Context, tx pgx.Tx, scope string) ([]budget.Limit, error)
 
 	// OnDrop is called in the transaction that drops a parked job, after Options.MaxWait. An error
-	// keeps the job. Defaults to none.
+	// keeps the job, which is in trouble until it is tried again. Others are dropped. Defaults to
+	// none.
 	OnDrop func(ctx context.Context, tx pgx.Tx, dropped Parked) error
 }
 

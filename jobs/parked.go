@@ -13,6 +13,7 @@ import (
 )
 
 // Parked is a job that waits for units. Explain alone sets Position, Waiting, LookedAt and Refused.
+// A job in trouble stands in no line between its tries.
 type Parked struct {
 	JobID    int64           `json:"job_id"` // its id in River later
 	Queue    string          `json:"queue"`
@@ -37,10 +38,12 @@ type Parked struct {
 	// Waiting is how many jobs are in the line.
 	Waiting int64 `json:"waiting,omitempty"`
 
-	// LookedAt is when the line is looked at next. It is zero if that is when units are freed.
+	// LookedAt is when the line is looked at next, or when a job in trouble is tried again. It is
+	// zero if that is when units are freed.
 	LookedAt time.Time `json:"looked_at,omitzero"`
 
-	// Trouble says why the last look at the line failed.
+	// Trouble says why the job's last try failed, such as that River has another job of its id. In
+	// Explain it also says why the last look at the line failed. It is "" if nothing did.
 	Trouble string `json:"trouble,omitempty"`
 
 	// Refused are the limits that keep the job, with their use, and until when.
@@ -127,7 +130,7 @@ const (
 	listSQL    = `
 select j.job_id, j.job operator(pg_catalog.->>) 'queue', j.job operator(pg_catalog.->>) 'kind',
 	coalesce(j.job operator(pg_catalog.->) 'metadata' operator(pg_catalog.->>) 'metered:key', ''), j.tenant, j.fair, j.priority,
-	j.job operator(pg_catalog.->) 'args', j.scope, j.amount, j.parked_at, j.drop_at, j.not_before
+	j.job operator(pg_catalog.->) 'args', j.scope, j.amount, j.parked_at, j.drop_at, j.not_before, coalesce(j.trouble, '')
 from metered.parked_jobs j
 where j.scope = $1 and (j.priority, j.turn, j.job_id) > (
 	select coalesce(pg_catalog.max(a.priority), -1), coalesce(pg_catalog.max(a.turn), -1), coalesce(pg_catalog.max(a.job_id), -1)
@@ -142,7 +145,7 @@ func (e *Enqueuer) CancelParked(ctx context.Context, tx pgx.Tx, jobID int64) (Pa
 }
 
 // Reprioritize gives a parked job another of River's priorities, 1 (first) to 4, and the last turn
-// in it.
+// in it. A job in trouble is tried again at once, by its own priority, too.
 func (e *Enqueuer) Reprioritize(ctx context.Context, tx pgx.Tx, jobID int64, priority int) (Parked, error) {
 	if priority < 1 || priority > 4 {
 		return Parked{}, invalid("priority", "%d: want 1 to 4", priority)
@@ -219,7 +222,7 @@ func (e *Enqueuer) Parked(ctx context.Context, db rowsQuerier, scope string, aft
 	}
 	all, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (p Parked, err error) {
 		var dropAt, notBefore *time.Time
-		err = row.Scan(&p.JobID, &p.Queue, &p.Kind, &p.Key, &p.Tenant, &p.Fair, &p.Priority, &p.Args, &p.Scope, &p.Amount, &p.ParkedAt, &dropAt, &notBefore)
+		err = row.Scan(&p.JobID, &p.Queue, &p.Kind, &p.Key, &p.Tenant, &p.Fair, &p.Priority, &p.Args, &p.Scope, &p.Amount, &p.ParkedAt, &dropAt, &notBefore, &p.Trouble)
 		p.ParkedAt = p.ParkedAt.UTC()
 		if notBefore != nil {
 			p.NotBefore = notBefore.UTC()

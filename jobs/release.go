@@ -2,9 +2,12 @@ package jobs
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -39,7 +42,7 @@ type ReleaseReport struct {
 	// Busy are the lines whose scopes stayed locked.
 	Busy int64 `json:"busy"`
 
-	// Troubled are the lines whose look failed: see Parked.Trouble.
+	// Troubled are the jobs and lines that failed, and are tried again later: see Parked.Trouble.
 	Troubled int64 `json:"troubled"`
 }
 
@@ -88,35 +91,44 @@ where ` + pendingSQL + ` returning j.id`
 	dropSQL = `select metered.drop_parked($1::int)`
 )
 
-// Release does the work of Run once, in its own transactions. Many may run at once.
-func (e *Enqueuer) Release(ctx context.Context, pool *pgxpool.Pool) (report ReleaseReport, err error) {
+// Release does the work of Run once, in its own transactions. Many may run at once. A job that
+// cannot be released stops no other: the report counts it as troubled.
+func (e *Enqueuer) Release(ctx context.Context, pool *pgxpool.Pool) (ReleaseReport, error) {
+	var t tally
 	if err := e.gated("pool", pool); err != nil {
-		return report, err
+		return t.ReleaseReport, err
 	}
-	if report.Ended, err = e.endHolds(ctx, pool); err == nil {
-		err = e.takeStrayed(ctx, pool)
+	var failed error // of one job: the others are released all the same
+	if t.Ended, failed = e.endHolds(ctx, pool); ctx.Err() == nil {
+		failed = cmp.Or(failed, e.takeStrayed(ctx, pool))
 	}
-	if err == nil {
-		report.Lost, err = e.parkLost(ctx, pool)
+	if ctx.Err() == nil {
+		var err error
+		t.Lost, err = e.parkLost(ctx, pool)
+		failed = cmp.Or(failed, err)
 	}
-	if err != nil {
-		return report, err
-	}
-	for more := true; more; {
+	for more := ctx.Err() == nil; more; {
 		var busy []string
-		if more, busy, err = e.releaseDue(ctx, pool, &report); err != nil {
-			return report, err
+		var err error
+		if more, busy, err = e.releaseDue(ctx, pool, &t); err != nil {
+			return t.ReleaseReport, cmp.Or(failed, err)
 		}
 		if more {
 			continue
 		}
 		for _, scope := range busy {
-			if err := e.releaseBusy(ctx, pool, scope, &report); err != nil {
-				return report, err
+			if err := e.releaseBusy(ctx, pool, scope, &t); err != nil {
+				return t.ReleaseReport, cmp.Or(failed, err)
 			}
 		}
 	}
-	return report, nil
+	return t.ReleaseReport, failed
+}
+
+// tally is a report, and the errors of jobs and lines that it counts as troubled.
+type tally struct {
+	ReleaseReport
+	troubles []error
 }
 
 // ReleaseIn releases up to 64 parked jobs that wait for up to 64 scopes and fit by now, in the
@@ -129,9 +141,17 @@ func (e *Enqueuer) ReleaseIn(ctx context.Context, tx pgx.Tx, scopes ...string) (
 	if len(scopes) < 1 || len(scopes) > 64 {
 		return nil, invalid("scopes", "%d of them: want 1 to 64", len(scopes))
 	}
-	b, err := e.releaseIn(ctx, tx, scopes)
+	var b batch
+	err := within(ctx, tx, func(tx pgx.Tx) (err error) { b, err = e.releaseIn(ctx, tx, scopes); return err })
+	if ofOne(ctx, tx, err) {
+		b, err = e.releaseEach(ctx, tx, scopes)
+	}
+	if err != nil {
+		return nil, err
+	}
 	e.count(ctx, "released", int64(len(b.results)), true)
-	return b.results, err
+	e.count(ctx, "troubled", int64(len(b.troubles)), true)
+	return b.results, nil
 }
 
 // gated refuses an Enqueuer without a Book, and an argument that is nil.
@@ -147,26 +167,45 @@ func (e *Enqueuer) gated(field string, arg any) error {
 
 // batch is what one transaction released.
 type batch struct {
+	jobs     []*releasedJob
 	results  []Result
 	more     bool
 	busy     []string
-	troubled int64
+	troubles []error // of jobs and lines
 }
 
 // releaseIn releases jobs of these scopes, whose locks it waits for, or of all lines that are due,
 // for nil.
 func (e *Enqueuer) releaseIn(ctx context.Context, tx pgx.Tx, scopes []string) (b batch, err error) {
+	if b, err = e.take(ctx, tx, scopes, false); err != nil {
+		return b, err
+	}
+	if err := e.wake(ctx, tx, b.jobs); err != nil {
+		return b, err
+	}
+	return b, e.settle(ctx, tx, &b)
+}
+
+// take takes jobs that fit out of their lines, and inserts them, unless each is tried by itself.
+func (e *Enqueuer) take(ctx context.Context, tx pgx.Tx, scopes []string, each bool) (b batch, err error) {
 	wait := int32(e.wait / time.Millisecond)
-	given, err := e.limitsNow(ctx, tx, scopes, wait)
+	given, unknown, err := e.limitsNow(ctx, tx, scopes, wait, each)
 	if err != nil {
 		return b, err
+	}
+	for _, scope := range slices.Sorted(maps.Keys(unknown)) {
+		b.troubles = append(b.troubles, fmt.Errorf("jobs: Config.Limits of %q: %w", scope, unknown[scope]))
 	}
 	probe, err := inBudget.Charges(inHolds.Ledger(e.gate.book), budget.Charge{Scope: "x", Amount: 1})
 	if err != nil {
 		return b, err
 	}
-	rows, err := tx.Query(ctx, e.gate.releaseSQL, e.gate.riverSchema, scopes, given, wait, releaseBatch, probe.Tolerance,
-		ledger.Sending{}.Origin(`{"actor": "system"}`), inHolds.Channel(e.gate.book))
+	sql, args := e.gate.releaseSQL, []any{e.gate.riverSchema, scopes, given, wait, releaseBatch, probe.Tolerance,
+		ledger.Sending{}.Origin(`{"actor": "system"}`), inHolds.Channel(e.gate.book)}
+	if each {
+		sql, args = e.gate.takenSQL, args[1:]
+	}
+	rows, err := tx.Query(ctx, sql, args...)
 	if err != nil {
 		return b, fault.Failed("jobs", "release", err)
 	}
@@ -174,7 +213,6 @@ func (e *Enqueuer) releaseIn(ctx context.Context, tx pgx.Tx, scopes []string) (b
 	var job []byte
 	var scope pgtype.Text
 	var createdAt, scheduledAt *time.Time
-	var all []*releasedJob
 	_, err = pgx.ForEachRow(rows, []any{&status, &job, &scope, &createdAt, &scheduledAt}, func() error {
 		switch status {
 		case "more":
@@ -182,39 +220,47 @@ func (e *Enqueuer) releaseIn(ctx context.Context, tx pgx.Tx, scopes []string) (b
 		case "busy":
 			b.busy = append(b.busy, scope.String)
 		case "trouble":
-			b.troubled++
+			if unknown[scope.String] == nil {
+				b.troubles = append(b.troubles, fmt.Errorf("jobs: the line of %q is in trouble: %s", scope.String, job))
+			}
 		default:
-			j := &releasedJob{}
-			if err := json.Unmarshal(job, j); err != nil {
+			j, err := readReleased(job, each)
+			if err != nil {
 				return err
 			}
 			if createdAt != nil {
 				j.row = startedRow(j.gatedJob, *createdAt, *scheduledAt)
 			}
-			all = append(all, j)
+			b.jobs = append(b.jobs, j)
 		}
 		return nil
 	})
-	if err != nil {
-		return b, fault.Failed("jobs", "release", err)
-	}
-	if err := e.wake(ctx, tx, all); err != nil {
-		return b, err
-	}
-	for _, j := range all {
+	return b, fault.Failed("jobs", "release", err)
+}
+
+// settle fills in the results. A job that River has no longer has ended.
+func (e *Enqueuer) settle(ctx context.Context, tx pgx.Tx, b *batch) error {
+	for _, j := range b.jobs {
 		if j.row != nil {
 			b.results = append(b.results, Result{JobID: j.ID, Created: !j.Again, Job: j.row})
-			continue
-		}
-		own := readMetadata(j.Metadata)
-		if err := e.giveBack(ctx, tx, own.Tenant, []string{own.Hold}, "River has the job no longer"); err != nil {
-			return b, err
+		} else if err := e.gone(ctx, tx, j); err != nil {
+			return err
 		}
 	}
-	if e.channel != "" {
-		err = e.notify(ctx, tx, b.results)
+	if e.channel == "" {
+		return nil
 	}
-	return b, err
+	return e.notify(ctx, tx, b.results)
+}
+
+// gone gives the units of a job back that River has no longer.
+func (e *Enqueuer) gone(ctx context.Context, tx pgx.Tx, j *releasedJob) error {
+	if j.given {
+		return nil
+	}
+	j.given = true
+	own := readMetadata(j.Metadata)
+	return e.giveBack(ctx, tx, own.Tenant, []string{own.Hold}, "River has the job no longer")
 }
 
 // wake makes the jobs available that River has, and fills in their rows. A job without a row has
@@ -261,56 +307,85 @@ type releasedJob struct {
 	Burst bool `json:"burst"` // it stood in two lines
 	Again bool `json:"again"` // River has it
 
-	row *rivertype.JobRow // nil: River has it no longer
+	raw    []byte
+	failed error             // it cannot be read
+	row    *rivertype.JobRow // nil: River has it no longer
+	given  bool              // and its units were given back
 }
 
-// limitsNow asks Config.Limits, nil without it.
-func (e *Enqueuer) limitsNow(ctx context.Context, tx pgx.Tx, scopes []string, wait int32) (any, error) {
+// readReleased reads a job. If each is tried by itself, one that cannot be read is one that fails.
+func readReleased(raw []byte, each bool) (*releasedJob, error) {
+	j := &releasedJob{raw: bytes.Clone(raw)}
+	err := json.Unmarshal(raw, j)
+	if err == nil || !each {
+		return j, err
+	}
+	var only struct {
+		ID int64 `json:"job_id"`
+	}
+	j = &releasedJob{failed: fmt.Errorf("jobs: read a parked job: %w", err)}
+	err = json.Unmarshal(raw, &only)
+	j.ID = only.ID
+	return j, err
+}
+
+// limitsNow asks Config.Limits, nil without it. If each scope is asked by itself, those whose limits
+// are not known have the reason in their place, and are in unknown.
+func (e *Enqueuer) limitsNow(ctx context.Context, tx pgx.Tx, scopes []string, wait int32, each bool) (given any, unknown map[string]error, err error) {
 	if e.gate.config.Limits == nil {
-		return nil, nil
+		return nil, nil, nil
 	}
 	var judged []string
 	if err := tx.QueryRow(ctx, e.gate.judgedSQL, scopes, wait, releaseBatch).Scan(&judged); err != nil {
-		return nil, fault.Failed("jobs", "release", err)
+		return nil, nil, fault.Failed("jobs", "release", err)
 	}
-	given := make(map[string]*string, len(judged))
+	unknown = map[string]error{}
+	all := make(map[string]any, len(judged))
 	for _, scope := range judged {
-		limits, err := e.gate.config.Limits(ctx, tx, scope)
+		ask := func(tx pgx.Tx) (err error) { all[scope], err = e.limitsText(ctx, tx, scope); return err }
+		if !each {
+			err = ask(tx)
+		} else if err = within(ctx, tx, ask); err != nil && ofOne(ctx, tx, err) {
+			unknown[scope] = err
+			all[scope], err = map[string]string{"trouble": shortened(reasonOf(0, err), maxLimitsReason)}, nil
+		}
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
-		given[scope] = nil
-		if limits == nil {
-			continue
-		}
-		call, err := inBudget.Charges(inHolds.Ledger(e.gate.book), budget.Charge{Scope: scope, Amount: 1, Limits: limits})
-		if err != nil {
-			return nil, err
-		}
-		text := ledger.Limits(ledger.Silent(call.Charges)[0].Limits)
-		given[scope] = &text
 	}
-	encoded, err := json.Marshal(given)
-	return string(encoded), err
+	encoded, err := json.Marshal(all)
+	return string(encoded), unknown, err
+}
+
+// limitsText are the limits of a scope, nil for those that each job came with.
+func (e *Enqueuer) limitsText(ctx context.Context, tx pgx.Tx, scope string) (any, error) {
+	limits, err := e.gate.config.Limits(ctx, tx, scope)
+	if err != nil || limits == nil {
+		return nil, err
+	}
+	call, err := inBudget.Charges(inHolds.Ledger(e.gate.book), budget.Charge{Scope: scope, Amount: 1, Limits: limits})
+	if err != nil {
+		return nil, err
+	}
+	return ledger.Limits(ledger.Silent(call.Charges)[0].Limits), nil
 }
 
 // releaseDue releases and drops a batch of due jobs whose locks are free.
-func (e *Enqueuer) releaseDue(ctx context.Context, pool *pgxpool.Pool, report *ReleaseReport) (more bool, busy []string, err error) {
-	b, err := e.releaseTx(ctx, pool, nil, report)
+func (e *Enqueuer) releaseDue(ctx context.Context, pool *pgxpool.Pool, t *tally) (more bool, busy []string, err error) {
+	b, err := e.releaseTx(ctx, pool, nil, t)
 	if err != nil {
 		return false, nil, err
 	}
-	dropped, err := e.drop(ctx, pool)
-	report.Dropped += int64(dropped)
+	dropped, err := e.drop(ctx, pool, t)
 	return b.more || dropped == dropBatch, b.busy, err
 }
 
 // releaseBusy waits for the lock of a line's scope, and releases its jobs.
-func (e *Enqueuer) releaseBusy(ctx context.Context, pool *pgxpool.Pool, scope string, report *ReleaseReport) error {
+func (e *Enqueuer) releaseBusy(ctx context.Context, pool *pgxpool.Pool, scope string, t *tally) error {
 	for {
-		b, err := e.releaseTx(ctx, pool, []string{scope}, report)
+		b, err := e.releaseTx(ctx, pool, []string{scope}, t)
 		if errors.Is(err, ErrBusy) {
-			report.Busy++
+			t.Busy++
 			return nil
 		}
 		if err != nil || !b.more {
@@ -319,65 +394,96 @@ func (e *Enqueuer) releaseBusy(ctx context.Context, pool *pgxpool.Pool, scope st
 	}
 }
 
-func (e *Enqueuer) releaseTx(ctx context.Context, pool *pgxpool.Pool, scopes []string, report *ReleaseReport) (b batch, err error) {
+func (e *Enqueuer) releaseTx(ctx context.Context, pool *pgxpool.Pool, scopes []string, t *tally) (b batch, err error) {
+	each := false
 	err = commit.InTx(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 		b, err = e.releaseIn(ctx, tx, scopes)
+		each = ofOne(ctx, tx, err)
 		return err
 	})
+	if each {
+		err = commit.InTx(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+			b, err = e.releaseEach(ctx, tx, scopes)
+			return err
+		})
+	}
 	if err == nil {
+		t.Released += int64(len(b.results))
 		e.count(ctx, "released", int64(len(b.results)), false)
-		report.Released += int64(len(b.results))
-		report.Troubled += b.troubled
+		e.trouble(ctx, t, b.troubles)
 	}
 	return b, err
 }
 
+// trouble counts jobs and lines that failed.
+func (e *Enqueuer) trouble(ctx context.Context, t *tally, troubles []error) {
+	t.Troubled += int64(len(troubles))
+	t.troubles = append(t.troubles, troubles...)
+	e.count(ctx, "troubled", int64(len(troubles)), false)
+}
+
 // drop drops jobs that have waited for too long.
-func (e *Enqueuer) drop(ctx context.Context, pool *pgxpool.Pool) (n int, err error) {
+func (e *Enqueuer) drop(ctx context.Context, pool *pgxpool.Pool, t *tally) (n int, err error) {
+	each := false
+	var troubles []error
 	err = commit.InTx(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
-		rows, err := tx.Query(ctx, e.gate.dropSQL, dropBatch)
-		if err != nil {
-			return fault.Failed("jobs", "drop", err)
-		}
-		raws, err := pgx.CollectRows(rows, pgx.RowTo[[]byte])
-		if err != nil {
-			return fault.Failed("jobs", "drop", err)
-		}
-		dropped, err := e.dropped(ctx, tx, raws)
-		if err != nil {
-			return err
-		}
-		for _, p := range dropped {
-			if e.gate.config.OnDrop == nil {
-				break
-			}
-			if err := e.gate.config.OnDrop(ctx, tx, p); err != nil {
-				return err
-			}
-		}
-		n = len(raws)
-		return nil
+		n, err = e.dropIn(ctx, tx, dropBatch, new(int64))
+		each = ofOne(ctx, tx, err)
+		return err
 	})
+	if each {
+		n, troubles, err = e.dropEach(ctx, pool)
+	}
 	if err == nil {
+		t.Dropped += int64(n)
 		e.count(ctx, "dropped", int64(n), false)
+		e.trouble(ctx, t, troubles)
 	}
 	return n, err
 }
 
+// dropIn drops that many jobs. at is the last that it began with.
+func (e *Enqueuer) dropIn(ctx context.Context, tx pgx.Tx, most int, at *int64) (n int, err error) {
+	rows, err := tx.Query(ctx, e.gate.dropSQL, most)
+	if err != nil {
+		return 0, fault.Failed("jobs", "drop", err)
+	}
+	raws, err := pgx.CollectRows(rows, pgx.RowTo[[]byte])
+	if err != nil {
+		return 0, fault.Failed("jobs", "drop", err)
+	}
+	all := make([]Parked, len(raws))
+	for i, raw := range raws {
+		if err := all[i].decode(raw); err != nil {
+			return 0, fault.Failed("jobs", "drop", err)
+		}
+		*at = all[i].JobID
+	}
+	dropped, err := e.dropped(ctx, tx, all, raws)
+	if err != nil {
+		return 0, err
+	}
+	for _, p := range dropped {
+		if e.gate.config.OnDrop == nil {
+			break
+		}
+		*at = p.JobID
+		if err := e.gate.config.OnDrop(ctx, tx, p); err != nil {
+			return 0, err
+		}
+	}
+	return len(raws), nil
+}
+
 // dropped are the jobs that were dropped, without those that River has no longer as they were
 // parked: they were cancelled there, or tried by hand.
-func (e *Enqueuer) dropped(ctx context.Context, tx pgx.Tx, raws [][]byte) (all []Parked, err error) {
+func (e *Enqueuer) dropped(ctx context.Context, tx pgx.Tx, all []Parked, raws [][]byte) ([]Parked, error) {
 	var ids []int64
 	var holds []string
-	for _, raw := range raws {
-		var p Parked
-		if err := p.decode(raw); err != nil {
-			return nil, fault.Failed("jobs", "drop", err)
-		}
+	for i, p := range all {
 		if !p.NotBefore.IsZero() {
-			ids, holds = append(ids, p.JobID), append(holds, holdOf(raw))
+			ids, holds = append(ids, p.JobID), append(holds, holdOf(raws[i]))
 		}
-		all = append(all, p)
 	}
 	if len(ids) == 0 {
 		return all, nil

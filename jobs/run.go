@@ -85,10 +85,15 @@ func (e *Enqueuer) Run(ctx context.Context, pool *pgxpool.Pool, onError func(err
 // look releases all that fits, and returns how long Run may sleep, and whether there was something
 // to do.
 func (e *Enqueuer) look(ctx context.Context, pool *pgxpool.Pool, busyLooks *int, failed func(error)) (pause time.Duration, found bool) {
-	var report ReleaseReport
-	defer func() { found = report.Released+report.Dropped > 0 }()
+	var t tally
+	defer func() {
+		found = t.Released+t.Dropped > 0
+		for _, err := range t.troubles {
+			failed(err)
+		}
+	}()
 	for {
-		more, busy, err := e.releaseDue(ctx, pool, &report)
+		more, busy, err := e.releaseDue(ctx, pool, &t)
 		switch {
 		case err != nil:
 			failed(err)
@@ -102,14 +107,14 @@ func (e *Enqueuer) look(ctx context.Context, pool *pgxpool.Pool, busyLooks *int,
 				failed(err)
 				return afterError, false
 			}
-			return pause, false
+			return max(pause, minBusy), false // what is due already, another has locked
 		case *busyLooks < patience: // nearly always another Run, which releases the same jobs
 			*busyLooks++
 			return minBusy + rand.N(spanBusy), false
 		}
 		*busyLooks = 0
 		for _, scope := range busy {
-			if err := e.releaseBusy(ctx, pool, scope, &report); err != nil {
+			if err := e.releaseBusy(ctx, pool, scope, &t); err != nil {
 				failed(err)
 				return afterError, false
 			}

@@ -113,7 +113,7 @@ const (
 	TokenRefused Kind = "token_refused" // a tokens.InvalidError.Reason
 
 	Hold Kind = "hold" // N holds changed: a holds.EventKind
-	Job  Kind = "job"  // N jobs are "created", or their keys' are "existing". Of those created some are "parked", then "released" or "dropped"
+	Job  Kind = "job"  // N jobs are "created", or their keys' are "existing". Of those created some are "parked", then "released" or "dropped", and "troubled" at each try that failed
 
 	SweepLag  Kind = "sweep_lag"  // of the oldest due hold when a sweep began, or 0
 	SweepLeft Kind = "sweep_left" // N holds left for the next sweep: "skipped" (in use), "failed" (a subscriber)

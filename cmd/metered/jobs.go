@@ -22,8 +22,8 @@ func (a *app) jobsCmd() *cobra.Command {
 		Short: "List the lines of jobs that wait for budget",
 		Long: `Jobs lists the scopes for whose units parked jobs wait, the longest lines first. OLDEST is how long the job waits that was
 parked first, and A HOUR how many jobs of the line start in an hour, by the last one or two. A line that stays due has no releaser:
-jobs.Enqueuer.Run runs nowhere, or fails as TROUBLE says. A job that River has as pending between two attempts, and that is in no line,
-stands below. With a SCOPE it lists the jobs of that line, the next one first. With --job it says which limits keep that job, and until when.`,
+jobs.Enqueuer.Run runs nowhere, or fails as TROUBLE says. A job that could not be released or dropped stands below, with the reason and the
+time of its next try: docs/operations.md has the remedies. So does a job that River has as pending between two attempts, and that is in no line. With a SCOPE it lists the jobs of that line, the next one first. With --job it says which limits keep that job, and until when.`,
 		Example: `  metered jobs
   metered jobs running/acme -n 10`,
 		Args: cobra.MaximumNArgs(1),
@@ -60,7 +60,11 @@ stands below. With a SCOPE it lists the jobs of that line, the next one first. W
 			if err != nil {
 				return err
 			}
-			return cmp.Or(a.printLines(lines), a.printLost(lost.Jobs))
+			troubled, err := r.Troubled(ctx, limit)
+			if err != nil {
+				return err
+			}
+			return cmp.Or(a.printLines(lines, len(troubled) > 0), a.printTroubled(troubled), a.printLost(lost.Jobs))
 		})
 	})
 }
@@ -89,7 +93,9 @@ func (a *app) explainJob(ctx context.Context, tx pgx.Tx, r *inspect.Reader, id i
 	t.row("key", dash(p.Key))
 	t.row("tenant", dash(p.Tenant))
 	t.row("priority", p.Priority)
-	if p.Scope == "" {
+	if p.Scope == "" && p.Trouble != "" {
+		t.row("waits for", "its next try")
+	} else if p.Scope == "" {
 		t.row("waits for", fmt.Sprintf("its next attempt, not before %s", p.NotBefore.Format(time.RFC3339)))
 	} else {
 		t.row("waits for", fmt.Sprintf("%d of %s, number %d of %d", p.Amount, p.Scope, p.Position, p.Waiting))
@@ -105,7 +111,7 @@ func (a *app) explainJob(ctx context.Context, tx pgx.Tx, r *inspect.Reader, id i
 	return a.sections(t, kept)
 }
 
-func (a *app) printLines(lines []inspect.Line) error {
+func (a *app) printLines(lines []inspect.Line, others bool) error {
 	t := a.table("SCOPE", "WAITING", "OLDEST", "A HOUR", "LOOKED AT", "TROUBLE")
 	for _, l := range lines {
 		if a.json {
@@ -123,8 +129,33 @@ func (a *app) printLines(lines []inspect.Line) error {
 		}
 		t.row(l.Scope, l.Waiting, l.Age, fmt.Sprintf("%.1f", l.PerHour), at, dash(l.Trouble))
 	}
-	if len(lines) == 0 && !a.json {
+	if len(lines) == 0 && !others && !a.json {
 		fmt.Fprintln(a.out, "No jobs are parked.")
+	}
+	return t.flush()
+}
+
+// printTroubled prints jobs in trouble, if there are any.
+func (a *app) printTroubled(troubled []inspect.Troubled) error {
+	if len(troubled) == 0 {
+		return nil
+	}
+	if !a.json {
+		fmt.Fprintln(a.out, "\nParked, and in trouble. All others go on:")
+	}
+	t := a.table("JOB", "KIND", "QUEUE", "KEY", "TENANT", "SINCE", "TRIED AGAIN", "TROUBLE")
+	for _, j := range troubled {
+		if a.json {
+			if err := a.print(j); err != nil {
+				return err
+			}
+			continue
+		}
+		again := any("as units are free")
+		if !j.TriedAt.IsZero() {
+			again = j.TriedAt
+		}
+		t.row(j.JobID, j.Kind, j.Queue, dash(j.Key), dash(j.Tenant), j.Since, again, j.Trouble)
 	}
 	return t.flush()
 }

@@ -109,6 +109,47 @@ func TestOperation_SaysThatItsJobIsParkedAndThenRivers(t *testing.T) {
 	require.Contains(t, l.ok("operation", "op1"), "available")
 }
 
+// A parked job whose id River has given to another is listed with its reason, and explained.
+func TestJobs_ListsJobsInTrouble(t *testing.T) {
+	t.Parallel()
+	pool, c := pgtest.SetUp(t, metered.Config{})
+	l := cli(t, pgtest.AsRole(t, pool, metered.GrantReportingSQL, "grant select on river_job to $role"))
+	enqueue := func(opts *jobs.Options) (job jobs.Result) {
+		require.NoError(t, pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) (err error) {
+			job, err = c.Jobs.Enqueue(t.Context(), tx, pgtest.Process{Name: "a"}, opts)
+			return err
+		}))
+		return job
+	}
+	gpu := &jobs.Options{Tenant: "acme", Hold: &holds.Request{Lines: []holds.Line{{Scope: "gpu", Amount: 1, Limits: []budget.Limit{budget.Lifetime(1)}}}}}
+	enqueue(gpu)
+	parked := enqueue(gpu)
+	execute(t, pool, "truncate river_job restart identity")
+	enqueue(nil)
+	require.Equal(t, parked.JobID, enqueue(nil).JobID)
+	report, err := c.Jobs.Release(t.Context(), pool)
+	require.NoError(t, err)
+	require.Equal(t, jobs.ReleaseReport{Ended: 1, Troubled: 1}, report)
+	listed := l.object("jobs")
+	require.Equal(t, []any{float64(parked.JobID), "acme"}, []any{listed["job_id"], listed["tenant"]})
+	require.Contains(t, listed["trouble"], "River has another job of the id")
+	require.NotEmpty(t, listed["tried_at"])
+	text := l.ok("jobs")
+	require.Contains(t, text, "in trouble. All others go on")
+	require.NotContains(t, text, "No jobs are parked.")
+	explained := l.ok("jobs", "--job", fmt.Sprint(parked.JobID))
+	require.Contains(t, explained, "its next try")
+	require.Contains(t, explained, "River has another job of the id")
+
+	// Ids that are drawn from now on are above those of parked jobs, as docs/operations.md has it.
+	next := enqueue(gpu)
+	require.False(t, next.Parked)
+	waits := enqueue(gpu)
+	execute(t, pool, "truncate river_job restart identity")
+	execute(t, pool, "select setval('river_job_id_seq', greatest((select last_value from river_job_id_seq), (select max(job_id) from metered.parked_jobs)))")
+	require.Equal(t, waits.JobID+1, enqueue(nil).JobID)
+}
+
 // A job that River has as pending between two attempts, and that stands in no line, is found by a role that may read River's table.
 func TestJobs_ListsJobsInNoLine(t *testing.T) {
 	t.Parallel()

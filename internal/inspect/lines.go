@@ -87,3 +87,36 @@ func (r *Reader) Waiting(ctx context.Context, scope string, limit int) ([]Waitin
 	}, scope, limit)
 	return all, failed("waiting", err)
 }
+
+// Troubled is a parked job whose last try failed.
+type Troubled struct {
+	JobID    int64     `json:"job_id"` // the id that it will have in River
+	Kind     string    `json:"kind"`
+	Queue    string    `json:"queue"`
+	Key      string    `json:"key,omitempty"` // jobs.Options.Key
+	Tenant   string    `json:"tenant,omitempty"`
+	Scope    string    `json:"scope,omitempty"` // whose line it is in, "" for none
+	Since    time.Time `json:"since"`
+	TriedAt  time.Time `json:"tried_at,omitzero"` // when it is tried again
+	ParkedAt time.Time `json:"parked_at"`
+	Trouble  string    `json:"trouble"` // why its last try failed
+}
+
+const troubledSQL = `
+select w.job_id, w.kind, w.queue, coalesce(w.key, ''), w.tenant, w.scope, w.troubled_at, w.retry_at, w.parked_at, w.trouble
+from metered.parked_jobs_words w where w.trouble is not null and w.lane = 0 order by w.troubled_at, w.job_id limit $1`
+
+// Troubled returns the parked jobs that have been in trouble for longest.
+func (r *Reader) Troubled(ctx context.Context, limit int) ([]Troubled, error) {
+	limit, err := pageSize(limit)
+	if err != nil {
+		return nil, err
+	}
+	all, err := collect(ctx, r, troubledSQL, func(row pgx.CollectableRow) (j Troubled, err error) {
+		var since, tried *time.Time
+		err = row.Scan(&j.JobID, &j.Kind, &j.Queue, &j.Key, &j.Tenant, &j.Scope, &since, &tried, &j.ParkedAt, &j.Trouble)
+		j.ParkedAt, j.Since, j.TriedAt = j.ParkedAt.UTC(), moment(since), moment(tried)
+		return j, err
+	}, limit)
+	return all, failed("troubled", err)
+}

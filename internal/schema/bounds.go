@@ -37,7 +37,7 @@ var Bounds = []Bound{
 	{"channel", 64, Bytes, ""},
 	{"purpose for_purpose", 128, Bytes, ""},
 	{"subject for_subject", 512, Bytes, ""},
-	{"note payload", 8192, Bytes, ""},
+	{"note payload reasons", 8192, Bytes, ""},
 	{"metadata", 65536, Bytes, ""},
 	{"parking resting", 16 << 20, Bytes, ""},
 	{"of_result of_refusal given", 1 << 20, Bytes, ""},
@@ -57,7 +57,7 @@ var Bounds = []Bound{
 	{"ids issued", 100, Items, ""},
 	{"named", 1000, Items, "lock_all"},
 	{"nos units", 10_000, Items, ""},
-	{"minted jobs", 1000, Items, ""},
+	{"minted jobs reasons", 1000, Items, ""},
 
 	{"wait_ms", 3_600_000, Value, ""},
 	{"max_rows max_holds max_lots roll_again", 10_000, Value, ""},

@@ -121,6 +121,7 @@ var Functions = []Function{
 	{"judged_scopes", Application, write},
 	{"release_jobs", Application, purgeBatch + "\n" + interpreted},
 	{"next_release", Application | Reporting, readBatch},
+	{"trouble_jobs", Application, write},
 	{"drop_parked", Application, write},
 	{"change_parked", Application, write},
 	{"explain_parked", Application | Reporting, write},

@@ -43,6 +43,7 @@ var sources = []string{
 	"jobs",
 	"parked",
 	"releases",
+	"dropped",
 	"newest",
 	"operations",
 	"plain",

@@ -160,7 +160,7 @@ language sql stable
 as $$
     select jsonb_build_object('job_id', j.job_id, 'queue', j.job ->> 'queue', 'kind', j.job ->> 'kind', 'key', coalesce(j.job -> 'metadata' ->> 'metered:key', ''),
         'tenant', j.tenant, 'fair', j.fair, 'priority', j.priority, 'scope', j.scope, 'amount', j.amount, 'parked_at', j.parked_at, 'drop_at', j.drop_at,
-        'args', j.job -> 'args', 'not_before', j.not_before, 'hold', j.job -> 'metadata' ->> 'metered:hold')
+        'args', j.job -> 'args', 'not_before', j.not_before, 'hold', j.job -> 'metadata' ->> 'metered:hold', 'trouble', j.trouble)
 $$;
 
 -- Whether a job is one that River takes, and that the releaser can read: SQL would cast more than it does.
@@ -311,8 +311,8 @@ begin
             if no is null or w.scope is not null then
                 c := (metered._charge_of(coalesce(w.scope, busy), cs))[1];
                 waits := waits || row((j ->> 'job_id')::bigint, 0, c.amount, metered._class_of(c), clk,
-                    clk + (j ->> 'wait_us')::bigint * interval '1 microsecond', null, (j ->> 'priority')::int, cardinality(waits), c.scope,
-                    coalesce(j ->> 'fair', ''), h.tenant, j - '{hold,charges,fair,most,wait_us,hopeful,burst}'::text[], h::text, j ->> 'charges')::metered.parked_jobs;
+                    clk + (j ->> 'wait_us')::bigint * interval '1 microsecond', null, null, null, (j ->> 'priority')::int, cardinality(waits), c.scope,
+                    coalesce(j ->> 'fair', ''), h.tenant, j - '{hold,charges,fair,most,wait_us,hopeful,burst}'::text[], h::text, j ->> 'charges', null)::metered.parked_jobs;
                 line_keys := line_keys || c.key;
                 wakes := wakes || case when no is null then '-infinity' else coalesce(clk + w.retry, 'infinity') end;
                 if scope is null then
@@ -399,8 +399,8 @@ begin
 end
 $$;
 
--- A parked job, with its place in its line (no further than 10,000; none while it rests), when the line is looked at, and the answers of check_charge for its
--- charges, and for those of its second choice. null: it is not parked.
+-- A parked job, with its place in its line (no further than 10,000; none while it is in no line), when the line is looked at, and the answers of check_charge for
+-- its charges, and for those of its second choice. null: it is not parked.
 create function metered.explain_parked(of_job bigint, ahead interval) returns jsonb
 language plpgsql stable
 as $$
@@ -413,7 +413,9 @@ begin
         return null;
     end if;
     select * into s from metered.parked_scopes y where y.scope = j.scope;
-    return metered._parked_json(j) || metered._explain_charges(j.charges, ahead) || jsonb_build_object('waiting', s.waiting, 'wake_at', nullif(greatest(s.wake_at, '0001-01-01Z'), 'infinity'), 'trouble', s.trouble,
+    return metered._parked_json(j) || metered._explain_charges(j.charges, ahead) || jsonb_build_object(
+        'waiting', s.waiting, 'wake_at', nullif(greatest(case when j.scope = '' then j.retry_at else s.wake_at end, '0001-01-01Z'), 'infinity'),
+        'trouble', coalesce(j.trouble, s.trouble),
         'now', metered.clock(), 'burst', (select metered._explain_charges(x.charges, ahead) from metered.parked_jobs x where x.job_id = of_job and x.lane = 1),
         'position', case when j.scope <> '' then 1 end + (select count(*) from (select from metered.parked_jobs x
             where x.scope = j.scope and (x.priority, x.turn, x.job_id) < (j.priority, j.turn, j.job_id)

@@ -1,14 +1,14 @@
--- Parked jobs whose units are free are released: they become jobs of River. Others are dropped or moved.
+-- Parked jobs whose units are free are released: they become jobs of River. See dropped.sql for those that are not.
 
 -- Charges with the present limits of their scopes: given has these as text by scope. A charge keeps its own if given is null, as a whole or
--- for the scope. The result is null if given lacks a scope.
+-- for the scope. The result is null if given lacks a scope, or has an object for it: why its limits are not known (trouble).
 create function metered._under_limits(charges metered.new_charge[], given jsonb) returns metered.new_charge[]
 language plpgsql immutable
 as $$
 begin
     if given is not null then
         for i in 1..cardinality(charges) loop
-            if not given ? charges[i].scope then
+            if not given ? charges[i].scope or jsonb_typeof(given -> charges[i].scope) = 'object' then
                 return null;
             elsif given ->> charges[i].scope is not null then
                 charges[i].limits := (given ->> charges[i].scope)::metered.charge_limit[];
@@ -19,9 +19,16 @@ begin
 end
 $$;
 
--- _start_job, but started is null after an error, such as of a window that reaches purged entries.
+-- Why the limits of scopes are not known, or null.
+create function metered._limits_trouble(scopes text[], given jsonb) returns text
+language sql immutable
+as $$
+    select format('limits of "%s": %s', x, given -> x ->> 'trouble') from unnest(scopes) x where jsonb_typeof(given -> x) = 'object' limit 1
+$$;
+
+-- _start_job, but started is null after an error, such as of a window that reaches purged entries. why is the error.
 create function metered._try_start_job(h metered.new_hold, charges metered.new_charge[], ahead interval, wait_ms int, origin metered.origin, channel text,
-    out started boolean, out refused jsonb, out due timestamptz)
+    out started boolean, out refused jsonb, out due timestamptz, out why text)
 language plpgsql volatile
 as $$
 begin
@@ -31,6 +38,7 @@ exception
         raise;
     when others then
         started := null;
+        why := sqlerrm;
 end
 $$;
 
@@ -56,46 +64,67 @@ begin
 end
 $$;
 
--- Takes jobs that fit out of the line of one scope, which is locked, and starts them, at most room jobs. A job that
--- another scope refuses moves to the line of that scope. If a lock of a job's other scopes is not free, the job stays, and the line
--- is looked at again soon.
---
--- The smallest job of each class (jobs with equal limits and the same use) is tried first: if it does not fit, none of its class does. A look
--- goes through at most 500 jobs, and the next one goes on after these. A careful look tries each job, and passes jobs that fail.
-create function metered._release_line(of_scope text, given jsonb, room int, ahead interval, wait_ms int, origin metered.origin, channel text, careful boolean) returns jsonb[]
+-- Starts a job of a line, or says why not. outcome is started, refused, failed (in a careful look) or limits (both say why), unknown (given
+-- lacks a scope), or busy (another has one of its locks, or moves it). other is its row in another line.
+create function metered._release_job(r metered.parked_jobs, given jsonb, ahead interval, wait_ms int, origin metered.origin, channel text, careful boolean,
+    out outcome text, out charges metered.new_charge[], out refused jsonb, out due timestamptz, out why text, out other metered.parked_jobs)
 language plpgsql volatile
 as $$
 declare
-    s      metered.parked_scopes;
-    r      metered.parked_jobs;
-    cs     metered.new_charge[];
-    c      metered.new_charge;
-    h      metered.new_hold;
-    p      record;
-    w      record;
-    closed jsonb := '{}';       -- by class: the smallest amount that was refused
-    jobs   jsonb[] := '{}';
-    clk    timestamptz;
-    k      bigint;
-    before bigint[];
-    o      record;
-    began  boolean;
-    gone   bigint[] := '{}';    -- jobs that stood in this line twice
-    seen   int := 0;
-    open   boolean := false;
-    whole  boolean := false;    -- all classes were asked, or all jobs looked at
+    o record;
+    p record;
 begin
-    select * into s from metered.parked_scopes y where y.scope = of_scope for update;
-    if not found then
-        return jobs;
+    charges := metered._under_limits(r.charges::metered.new_charge[], given);
+    o := metered._other_lane(r, given);
+    other := o.other;
+    if charges is null or o.keys is null then
+        why := metered._limits_trouble(array(
+            select c.scope from unnest(r.charges::metered.new_charge[] || coalesce(other.charges, '{}')::metered.new_charge[]) c), given);
+        outcome := case when why is null then 'unknown' else 'limits' end;
+        return;
+    elsif not metered._try_each(array(select x.key from unnest(charges) x union select unnest(o.keys) order by 1)) then
+        outcome := 'busy';
+        return;
+    elsif other.job_id is not null then    -- another releaser may have moved it since, or do so now
+        perform from metered.parked_jobs x
+        where x.job_id = r.job_id and x.lane = other.lane and x.scope = other.scope for update skip locked;
+        if not found then
+            outcome := 'busy';
+            return;
+        end if;
     end if;
-    clk := metered.clock();
-    if s.after is null then
-        s.next_at := 'infinity';
+    if o.first is not null then
+        p := metered._try_start_job(other.hold::metered.new_hold, o.first, ahead, wait_ms, origin, channel);
+        if p.started then
+            outcome := 'started'; due := p.due;
+            return;
+        end if;
     end if;
-    update metered.parked_scopes y set again = s.after is not null and y.again where y.scope = of_scope;
+    if careful then
+        p := metered._try_start_job(r.hold::metered.new_hold, charges, ahead, wait_ms, origin, channel);
+        why := p.why;
+    else
+        p := metered._start_job(r.hold::metered.new_hold, charges, ahead, wait_ms, origin, channel);
+    end if;
+    refused := p.refused; due := p.due;
+    outcome := case when p.started is null then 'failed' when p.started then 'started' else 'refused' end;
+end
+$$;
+
+-- Asks for the smallest job of each class of a line (jobs with equal limits and the same use): if it does not fit, none of its class does. closed has the
+-- amounts that were refused, by class, and next is when the first of these may fit. whole: no class fits.
+create function metered._closed_classes(of_scope text, given jsonb, ahead interval, clk timestamptz, out closed jsonb, out whole boolean, out next timestamptz)
+language plpgsql volatile
+as $$
+declare
+    r    metered.parked_jobs;
+    c    metered.new_charge;
+    w    record;
+    k    bigint;
+    open boolean := false;
+begin
+    closed := '{}'; whole := false; next := 'infinity';
     for i in 1..64 loop
-        exit when careful;
         select * into r from metered.parked_jobs j
         where j.scope = of_scope and j.class > coalesce(k, -9223372036854775808) order by j.class, j.amount limit 1;
         whole := not found;
@@ -107,10 +136,49 @@ begin
             open := true;
         else
             closed := closed || jsonb_build_object(k, r.amount);
-            s.next_at := least(s.next_at, clk + w.retry);
+            next := least(next, clk + w.retry);
         end if;
     end loop;
     whole := whole and not open;
+end
+$$;
+
+-- Takes jobs that fit out of the line of one scope, which is locked, and starts them, at most room jobs. A job that
+-- another scope refuses moves to the line of that scope. If a lock of a job's other scopes is not free, the job stays, and the line
+-- is looked at again soon. A job that could not be inserted leaves the line until it is tried again.
+--
+-- A look goes through at most 500 jobs, and the next one goes on after these. A careful look tries each job, and passes jobs that fail.
+create function metered._release_line(of_scope text, given jsonb, room int, ahead interval, wait_ms int, origin metered.origin, channel text, careful boolean) returns jsonb[]
+language plpgsql volatile
+as $$
+declare
+    s      metered.parked_scopes;
+    r      metered.parked_jobs;
+    c      metered.new_charge;
+    p      record;
+    w      record;
+    closed jsonb := '{}';       -- by class: the smallest amount that was refused
+    jobs   jsonb[] := '{}';
+    clk    timestamptz;
+    before bigint[];
+    gone   bigint[] := '{}';    -- jobs that stood in this line twice
+    seen   int := 0;
+    whole  boolean := false;    -- all classes were asked, or all jobs looked at
+begin
+    select * into s from metered.parked_scopes y where y.scope = of_scope for update;
+    if not found then
+        return jobs;
+    end if;
+    clk := metered.clock();
+    if s.after is null then
+        s.next_at := 'infinity'; s.trouble := null;
+    end if;
+    update metered.parked_scopes y set again = s.after is not null and y.again where y.scope = of_scope;
+    if not careful then
+        p := metered._closed_classes(of_scope, given, ahead, clk);
+        closed := p.closed; whole := p.whole;
+        s.next_at := least(s.next_at, p.next);
+    end if;
     if not whole then
         for r in
             select * from metered.parked_jobs j
@@ -121,64 +189,53 @@ begin
             exit when seen > 500 or cardinality(jobs) = room;
             before := s.after;
             s.after := array[r.priority, r.turn, r.job_id];
+            if r.retry_at > clk then
+                update metered.parked_jobs j set scope = '' where j.job_id = r.job_id and j.lane = r.lane;
+                s.waiting := s.waiting - 1;
+                continue;
+            end if;
             continue when r.amount >= (closed ->> r.class::text)::bigint or r.drop_at <= clk or r.job_id = any (gone);
-            cs := metered._under_limits(r.charges::metered.new_charge[], given);
-            o := metered._other_lane(r, given);
-            if (cs is null or o.keys is null) and seen > room then   -- judged_scopes did not come so far: the next look begins here
+            p := metered._release_job(r, given, ahead, wait_ms, origin, channel, careful);
+            if p.outcome = 'unknown' and seen > room then   -- judged_scopes did not come so far: the next look begins here
                 s.after := before;
                 seen := 501;
                 exit;
-            elsif cs is null or o.keys is null or not metered._try_each(array(select x.key from unnest(cs) x union select unnest(o.keys) order by 1)) then
+            elsif p.outcome in ('unknown', 'busy') then
                 s.next_at := least(s.next_at, clk + interval '20 milliseconds');
                 continue;
-            end if;
-            if (o.other).job_id is not null then    -- another releaser may have moved it since, or do so now
-                perform from metered.parked_jobs x
-                where x.job_id = r.job_id and x.lane = (o.other).lane and x.scope = (o.other).scope for update skip locked;
-                if not found then
-                    s.next_at := least(s.next_at, clk + interval '20 milliseconds');
-                    continue;
-                end if;
-            end if;
-            h := r.hold::metered.new_hold;
-            began := false;
-            if o.first is not null then
-                p := metered._try_start_job((o.other).hold::metered.new_hold, o.first, ahead, wait_ms, origin, channel);
-                began := coalesce(p.started, false);
-            end if;
-            if not began then
-                if careful then
-                    p := metered._try_start_job(h, cs, ahead, wait_ms, origin, channel);
-                else
-                    p := metered._start_job(h, cs, ahead, wait_ms, origin, channel);
-                end if;
-            end if;
-            if p.started is null then
+            elsif p.outcome in ('limits', 'failed') then
+                s.trouble := p.why;
                 s.next_at := least(s.next_at, clk + interval '10 seconds');
+                if p.outcome = 'failed' then    -- it stays in its line: units that are freed may end the trouble
+                    update metered.parked_jobs j set trouble = left(p.why, 1000), troubled_at = coalesce(j.troubled_at, clk) where j.job_id = r.job_id;
+                end if;
                 continue;
-            elsif p.started then
+            elsif p.outcome = 'started' then
                 jobs := jobs || r.job;
                 delete from metered.parked_jobs j where j.job_id = r.job_id;
                 s.waiting := s.waiting - 1;
-                if (o.other).scope = of_scope then
+                if (p.other).scope = of_scope then
                     s.waiting := s.waiting - 1;
                     gone := gone || r.job_id;
-                elsif (o.other).scope <> '' then
-                    update metered.parked_scopes y set waiting = y.waiting - 1 where y.scope = (o.other).scope;
-                    delete from metered.parked_scopes y where y.scope = (o.other).scope and y.waiting = 0;
+                elsif (p.other).scope <> '' then
+                    update metered.parked_scopes y set waiting = y.waiting - 1 where y.scope = (p.other).scope;
+                    delete from metered.parked_scopes y where y.scope = (p.other).scope and y.waiting = 0;
                 end if;
                 s.turns[r.priority] := greatest(s.turns[r.priority], r.turn);
                 s.next_at := least(s.next_at, p.due);
                 continue;
             end if;
-            w := metered._refusing(cs, p.refused, of_scope, true);
+            if r.trouble is not null and r.retry_at is null then
+                update metered.parked_jobs j set trouble = null, troubled_at = null where j.job_id = r.job_id;
+            end if;
+            w := metered._refusing(p.charges, p.refused, of_scope, true);
             if w.scope is null then
                 s.next_at := least(s.next_at, clk + interval '1 minute');
             elsif w.scope = of_scope then
                 closed := closed || jsonb_build_object(r.class, least(r.amount, (closed ->> r.class::text)::bigint));
                 s.next_at := least(s.next_at, clk + w.retry);
             else
-                c := (metered._charge_of(w.scope, cs))[1];
+                c := (metered._charge_of(w.scope, p.charges))[1];
                 r.class := metered._class_of(c);
                 r.turn := metered._turn(w.scope, r.priority, r.fair);
                 update metered.parked_jobs j set scope = w.scope, amount = c.amount, class = r.class, turn = r.turn
@@ -201,7 +258,7 @@ begin
     if whole then
         s.wake_at := greatest(least(s.next_at, metered._lot_begins(of_scope, clk)), clk + interval '1 millisecond');
     end if;
-    update metered.parked_scopes y set waiting = s.waiting, turns = s.turns, next_at = s.next_at, trouble = null, started = s.started, since = s.since,
+    update metered.parked_scopes y set waiting = s.waiting, turns = s.turns, next_at = s.next_at, trouble = s.trouble, started = s.started, since = s.since,
         after = case when whole then null else s.after end,
         wake_at = case when not whole or y.again then '-infinity' else s.wake_at end
     where y.scope = of_scope;
@@ -209,8 +266,8 @@ begin
 end
 $$;
 
--- Lines to look at: those of only_scopes, or else all that are marked or whose time has come. Jobs whose next attempt may begin join their
--- lines first. If the lock of such a scope is not free, the scope is returned too.
+-- Lines to look at: those of only_scopes, or else all that are marked or whose time has come. Jobs whose next attempt or try may begin join their
+-- lines first, at most 64: then a null says that more may be due. If the lock of such a scope is not free, the scope is returned too.
 create function metered._lines(only_scopes text[], most int) returns table (scope text, key bigint)
 language plpgsql volatile
 as $$
@@ -223,9 +280,9 @@ declare
 begin
     for r in
         select x.* from metered.parked_jobs x
-        where x.scope = '' and x.not_before <= metered.clock()
+        where x.scope = '' and greatest(x.not_before, x.retry_at) <= metered.clock()
           and (only_scopes is null or ((x.charges::metered.new_charge[])[1]).scope = any (only_scopes))
-        order by x.not_before limit 10000
+        order by greatest(x.not_before, x.retry_at) limit 10000
     loop
         c := (r.charges::metered.new_charge[])[1];
         continue when c.scope = any (locked);
@@ -242,7 +299,11 @@ begin
             update metered.parked_jobs x set scope = c.scope, amount = c.amount, class = r.class, turn = r.turn
             where x.job_id = r.job_id and x.lane = r.lane;
             perform metered._join_line(c.scope, c.key, '-infinity');
-            exit when joined = 64;
+            if joined = 64 then
+                scope := null; key := null;
+                return next;
+                exit;
+            end if;
         else
             locked := locked || c.scope;
             scope := c.scope;
@@ -273,7 +334,7 @@ begin
         perform metered._lock_all_scopes(only_scopes, null, wait_ms);
     end if;
     for line in select l.scope, l.key from metered._lines(only_scopes, 65) l loop
-        continue when not metered._try_lock(line.key);
+        continue when line.scope is null or not metered._try_lock(line.key);
         judged := judged || line.scope || array(
             select distinct c.scope from (
                 select j.job_id, j.lane from metered.parked_jobs j, metered.parked_scopes y
@@ -310,12 +371,24 @@ begin
         perform metered._lock_all_scopes(only_scopes, null, wait_ms);
     end if;
     for line in select l.scope, l.key from metered._lines(only_scopes, 65) l loop
+        if line.scope is null then
+            more := true;
+            continue;
+        end if;
         lines := lines + 1;
         if left_ = 0 or lines > 64 then
             more := true;
             exit;
         end if;
         scope := line.scope;
+        if jsonb_typeof(given -> line.scope) = 'object' then
+            failed := metered._limits_trouble(array[line.scope], given);
+            soon := metered.clock() + interval '10 seconds';
+            update metered.parked_scopes y set wake_at = soon, after = null, trouble = failed where y.scope = line.scope;
+            status := 'trouble'; job := to_jsonb(failed);
+            return next;
+            continue;
+        end if;
         if given is not null and not given ? line.scope or not metered._try_lock(line.key) then
             status := 'busy'; job := null;
             return next;
@@ -335,7 +408,6 @@ begin
             return next;
             begin
                 jobs := metered._release_line(line.scope, given, left_, ahead, wait_ms, origin, channel, true);
-                update metered.parked_scopes y set trouble = failed where y.scope = line.scope;
             exception
                 when serialization_failure or deadlock_detected or lock_not_available then
                     raise;
@@ -367,71 +439,9 @@ as $$
 declare
     next timestamptz := least(
         (select y.wake_at from metered.parked_scopes y order by y.wake_at limit 1),
-        (select j.not_before from metered.parked_jobs j where j.scope = '' order by j.not_before limit 1),
-        (select j.drop_at from metered.parked_jobs j where j.drop_at is not null order by j.drop_at limit 1));
+        (select greatest(j.not_before, j.retry_at) from metered.parked_jobs j where j.scope = '' order by greatest(j.not_before, j.retry_at) limit 1),
+        (select greatest(j.drop_at, j.retry_at) from metered.parked_jobs j where j.drop_at is not null order by greatest(j.drop_at, j.retry_at) limit 1));
 begin
     return case when next < 'infinity' then greatest(0, case when next > '-infinity' then extract(epoch from next - metered.clock()) * 1000000 else 0 end)::bigint end;
-end
-$$;
-
--- Drops parked jobs whose time to wait is over, at most max_rows, as far as their lines are not locked. Returns them.
-create function metered.drop_parked(max_rows int) returns setof jsonb
-language plpgsql volatile
-as $$
-declare
-    j record;
-begin
-    perform metered._require(max_rows between 1 and 1000, 'max_rows');
-    for j in
-        select x.job_id, l.scopes, l.keys from metered.parked_jobs x, lateral (
-            select array_agg(z.scope order by z.lane) as scopes, array_agg(y.key order by y.key) as keys
-            from metered.parked_jobs z left join metered.parked_scopes y on y.scope = z.scope where z.job_id = x.job_id) l
-        where x.drop_at <= metered.clock() and x.lane = 0 order by x.drop_at limit max_rows
-    loop
-        continue when array_position(j.keys, null) is not null or not metered._try_each(j.keys);
-        continue when j.scopes is distinct from array(select z.scope from metered.parked_jobs z where z.job_id = j.job_id order by z.lane);
-        return next metered._leave_line(j.job_id);
-    end loop;
-end
-$$;
-
--- Takes a parked job out of its line for good, or changes its priority, and returns it. null: it is not parked.
-create function metered.change_parked(of_job bigint, of_priority int, wait_ms int) returns jsonb
-language plpgsql volatile
-as $$
-declare
-    j   metered.parked_jobs;
-    was text[];
-begin
-    perform metered._require(coalesce(of_priority between 1 and 4, true), 'of_priority');
-    was := array(select x.scope from metered.parked_jobs x where x.job_id = of_job order by x.lane);
-    if was = '{}' then
-        if metered._one_snapshot() then     -- it may have been parked since
-            begin
-                insert into metered.parked_jobs (job_id, turn, amount, class, parked_at, priority, scope, fair, tenant, job, hold, charges)
-                values (of_job, 0, 0, 0, 'epoch', 0, '', '', '', '{}', '', '') on conflict do nothing;
-                raise exception using errcode = 'MT100';
-            exception when sqlstate 'MT100' then
-                null;
-            end;
-        end if;
-        return null;
-    end if;
-    perform metered._lock_keys(array(select y.key from metered.parked_scopes y where y.scope = any (was) order by 1), wait_ms);
-    perform from metered.parked_jobs x where x.job_id = of_job order by x.lane for update;
-    if not found then
-        return null;
-    elsif was <> array(select x.scope from metered.parked_jobs x where x.job_id = of_job order by x.lane) then
-        raise exception 'could not serialize access: the job waits for another scope now' using errcode = '40001';
-    elsif of_priority is null then
-        return metered._leave_line(of_job);
-    end if;
-    for j in select x.* from metered.parked_jobs x where x.job_id = of_job and x.priority <> of_priority order by x.lane loop
-        j.turn := metered._turn(j.scope, of_priority, j.fair);
-        j.job := j.job || jsonb_build_object('priority', of_priority);
-        update metered.parked_jobs x set priority = of_priority, turn = j.turn, job = j.job where x.job_id = of_job and x.lane = j.lane;
-    end loop;
-    select x.* into j from metered.parked_jobs x where x.job_id = of_job and x.lane = 0;
-    return metered._parked_json(j);
 end
 $$;

@@ -244,11 +244,11 @@ select p.scope,                                 -- the scope whose units the job
     p.trouble                                   -- why the last look at the line failed, or null
 from metered.parked_scopes p, (select metered.clock() as now) c;
 
--- Parked jobs, without their args. By job_id, or by scope in the order of priority, turn and job_id, it reads an index. Everything else
+-- Parked jobs, without their args. By job_id, by scope in the order of priority, turn and job_id, or those in trouble (trouble is not null), it reads an index. Everything else
 -- reads all parked jobs. position counts the jobs before each row that is shown: ask for it of a few rows only.
 create view metered.parked_jobs_words as
 select j.job_id,                                -- the id that it will have in river_job
-    j.scope,                                    -- the scope whose units it waits for, or empty: it is in no line until its next attempt
+    j.scope,                                    -- the scope whose units it waits for, or empty: it is in no line until its next attempt, or its next try
     j.amount,                                   -- units that it needs of the scope
     j.priority,                                 -- River's: 1 is first
     1 + (select count(*) from (select from metered.parked_jobs b where b.scope = j.scope and (b.priority, b.turn, b.job_id) < (j.priority, j.turn, j.job_id)
@@ -263,5 +263,8 @@ select j.job_id,                                -- the id that it will have in r
     j.parked_at,                                -- when it was parked
     j.drop_at,                                  -- when it is dropped, or null: never
     j.not_before,                               -- when its next attempt may start, or null: it waits for its first
-    j.lane                                      -- 0, or 1: the row of its second choice of units, for which it waits as well
+    j.lane,                                     -- 0, or 1: the row of its second choice of units, for which it waits as well
+    j.trouble,                                  -- why its last try failed, or null: it is not in trouble
+    j.troubled_at,                              -- when that began, or null
+    j.retry_at                                  -- when it is tried again, or null
 from metered.parked_jobs j;

@@ -20,14 +20,17 @@ create table metered.parked_jobs (
     parked_at timestamptz not null,     -- when it was parked
     drop_at   timestamptz,              -- when it is dropped, or null: never
     not_before timestamptz,             -- when its next attempt may start, or null: it waits for its first
+    troubled_at timestamptz,            -- when it got into trouble, or null: it is in none
+    retry_at  timestamptz,              -- when a job in trouble is tried again: it is in no line before
     priority  smallint    not null,     -- River's: 1 is first
     lane      smallint    not null default 0, -- 1: it waits for a second choice of units, too, and has a row for each
-    scope     text collate "C" not null, -- the scope that it waits for, or empty until then
+    scope     text collate "C" not null, -- the scope that it waits for, or empty: it is in no line
     fair      text collate "C" not null, -- jobs of different keys take turns
     tenant    text collate "C" not null, -- of the job and its hold
     job       jsonb       not null,     -- its columns in river_job
     hold      text        not null,     -- the hold, a metered.new_hold
     charges   text        not null,     -- metered.new_charge[] of all its scopes
+    trouble   text,                     -- why its last try failed
     primary key (job_id, lane)
 );
 
@@ -43,12 +46,15 @@ create index parked_jobs_class on metered.parked_jobs (scope, class, amount);
 -- The oldest job in a line.
 create index parked_jobs_age on metered.parked_jobs (scope, parked_at);
 
-create index parked_jobs_drop on metered.parked_jobs (drop_at) where drop_at is not null;
+create index parked_jobs_drop on metered.parked_jobs (greatest(drop_at, retry_at)) where drop_at is not null;
 
--- Jobs that rest until their next attempt, and all that River has.
-create index parked_jobs_rest on metered.parked_jobs (not_before) where scope = '';
+-- Jobs that are in no line until their next attempt, or because they are in trouble, and all that River has.
+create index parked_jobs_rest on metered.parked_jobs (greatest(not_before, retry_at)) where scope = '';
 
 create index parked_jobs_again on metered.parked_jobs (job_id) where not_before is not null;
+
+-- Jobs in trouble.
+create index parked_jobs_trouble on metered.parked_jobs (troubled_at) where trouble is not null;
 
 -- The lines. A scope that no job waits for has none.
 create table metered.parked_scopes (
