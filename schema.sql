@@ -5097,7 +5097,7 @@ begin
         if e.kind = 'h' and group_ended then
             -- Rare: the entry of a group does not say how many units of this hold had ended.
             units := (select coalesce(sum(l.open), 0) from metered.hold_lines l
-                where l.scope = tip.scope and l.open > 0 and metered._written_here(l.xmin) and metered._written_here((
+                where l.scope = tip.scope and l.open > 0 and l.due >= tip.next_due and metered._written_here(l.xmin) and metered._written_here((
                     select v.xmin from metered.hold_events v where v.hold = l.hold and v.version = 1)));
             leased := 0;
             exit;
@@ -5116,7 +5116,7 @@ begin
     end loop;
     if of_nos is not null then
         units := units + (select coalesce(sum(l.open), 0) from metered.hold_lines l
-            where l.hold = any (of_nos) and l.scope = tip.scope and l.open <> 0 and metered._written_here((
+            where l.hold = any (of_nos) and l.scope = tip.scope and l.open <> 0 and l.due >= tip.next_due and metered._written_here((
                 select v.xmin from metered.hold_events v where v.hold = l.hold and v.version = 1)) is not true);
     end if;
     units := least(tip.held, units);
@@ -7767,8 +7767,8 @@ begin
     if status is null then
         origin := row(null, null, nullif(note, '')::jsonb);
         perform metered._expire_rows(array[of_no], clk, origin.note);
-        perform metered._clear_freed(array[of_no], null);
         perform metered._end_minima_of(array[of_no], clk, wait_ms);
+        perform metered._clear_freed(array[of_no], null);
         perform metered._release_lines(array[of_no], null, 'x', clk, of_id, origin);
         update metered.holds y set pending = false where y.no = of_no returning y.version into h;
         if channel is not null then
@@ -8189,14 +8189,19 @@ begin
         where y.no = any (looked) and (y.pending and y.due <= clk) is true
         order by y.no for no key update skip locked) r;
     -- Counted, since NOT EXISTS is a join, which can be one with all lines. A hold that keeps only
-    -- lines of scopes that are behind is ended under their locks.
+    -- lines of scopes that are behind is ended under their locks. A line that was freed with a sum
+    -- stays freed, and its row is cleared without its scope's lock.
     due_nos := array(
         select y.no
         from metered.holds y, lateral (
             select count(*) as lines, count(*) filter (where l.scope = any (locked)) as mine,
-                count(*) filter (where l.scope = any (behind)) as later
-            from metered.hold_lines l where l.hold = y.no and l.open <> 0) x
-        where y.no = any (due_nos) and x.lines = x.mine + x.later and (x.lines = 0 or x.mine > 0));
+                count(*) filter (where l.freed) as freed,
+                count(*) filter (where l.scope = any (behind) and not l.freed) as later
+            from (select z.scope, z.scope = any (behind) and (z.due >= (select t.next_due
+                      from metered.ledger t where t.scope = z.scope order by t.seq desc limit 1)) is not true as freed
+                  from metered.hold_lines z where z.hold = y.no and z.open <> 0) l) x
+        where y.no = any (due_nos) and x.lines = x.mine + x.freed + x.later
+          and (x.lines = 0 or x.mine + x.freed > 0));
     -- Nor one that fell due after another that is left to others, and captures something.
     loop
         blocked := array(
@@ -8210,7 +8215,7 @@ begin
     end loop;
     if due_nos <> '{}' then
         perform metered._expire_rows(due_nos, clk, (metered._by_system()).note);
-        perform metered._clear_freed(due_nos, locked);
+        perform metered._clear_freed(due_nos, locked || behind);
         perform metered._release_lines(due_nos, locked, 'x', clk, null, metered._by_system());
         nos := metered._whole(due_nos, keep_pending, channel);
     end if;

@@ -364,3 +364,47 @@ func TestCharge_AnOldSnapshotFreesNoHoldThatWasExtended(t *testing.T) {
 		f.sums()
 	}
 }
+
+// Rows that a sum left are ended by any sweep, also where the scope has many due holds again, and by
+// Expire, also where it is the first to write a sum.
+func TestSweep_EndsWhatASumLeftInAScopeThatIsBehindAgain(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, holds.Config{})
+	f.pile("a", 60, true)
+	f.clock.Advance(time.Hour)
+	_, ended, err := f.expire(holds.Expire{ID: "a/7", Deadline: f.get("a/7").Deadline})
+	require.NoError(t, err)
+	require.True(t, ended)
+	_, err = f.charge(budget.Charge{Scope: "a", Amount: 1})
+	require.NoError(t, err)
+	require.Equal(t, 59, f.open("a"))
+	placeMany(f, 60, time.Minute, "a")
+	f.clock.Advance(time.Hour)
+	report, err := f.book.Sweep(t.Context(), f.pool, holds.SweepOptions{})
+	require.NoError(t, err)
+	require.Equal(t, 119, report.Expired)
+	require.Zero(t, report.Skipped+report.Behind)
+	require.Zero(t, f.open("a"))
+	f.verify()
+}
+
+// Holds of the transaction itself that a sum freed are none of the units that it holds.
+func TestRefusal_CountsNoOwnHoldThatASumFreed(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, holds.Config{})
+	f.mustPlace(holds.Request{ID: "another", TTL: time.Hour, Lines: []holds.Line{capacity("a", 5, 100)}})
+	tx := begin(t, f.pool, pgx.ReadCommitted)
+	place := func(id string, n int64) {
+		_, err := f.book.Place(t.Context(), tx, holds.Request{ID: id, TTL: time.Minute, Lines: []holds.Line{capacity("a", n, 100)}})
+		require.NoError(t, err)
+	}
+	for i := range 40 {
+		place(fmt.Sprint(i), 1)
+	}
+	f.clock.Advance(2 * time.Minute)
+	place("own", 2)
+	_, err := f.ledger.Charge(t.Context(), tx, budget.Charge{Scope: "a", Amount: 94, Limits: []budget.Limit{budget.Lifetime(100)}})
+	var exceeded *budget.ExceededError
+	require.ErrorAs(t, err, &exceeded)
+	require.Equal(t, []int64{5, 2}, []int64{exceeded.Refusals[0].Held, exceeded.Refusals[0].OwnHeld})
+}

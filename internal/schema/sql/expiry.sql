@@ -330,8 +330,8 @@ begin
     if status is null then
         origin := row(null, null, nullif(note, '')::jsonb);
         perform metered._expire_rows(array[of_no], clk, origin.note);
-        perform metered._clear_freed(array[of_no], null);
         perform metered._end_minima_of(array[of_no], clk, wait_ms);
+        perform metered._clear_freed(array[of_no], null);
         perform metered._release_lines(array[of_no], null, 'x', clk, of_id, origin);
         update metered.holds y set pending = false where y.no = of_no returning y.version into h;
         if channel is not null then

@@ -106,7 +106,7 @@ begin
         if e.kind = 'h' and group_ended then
             -- Rare: the entry of a group does not say how many units of this hold had ended.
             units := (select coalesce(sum(l.open), 0) from metered.hold_lines l
-                where l.scope = tip.scope and l.open > 0 and metered._written_here(l.xmin) and metered._written_here((
+                where l.scope = tip.scope and l.open > 0 and l.due >= tip.next_due and metered._written_here(l.xmin) and metered._written_here((
                     select v.xmin from metered.hold_events v where v.hold = l.hold and v.version = 1)));
             leased := 0;
             exit;
@@ -125,7 +125,7 @@ begin
     end loop;
     if of_nos is not null then
         units := units + (select coalesce(sum(l.open), 0) from metered.hold_lines l
-            where l.hold = any (of_nos) and l.scope = tip.scope and l.open <> 0 and metered._written_here((
+            where l.hold = any (of_nos) and l.scope = tip.scope and l.open <> 0 and l.due >= tip.next_due and metered._written_here((
                 select v.xmin from metered.hold_events v where v.hold = l.hold and v.version = 1)) is not true);
     end if;
     units := least(tip.held, units);

@@ -292,14 +292,19 @@ begin
         where y.no = any (looked) and (y.pending and y.due <= clk) is true
         order by y.no for no key update skip locked) r;
     -- Counted, since NOT EXISTS is a join, which can be one with all lines. A hold that keeps only
-    -- lines of scopes that are behind is ended under their locks.
+    -- lines of scopes that are behind is ended under their locks. A line that was freed with a sum
+    -- stays freed, and its row is cleared without its scope's lock.
     due_nos := array(
         select y.no
         from metered.holds y, lateral (
             select count(*) as lines, count(*) filter (where l.scope = any (locked)) as mine,
-                count(*) filter (where l.scope = any (behind)) as later
-            from metered.hold_lines l where l.hold = y.no and l.open <> 0) x
-        where y.no = any (due_nos) and x.lines = x.mine + x.later and (x.lines = 0 or x.mine > 0));
+                count(*) filter (where l.freed) as freed,
+                count(*) filter (where l.scope = any (behind) and not l.freed) as later
+            from (select z.scope, z.scope = any (behind) and (z.due >= (select t.next_due
+                      from metered.ledger t where t.scope = z.scope order by t.seq desc limit 1)) is not true as freed
+                  from metered.hold_lines z where z.hold = y.no and z.open <> 0) l) x
+        where y.no = any (due_nos) and x.lines = x.mine + x.freed + x.later
+          and (x.lines = 0 or x.mine + x.freed > 0));
     -- Nor one that fell due after another that is left to others, and captures something.
     loop
         blocked := array(
@@ -313,7 +318,7 @@ begin
     end loop;
     if due_nos <> '{}' then
         perform metered._expire_rows(due_nos, clk, (metered._by_system()).note);
-        perform metered._clear_freed(due_nos, locked);
+        perform metered._clear_freed(due_nos, locked || behind);
         perform metered._release_lines(due_nos, locked, 'x', clk, null, metered._by_system());
         nos := metered._whole(due_nos, keep_pending, channel);
     end if;
