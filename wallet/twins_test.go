@@ -372,6 +372,11 @@ func (w *twins) end() {
 			tw.sweeps()
 			w.heardIn(tw, "sweep")
 		}
+		r, err := tw.ledger.Verify(w.Context(), tw.pool, budget.VerifyOptions{})
+		require.NoError(w, err)
+		if len(r.Differences) > 0 {
+			panic(difference(fmt.Sprintf("the books of twin %d: %v", tw.no, r.Differences)))
+		}
 	}
 	w.look()
 	w.ask("in the end", func(tw *twin) (a said, err error) {

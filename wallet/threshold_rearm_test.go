@@ -2,12 +2,14 @@ package wallet_test
 
 import (
 	"context"
+	"fmt"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/wallet"
 )
 
@@ -83,6 +85,45 @@ func TestThresholds_AreNotArmedByARefundThatLapses(t *testing.T) {
 		f.expire()
 		require.Equal(t, []string{"ann low 20"}, f.crossed())
 		refund(d)
+	}
+}
+
+// A hold that fell due before its lot ended has given its units back to it, and they roll over. A revocation after both
+// counts them, though nobody has written that: it reports no level that they are above.
+func TestThresholds_CountUnitsThatWereFreedBeforeTheirLotEnded(t *testing.T) {
+	t.Parallel()
+	for _, swept := range []bool{true, false} {
+		f := setUpReporting(t, low(50), nil)
+		f.grant(wallet.Grant{Amount: 100, Reference: "a", For: 2 * time.Hour, RollCap: 100, RollFor: day})
+		_, err := do(f, func(ctx context.Context, tx pgx.Tx) (holds.Hold, error) { // without thresholds: it reports none
+			return f.holds.Place(ctx, tx, holds.Request{ID: "h", TTL: time.Hour, Lines: []holds.Line{{Scope: "ann", Amount: 80}}})
+		})
+		require.NoError(t, err)
+		f.clock.Set(noon.Add(2 * time.Hour))
+		if swept {
+			f.sweeps()
+		}
+		_, err = f.revoke(wallet.Revoke{Reference: "a", Amount: 10})
+		require.NoError(t, err)
+		require.Empty(t, f.crossed(), "90 are left")
+	}
+}
+
+// The first call after lots have begun reports a level that they have not left. The books agree, whatever it writes.
+func TestThresholds_AreReportedByACallThatWritesThatLotsBegan(t *testing.T) {
+	t.Parallel()
+	f := setUpReporting(t, low(50), nil)
+	for n := range 2 {
+		f.grant(wallet.Grant{Amount: 10, Reference: fmt.Sprint(n), Starts: noon.Add(time.Hour)})
+	}
+	f.clock.Set(noon.Add(time.Hour))
+	for _, want := range [][]string{{"ann low 20"}, {}} {
+		_, err := do(f, func(ctx context.Context, tx pgx.Tx) (wallet.Granted, error) {
+			return f.book.Reinstate(ctx, tx, wallet.Revoke{Wallet: "ann", Reference: "0"})
+		})
+		require.NoError(t, err)
+		require.Equal(t, want, f.crossed())
+		f.verify()
 	}
 }
 
