@@ -3514,8 +3514,12 @@ create function metered._name_lot(e metered.ledger, of_lot bigint, of_reference 
 language plpgsql volatile
 as $$
 declare
-    crossing record := metered._cross_lowered(e, coalesce(lowers, 0), limits, least(e.at, metered.clock()));
+    tip      metered.ledger := e;
+    crossing record;
 begin
+    tip.seq := e.seq - 1;   -- with its time: a hold may have freed units of a lot before that lot ended
+    tip.at := coalesce((select y.at from metered.ledger y where y.scope = e.scope and y.seq = tip.seq), e.at);
+    crossing := metered._cross_lowered(tip, coalesce(lowers, 0), limits, least(e.at, metered.clock()));
     entry := e;
     crossings := crossing.crossings;
     silent := crossing.silent;

@@ -127,7 +127,8 @@ where m.back <> coalesce(r.amount, 0) or m.wrong`
 // carriedSQL finds entries, from $2 on, that lost a field that they should have copied from the
 // entry before: lots_end, or the thresholds already reported. A release or an expiry leaves these
 // as they are. A credit or a refund only arms some again, but for units that are applied to a use,
-// whose entry has the thresholds of the charge after it.
+// whose entry has the thresholds of the charge after it, and for a lot that begins, whose entry may
+// have those that the call crosses that writes it.
 const carriedSQL = `
 select e.seq, 'lots_end', 'none', 'one, as before'
 from (select y.seq, y.lots_end, lag(y.lots_end) over (order by y.seq) as before from metered.ledger y where y.scope = $1 and y.seq >= $2) e
@@ -138,7 +139,8 @@ from (select y.seq, y.kind, y.crossed, lag(y.crossed) over w as before, lag(y.se
     from metered.ledger y where y.scope = $1 and y.seq >= $2 window w as (order by y.seq)) e
 where not e.first and (e.kind in ('l', 'x', 'z') and e.crossed is distinct from e.before
     or e.kind in ('d', 'r') and not coalesce(e.before, '{}') @> coalesce(e.crossed, '{}')
-        and not exists (select from metered.lot_moves m where m.scope = $1 and m.seq = e.seq and m.kind = 'a'))
+        and not exists (select from metered.lot_moves m left join metered.lot_rows y on y.no = m.lot
+            where m.scope = $1 and m.seq = e.seq and (m.kind = 'a' or m.kind = 'd' and y.starts_at is not null)))
 order by 1`
 
 // anyLotsSQL is whether a scope has anything of a wallet. It spares the others lotsSQL, which takes
