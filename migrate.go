@@ -167,14 +167,21 @@ func SchemaSQL(opts SchemaSQLOptions) (string, error) {
 	return schema.Current().Script(n, opts.From, opts.DropPrevious, opts.Tool), nil
 }
 
-// GrantSQL renders the grants of every other call. The role can change no ledger entry, and is
-// trusted with its arguments (SECURITY.md).
+// GrantSQL renders the grants of every call that the other sets do not name. The role can change no
+// ledger entry, and is trusted with its arguments (SECURITY.md).
 //
 // Run it as the schema's owner, after Migrate or SchemaSQL. It also takes the functions from
 // PUBLIC. role must exist. An upgrade renews the grants. River's tables need others
 // (docs/operations.md).
 func GrantSQL(schemaName, role string) (string, error) {
 	return grants(schemaName, role, schema.Application)
+}
+
+// GrantJobsSQL renders the grants to park and release jobs, for a role that has GrantSQL, too. They
+// are a set of their own, since the role decides what River's workers run: whoever releases jobs
+// inserts any that the role has parked.
+func GrantJobsSQL(schemaName, role string) (string, error) {
+	return grants(schemaName, role, schema.Jobs)
 }
 
 // GrantMaintenanceSQL renders the grants of the Purge calls and budget.Ledger.RepairClock. A role

@@ -270,7 +270,7 @@ func TestHostileSearchPath_IsNotAskedBySuperusers(t *testing.T) {
 	require.True(t, waited)
 	require.Len(t, r.Repaired, 1)
 	pgtest.Execute(t, owner, "grant execute on function metered.charge to public")
-	for _, render := range []func(schema, role string) (string, error){metered.GrantSQL, metered.GrantMaintenanceSQL, metered.GrantReportingSQL} {
+	for _, render := range []func(schema, role string) (string, error){metered.GrantSQL, metered.GrantJobsSQL, metered.GrantMaintenanceSQL, metered.GrantReportingSQL} {
 		app := pgtest.AsRole(t, super, render, "set search_path = public, traps")
 		require.NoError(t, app.Ping(ctx))
 	}

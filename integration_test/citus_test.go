@@ -150,12 +150,12 @@ func TestCitus_EveryCallThroughEachNode(t *testing.T) {
 	}
 }
 
-// … and, through the node that has the schema, as the role of an application, whose grants are GrantSQL's.
+// … and, through the node that has the schema, as the role of an application, whose grants are those of GrantSQL and GrantJobsSQL.
 func TestCitus_EveryCallOfAnApplication(t *testing.T) {
 	t.Parallel()
 	c := onCitus(t, citusCluster).migrated()
 	role := fmt.Sprintf("app_%d", citusDatabases.Add(1))
-	sql, err := metered.GrantSQL("metered", role)
+	sql, err := pgtest.Grants(metered.GrantSQL, metered.GrantJobsSQL)("metered", role)
 	require.NoError(t, err)
 	sql = "create role " + role + " login;\n" + sql + strings.ReplaceAll(pgtest.RiverGrantSQL, "$role", role) + ";\n"
 	for _, statement := range schema.Statements(sql) {

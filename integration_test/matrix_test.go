@@ -74,7 +74,7 @@ func ways() map[string]way {
 			"wallet.Book.Balance", "wallet.Book.Statement", "Enqueuer.Explain", "Pool.History", "Carver.Get", "replica.ReadAt",
 			"leases.Sweep")}, // which finds nothing to write
 		"as the application": {fails: notGranted, open: func(t *testing.T, owner *pgxpool.Pool) *pgxpool.Pool {
-			return pgtest.AsRole(t, owner, metered.GrantSQL, pgtest.RiverGrantSQL+"; grant select, insert on notes to $role;")
+			return pgtest.AsRole(t, owner, pgtest.Grants(metered.GrantSQL, metered.GrantJobsSQL), pgtest.RiverGrantSQL+"; grant select, insert on notes to $role;")
 		}},
 	}
 	for _, mode := range modes {

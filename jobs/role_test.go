@@ -82,7 +82,7 @@ func TestRoles_ApplicationParksAndReleasesAndOthersDoNot(t *testing.T) {
 		pool := pgtest.AsRole(t, g.pool, grants, riverGrantSQL)
 		return &gated{fixture: on(t, pool, jobs.Config{Holds: g.book}, &river.Config{Plugins: []rivertype.Plugin{jobs.Plugin()}}), ledger: g.ledger, book: g.book}
 	}
-	app := role(metered.GrantSQL)
+	app := role(pgtest.Grants(metered.GrantSQL, metered.GrantJobsSQL))
 	first := app.mustEnqueue(process{"a"}, needs(slots("gpu", 1, 1)))
 	parked := []jobs.Result{app.mustEnqueue(process{"b"}, needs(slots("gpu", 1, 1))), app.mustEnqueue(process{"c"}, needs(slots("gpu", 1, 1)))}
 	require.True(t, parked[0].Parked && parked[1].Parked)
@@ -113,10 +113,13 @@ func TestRoles_ApplicationParksAndReleasesAndOthersDoNot(t *testing.T) {
 		_, err = app.pool.Exec(g.ctx, forbidden)
 		requireForbidden(t, err, forbidden)
 	}
-	reporting, maintenance := role(metered.GrantReportingSQL), role(metered.GrantMaintenanceSQL)
+	reporting, maintenance, alone := role(metered.GrantReportingSQL), role(metered.GrantMaintenanceSQL), role(metered.GrantSQL)
 	_, err = reporting.Explain(g.ctx, reporting.pool, parked[1].JobID)
 	require.NoError(t, err)
-	for name, other := range map[string]*gated{"reporting": reporting, "maintenance": maintenance} {
+	_, err = alone.Explain(g.ctx, alone.pool, parked[1].JobID)
+	require.NoError(t, err)
+	require.True(t, alone.mustEnqueue(process{"x"}, key("k")).Created, "without a hold it needs River's grants alone")
+	for name, other := range map[string]*gated{"reporting": reporting, "maintenance": maintenance, "application": alone} {
 		_, err = other.enqueue(process{"d"}, needs(slots("gpu", 1, 1)))
 		requireForbidden(t, err, name)
 		_, err = other.Release(g.ctx, other.pool)
@@ -130,11 +133,39 @@ func TestRoles_ApplicationParksAndReleasesAndOthersDoNot(t *testing.T) {
 	pgtest.RequireVerified(t, g.pool, g.ledger)
 }
 
+// A role that may charge and hold, and has no right on River's tables, can have the releaser insert no job, and can take none away: no function
+// that it may call writes a parked job, whatever it is called.
+func TestRoles_ParkingIsAPrivilegeOfItsOwn(t *testing.T) {
+	t.Parallel()
+	g := openGated(t, nil)
+	g.mustEnqueue(process{"a"}, needs(slots("gpu", 1, 1)))
+	require.True(t, g.mustEnqueue(process{"b"}, needs(slots("gpu", 1, 1))).Parked)
+	thief := pgtest.AsRole(t, g.pool, metered.GrantSQL, "")
+	job := `[{"job_id": 5, "kind": "k", "queue": "q", "args": {}, "metadata": {"metered:hold": "job/5/0123456789abcdef"}, "tags": [], "priority": 1, "max_attempts": 1,
+		"hold": "(,,,,,,,,,,,,)", "charges": "{\"(s,1,1,1,{},,,,)\"}", "rest_us": 0}]`
+	for _, call := range []string{
+		"metered.park_jobs('" + job + "', interval '1 minute', 1000, null, null, false)",
+		"metered.rest_jobs('" + job + "')",
+		"metered.release_jobs(null, null, 1000, 1, interval '1 minute', null, null)",
+		"metered.judged_scopes(null, 1000, 1)",
+		"metered.trouble_jobs('{2}', '{no}')",
+		"metered.drop_parked(1)",
+		"metered.change_parked(2, null, 1000)",
+	} {
+		_, err := thief.Exec(g.ctx, "select "+call)
+		requireForbidden(t, err, call)
+	}
+	writers := pgtest.Value[[]string](t, g.pool, `select coalesce(array_agg(p.proname::text), '{}') from pg_proc p
+		where p.pronamespace = 'metered'::regnamespace and p.proname not like '\_%' and has_function_privilege($1, p.oid, 'execute')
+		and p.prosrc ~ 'parked_jobs' and p.provolatile = 'v'`, pgtest.Value[string](t, thief, "select current_user::text"))
+	require.Empty(t, writers)
+}
+
 // The functions refuse what the Enqueuer does not send, above all what SQL casts and Go does not: such a job would stop those of all.
 func TestRoles_ParkJobsRefusesWrongArguments(t *testing.T) {
 	t.Parallel()
 	g := openGated(t, nil)
-	app := pgtest.AsRole(t, g.pool, metered.GrantSQL, riverGrantSQL)
+	app := pgtest.AsRole(t, g.pool, pgtest.Grants(metered.GrantSQL, metered.GrantJobsSQL), riverGrantSQL)
 	job := func(changed string) string {
 		return `[{"job_id": 5, "kind": "k", "queue": "q", "args": {}, "metadata": {"metered:hold": "job/5/0123456789abcdef"}, "tags": [], "priority": 1, "max_attempts": 1,
 			"hold": "(,,,,,,,,,,,,)", "charges": "{}"` + changed + `}]`

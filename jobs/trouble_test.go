@@ -188,7 +188,7 @@ func TestTrouble_AStatementThatNoJobCouldPassIsAnError(t *testing.T) {
 	t.Parallel()
 	g := openGated(t, nil)
 	running, parked := g.parks("a", "b")
-	pool := pgtest.AsRole(t, g.pool, metered.GrantSQL, strings.Replace(riverGrantSQL, "insert, ", "", 1))
+	pool := pgtest.AsRole(t, g.pool, pgtest.Grants(metered.GrantSQL, metered.GrantJobsSQL), strings.Replace(riverGrantSQL, "insert, ", "", 1))
 	_, err := g.Release(g.ctx, pool)
 	require.NoError(t, err)
 	g.end(running[0])
@@ -199,7 +199,7 @@ func TestTrouble_AStatementThatNoJobCouldPassIsAnError(t *testing.T) {
 		require.Empty(t, g.explained(id).Trouble)
 	}
 	pgtest.Execute(t, g.pool, `alter table river_job enable row level security; create policy no_a on river_job using (true) with check (args ->> 'asset' <> 'a')`)
-	app := pgtest.AsRole(t, g.pool, metered.GrantSQL, riverGrantSQL)
+	app := pgtest.AsRole(t, g.pool, pgtest.Grants(metered.GrantSQL, metered.GrantJobsSQL), riverGrantSQL)
 	report, err := g.Release(g.ctx, app)
 	require.NoError(t, err)
 	require.Equal(t, jobs.ReleaseReport{Released: 1, Troubled: 1}, report)

@@ -13,15 +13,16 @@ import (
 func (a *app) grantCmd() *cobra.Command {
 	var apply bool
 	grants := map[string]func(schemaName, role string) (string, error){
-		"application": metered.GrantSQL, "maintenance": metered.GrantMaintenanceSQL, "reporting": metered.GrantReportingSQL,
+		"application": metered.GrantSQL, "jobs": metered.GrantJobsSQL, "maintenance": metered.GrantMaintenanceSQL, "reporting": metered.GrantReportingSQL,
 	}
-	names := []string{"application", "maintenance", "reporting"}
+	names := []string{"application", "jobs", "maintenance", "reporting"}
 	c := &cobra.Command{
-		Use:   "grant {application|maintenance|reporting} ROLE",
+		Use:   "grant {application|jobs|maintenance|reporting} ROLE",
 		Short: "Print or apply the grants that a role needs",
 		Long: `Grant prints the SQL of a role's grants, or runs it, in one transaction, with --apply.
 
   application  to charge, hold, mint and so on: all calls of the library except those below, and to sweep
+  jobs         to park and release jobs that wait for budget, for a role that has application, too
   maintenance  to purge, and to repair the clock
   reporting    to read views, scopes, holds and operations, and nothing else: to look, to verify, and for the page
 

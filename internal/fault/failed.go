@@ -21,7 +21,7 @@ var (
 	ErrNotCell = New("cell_differs", "metered: the schema is not the cell that the router has at its place: call cells.Router.SetUp, with the same cells everywhere")
 	// ErrReadOnly: SQLSTATE 25006.
 	ErrReadOnly   = New("read_only", "metered: the server, or the transaction, is read-only: another server may be the primary by now")
-	ErrNotGranted = New("not_granted", "metered: the role lacks grants of metered.GrantSQL, or of GrantMaintenanceSQL to purge and repair, or rights on River's tables")
+	ErrNotGranted = New("not_granted", "metered: the role lacks grants of metered.GrantSQL, of GrantJobsSQL to park and release jobs, or of GrantMaintenanceSQL to purge and repair, or rights on River's tables")
 )
 
 // Failed names the failed act, and its package. It maps errors of Postgres that every package may meet to the errors

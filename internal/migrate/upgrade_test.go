@@ -245,7 +245,8 @@ func TestUpgrade_RolesKeepTheirCalls(t *testing.T) {
 		role   *pgxpool.Pool
 		render func(string, string) (string, error)
 		set    schema.Role
-	}{{nil, metered.GrantSQL, schema.Application}, {nil, metered.GrantMaintenanceSQL, schema.Maintenance}, {nil, metered.GrantReportingSQL, schema.Reporting}}
+	}{{nil, metered.GrantSQL, schema.Application}, {nil, metered.GrantMaintenanceSQL, schema.Maintenance}, {nil, metered.GrantReportingSQL, schema.Reporting},
+		{nil, metered.GrantJobsSQL, schema.Jobs}}
 	for i := range sets {
 		sets[i].role = pgtest.AsRole(t, pool, sets[i].render, "")
 	}

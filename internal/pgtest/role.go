@@ -9,6 +9,20 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
+// Grants renders several sets of grants, for AsRole.
+func Grants(sets ...func(schema, role string) (string, error)) func(schema, role string) (string, error) {
+	return func(schema, role string) (all string, err error) {
+		for _, render := range sets {
+			text, err := render(schema, role)
+			if err != nil {
+				return "", err
+			}
+			all += text
+		}
+		return all, nil
+	}
+}
+
 // AsRole returns a pool on the same database whose sessions act as a new role. It has the grants of render, as of
 // metered.GrantSQL, and those of more, where $role stands for its name, and nothing else. The role goes when the test
 // ends.

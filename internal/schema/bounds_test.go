@@ -40,12 +40,7 @@ type boundsTest struct {
 func TestBounds_AreThereForEveryArgumentOfEveryGrantedFunction(t *testing.T) {
 	t.Parallel()
 	owner := pgtest.Open(t)
-	role := pgtest.AsRole(t, owner, func(name, role string) (string, error) {
-		application, err := metered.GrantSQL(name, role)
-		maintenance, again := metered.GrantMaintenanceSQL(name, role)
-		reporting, last := metered.GrantReportingSQL(name, role)
-		return application + maintenance + reporting, errors.Join(err, again, last)
-	}, "")
+	role := pgtest.AsRole(t, owner, pgtest.Grants(metered.GrantSQL, metered.GrantJobsSQL, metered.GrantMaintenanceSQL, metered.GrantReportingSQL), "")
 	b := &boundsTest{t, owner, map[uint32]argumentType{}, map[string]int{}}
 	rows, err := role.Query(t.Context(), `select p.proname::text, p.proargtypes::oid[], coalesce(p.proargnames, '{}') from pg_proc p
 		where p.pronamespace = 'metered'::regnamespace and has_function_privilege(p.oid, 'execute') order by p.oid`)
@@ -209,7 +204,7 @@ func (b *boundsTest) typeOf(oid uint32) argumentType {
 func TestBounds_HoldForSmallCallsAndCompressedValues(t *testing.T) {
 	t.Parallel()
 	owner := pgtest.Open(t)
-	role := pgtest.AsRole(t, owner, metered.GrantSQL, "")
+	role := pgtest.AsRole(t, owner, pgtest.Grants(metered.GrantSQL, metered.GrantJobsSQL), "")
 	conn, err := role.Acquire(t.Context())
 	require.NoError(t, err)
 	defer conn.Release()
@@ -307,7 +302,7 @@ func grantsTable() string {
 	for _, role := range []struct {
 		name string
 		set  schema.Role
-	}{{"GrantSQL", schema.Application}, {"GrantMaintenanceSQL", schema.Maintenance}, {"GrantReportingSQL", schema.Reporting}} {
+	}{{"GrantSQL", schema.Application}, {"GrantJobsSQL", schema.Jobs}, {"GrantMaintenanceSQL", schema.Maintenance}, {"GrantReportingSQL", schema.Reporting}} {
 		var functions, tables []string
 		for _, f := range schema.Functions {
 			if f.Roles&role.set != 0 {

@@ -13,6 +13,8 @@ const (
 	Application Role = 1 << iota
 	Maintenance
 	Reporting
+	// Jobs is for a role that has Application, too.
+	Jobs
 )
 
 // Attributes that functions share.
@@ -116,14 +118,14 @@ var Functions = []Function{
 	{"find_job_key", Application, read},
 	{"purge_job_keys", Maintenance, purgeBatch},
 
-	{"park_jobs", Application, write},
-	{"rest_jobs", Application, write},
-	{"judged_scopes", Application, write},
-	{"release_jobs", Application, purgeBatch + "\n" + interpreted},
+	{"park_jobs", Jobs, write},
+	{"rest_jobs", Jobs, write},
+	{"judged_scopes", Jobs, write},
+	{"release_jobs", Jobs, purgeBatch + "\n" + interpreted},
 	{"next_release", Application | Reporting, readBatch},
-	{"trouble_jobs", Application, write},
-	{"drop_parked", Application, write},
-	{"change_parked", Application, write},
+	{"trouble_jobs", Jobs, write},
+	{"drop_parked", Jobs, write},
+	{"change_parked", Jobs, write},
 	{"explain_parked", Application | Reporting, write},
 
 	{"take_newest", Application, write},

@@ -33,9 +33,9 @@ var Tables = []Table{
 	{"holds_horizon", Application | Reporting},
 	{"operations", Application},
 	{"job_keys", Application},
-	{"parked_jobs", Application},
-	{"parked_scopes", Application | Reporting},
-	{"schema_version", Application | Maintenance | Reporting},
+	{"parked_jobs", Application | Jobs},
+	{"parked_scopes", Application | Jobs | Reporting},
+	{"schema_version", Application | Maintenance | Jobs | Reporting},
 	{"statement", Reporting},
 	{"scopes", Reporting},
 	{"holds_words", Reporting},
@@ -136,7 +136,7 @@ func (r *Release) carryGrants(before []string) string {
 		return slices.ContainsFunc(before, func(key string) bool { return strings.HasPrefix(key, "function "+name+"(") })
 	}
 	var b strings.Builder
-	for _, set := range []Role{Application, Maintenance} {
+	for _, set := range []Role{Application, Maintenance, Jobs} {
 		var names []string
 		pairs := "" // name and signature
 		for _, f := range Functions {

@@ -18,7 +18,7 @@ import (
 func TestBounds_NoArrayHasANull(t *testing.T) {
 	t.Parallel()
 	owner := pgtest.Open(t)
-	role := pgtest.AsRole(t, owner, metered.GrantSQL, "")
+	role := pgtest.AsRole(t, owner, pgtest.Grants(metered.GrantSQL, metered.GrantJobsSQL), "")
 	rows, err := role.Query(t.Context(), `
 		select p.proname::text, array_agg(format_type(x.typ, null) order by x.n), array_agg(coalesce(p.proargnames[x.n], '') order by x.n)
 		from pg_proc p, unnest(p.proargtypes) with ordinality x(typ, n)

@@ -23,7 +23,7 @@ func TestGrantSQL_AllowsEveryCallAndNoChangeOfALedgerEntry(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	owner := pgtest.Open(t)
-	app := pgtest.AsRole(t, owner, metered.GrantSQL, pgtest.RiverGrantSQL)
+	app := pgtest.AsRole(t, owner, pgtest.Grants(metered.GrantSQL, metered.GrantJobsSQL), pgtest.RiverGrantSQL)
 	client, err := river.NewClient(riverpgxv5.New(app), &river.Config{Plugins: []rivertype.Plugin{jobs.Plugin()}})
 	require.NoError(t, err)
 	c, err := metered.New(app, metered.Config{River: client})
