@@ -8057,8 +8057,8 @@ begin
 end
 $$;
 
--- Sweeps: a transaction that ends holds of many scopes keeps their locks until it commits. So a
--- scope with more due than one step writes (it is behind) is no part of it. It is swept alone, a
+-- Sweeps of holds. A transaction that ends holds of many scopes keeps their locks until it commits. So
+-- a scope with more due than one step writes (it is behind) is no part of it. It is swept alone, a
 -- step a transaction, and nobody else waits for its backlog.
 
 -- How many due events one step writes at most, about. Inlined wherever it stands.

@@ -36,6 +36,7 @@ var sources = []string{
 	"resources",
 	"expiry",
 	"minima",
+	"sweeps",
 	"holds",
 	"transitions",
 	"returns",

@@ -1,0 +1,266 @@
+-- Sweeps of holds. A transaction that ends holds of many scopes keeps their locks until it commits. So
+-- a scope with more due than one step writes (it is behind) is no part of it. It is swept alone, a
+-- step a transaction, and nobody else waits for its backlog.
+
+-- How many due events one step writes at most, about. Inlined wherever it stands.
+create function metered._events_per_step() returns int
+language sql immutable
+as $$
+    select 25
+$$;
+
+-- The time up to which a step writes what is due in a scope: clk, or earlier if about most events
+-- are due by then. tip is the last entry. Events of one instant count as one.
+create function metered._step_until(tip metered.ledger, clk timestamptz, most int)
+returns timestamptz
+language plpgsql stable
+as $$
+declare
+    until timestamptz := clk;
+    times timestamptz[];
+    plans metered.period[];
+    begun timestamptz[];
+    nth   timestamptz;
+begin
+    if tip.next_due <= clk then
+        times := array(select l.due from metered.hold_lines l
+            where l.scope = tip.scope and l.open > 0 and l.due >= tip.next_due and l.due <= clk
+            order by l.due limit most + 1);
+        until := case when cardinality(times) > most then times[most] else until end;
+    end if;
+    if tip.lots_end <= clk then
+        times := array(select y.expires_at from metered.lot_rows y
+            where y.scope = tip.scope and y.open and y.expires_at <= clk
+            order by y.expires_at, y.no limit most + 1);
+        until := least(until, case when cardinality(times) > most then times[most] end);
+        times := array(select y.expires_at from metered.lot_rows y
+            where y.scope = tip.scope and y.keeps and y.expires_at <= clk
+            order by y.expires_at, y.no limit most + 1);
+        until := least(until, case when cardinality(times) > most then times[most] end);
+        select array_agg(b.starts_at order by b.starts_at), array_agg(b.renews order by b.starts_at)
+        into begun, plans
+        from (select y.starts_at, (y.plan).renews from metered.lot_rows y
+              where y.scope = tip.scope and y.pending > 0 and y.starts_at <= clk
+              order by y.starts_at, y.no limit most + 1) b;
+        until := least(until, case when cardinality(begun) > most then begun[most] end);
+        begin
+            for i in 1..coalesce(cardinality(plans), 0) loop
+                continue when (plans[i]).every is null;
+                nth := begun[i];    -- in each period a lot begins, one ends, and one may go on
+                for n in 1..greatest(1, most / (3 * cardinality(plans))) loop
+                    exit when nth > until;
+                    nth := (metered._period_at(plans[i], nth))[2];
+                end loop;
+                until := least(until, nth);
+            end loop;
+        exception when sqlstate 'MT010' then    -- a lost zone, which the step itself reports
+            null;
+        end;
+    end if;
+    return until;
+end
+$$;
+
+-- Whether more is due in a scope than one step writes.
+create function metered._behind(of_scope text, clk timestamptz) returns boolean
+language plpgsql stable
+as $$
+begin
+    return metered._step_until(metered._last_entry(of_scope), clk, metered._events_per_step())
+        < clk;
+end
+$$;
+
+-- Looks at up to max_holds due holds, after after_due and after_no, and ends those whose
+-- locks are free. Scopes that are behind are returned, for sweep_scope, and their lines stay. nos
+-- are the holds that ended whole, and skipped counts those whose locks were not free. Without
+-- keep_pending they need no announcement. seen counts the holds looked at. If there may be more,
+-- go on after last_due and last_no.
+--
+-- Together they have at most 2,000 scopes, since each takes a lock of the server's
+-- table, which by default has room for some 6,400 of all sessions. One hold has at
+-- most 64.
+create function metered.sweep_due(after_due timestamptz, after_no bigint, max_holds int,
+    keep_pending boolean, channel text,
+    out nos bigint[], out seen int, out last_due timestamptz, out last_no bigint, out more boolean,
+    out skipped int, out behind text[])
+language plpgsql volatile
+as $$
+declare
+    clk     timestamptz := metered.clock();
+    due_nos bigint[];
+    looked  bigint[];
+    blocked bigint[];
+    locked  text[] := '{}';
+    one     record;
+begin
+    perform metered._require(max_holds between 1 and 10000 and keep_pending is not null,
+        'sweep_due');
+    behind := '{}';
+    skipped := 0;
+    select array_agg(d.no order by d.due, d.no) filter (where d.locks <= 2000),
+        count(*) filter (where d.locks <= 2000), max(d.due) filter (where d.locks <= 2000),
+        count(*) = max_holds or coalesce(bool_or(d.locks > 2000), false)
+    into looked, seen, last_due, more
+    from (select c.no, c.due, sum(cardinality(c.keys)) over (order by c.due, c.no) as locks
+          from (select y.no, y.due, y.keys from metered.holds y
+                where y.pending and (y.due, y.no) > (after_due, after_no) and y.due <= clk
+                order by y.due, y.no limit max_holds) c) d;
+    if seen = 0 then
+        return;
+    end if;
+    last_no := looked[seen];
+    for one in
+        select distinct l.key, l.scope from metered.hold_lines l
+        where l.hold = any (looked) and l.open <> 0 order by l.key, l.scope
+    loop
+        if metered._behind(one.scope, clk) then
+            behind := behind || one.scope;
+        elsif metered._try_lock(one.key) then
+            locked := locked || one.scope;
+        end if;
+    end loop;
+    select array_agg(r.no) into due_nos from (
+        -- "is true" keeps the planner from the index of all that is due.
+        select y.no from metered.holds y
+        where y.no = any (looked) and (y.pending and y.due <= clk) is true
+        order by y.no for no key update skip locked) r;
+    -- Counted, since NOT EXISTS is a join, which can be one with all lines. A hold that keeps only
+    -- lines of scopes that are behind is ended under their locks. A line that was freed with a sum
+    -- stays freed, and its row is cleared without its scope's lock.
+    due_nos := array(
+        select y.no
+        from metered.holds y, lateral (
+            select count(*) as lines, count(*) filter (where l.scope = any (locked)) as mine,
+                count(*) filter (where l.freed) as freed,
+                count(*) filter (where l.scope = any (behind) and not l.freed) as later
+            from (select z.scope, z.scope = any (behind) and (z.due >= (select t.next_due
+                      from metered.ledger t where t.scope = z.scope order by t.seq desc limit 1)) is not true as freed
+                  from metered.hold_lines z where z.hold = y.no and z.open <> 0) l) x
+        where y.no = any (due_nos) and x.lines = x.mine + x.freed + x.later
+          and (x.lines = 0 or x.mine + x.freed > 0));
+    -- Nor one that fell due after another that is left to others, and captures something.
+    loop
+        blocked := array(
+            select distinct x.hold from metered.hold_lines x
+            where x.hold = any (due_nos) and x.open <> 0 and x.scope = any (locked) and 0 < (
+                select count(*) from metered.hold_lines l
+                where l.scope = x.scope and l.open > 0 and l.at_least > 0
+                  and l.at_least > l.captured and l.due < x.due and l.hold <> all (due_nos)));
+        exit when blocked = '{}';
+        due_nos := array(select n from unnest(due_nos) n where n <> all (blocked));
+    end loop;
+    if due_nos <> '{}' then
+        perform metered._expire_rows(due_nos, clk, (metered._by_system()).note);
+        perform metered._clear_freed(due_nos, locked || behind);
+        perform metered._release_lines(due_nos, locked, 'x', clk, null, metered._by_system());
+        nos := metered._whole(due_nos, keep_pending, channel);
+    end if;
+    skipped := seen - coalesce(cardinality(nos), 0) - (
+        select count(distinct l.hold) from metered.hold_lines l
+        where l.hold = any (looked) and l.open <> 0 and l.scope = any (behind))::int;
+end
+$$;
+
+-- Those of swept holds that keep no units. Unless subscribers still shall hear of them, they are
+-- marked as announced.
+create function metered._whole(swept bigint[], keep_pending boolean, channel text) returns bigint[]
+language plpgsql volatile
+as $$
+declare
+    nos bigint[];
+begin
+    select array_agg(y.no order by y.no) into nos from metered.holds y
+    where y.no = any (swept) and 0 = (
+        select count(*) from metered.hold_lines l where l.hold = y.no and l.open <> 0);
+    if not keep_pending and nos is not null then
+        perform metered.announced(nos, channel);
+    end if;
+    return nos;
+end
+$$;
+
+-- Sweeps one scope that is behind: ends its first due lines, as many as one step writes and no more
+-- than max_holds, if its lock is free. freed counts them: null if the lock was not free. nos are
+-- holds that ended whole with them, as sweep_due has it. more: others are due.
+create function metered.sweep_scope(of_scope metered.scope_name, max_holds int,
+    keep_pending boolean, channel text,
+    out nos bigint[], out freed int, out more boolean)
+language plpgsql volatile
+as $$
+declare
+    tip  metered.ledger;
+    clk  timestamptz;
+    due_nos bigint[];
+    ours bigint[];
+begin
+    perform metered._require(max_holds between 1 and 10000 and keep_pending is not null,
+        'sweep_scope');
+    more := false;
+    if not metered._try_lock(metered._scope_key(of_scope)) then
+        return;
+    end if;
+    clk := metered.clock();
+    tip := metered._last_entry(of_scope);
+    due_nos := array(select l.hold from metered.hold_lines l
+        where l.scope = of_scope and l.open > 0 and l.due >= tip.next_due and l.due <= clk
+        order by l.due limit least(max_holds, metered._events_per_step()));
+    ours := array(select r.no from (
+        select y.no from metered.holds y
+        where y.no = any (due_nos) and (y.due <= clk) is true
+        order by y.no for no key update skip locked) r);
+    -- Up to the first that another call has locked: it may capture something.
+    due_nos := due_nos[:coalesce((select min(d.n) from unnest(due_nos) with ordinality d(no, n)
+        where d.no <> all (ours)) - 1, cardinality(due_nos))];
+    freed := cardinality(due_nos);
+    if freed > 0 then
+        perform metered._expire_rows(due_nos, clk, (metered._by_system()).note);
+        perform metered._release_lines(due_nos, array[of_scope::text], 'x', clk, null,
+            metered._by_system());
+        nos := metered._whole(due_nos, keep_pending, channel);
+        tip := metered._last_entry(of_scope);
+    end if;
+    more := 0 < (select count(*) from (select from metered.hold_lines l
+        where l.scope = of_scope and l.open > 0 and l.due >= tip.next_due and l.due <= clk
+        order by l.due limit 1) x);
+end
+$$;
+
+-- sweep_due, and a step of the first scope that is behind, for programs of version 1, which go on
+-- where this call says. If more is due in that scope, it is before the next hold of that scope.
+create function metered.sweep_holds(after_due timestamptz, after_no bigint, max_holds int,
+    keep_pending boolean, channel text,
+    out nos bigint[], out seen int, out last_due timestamptz, out last_no bigint, out more boolean)
+language plpgsql volatile
+as $$
+declare
+    page record;
+    step record;
+    next timestamptz;
+begin
+    perform metered._require(max_holds between 1 and 10000 and keep_pending is not null,
+        'sweep_holds');
+    page := metered.sweep_due(after_due, after_no, max_holds, keep_pending, channel);
+    nos := page.nos;
+    seen := page.seen;
+    last_due := page.last_due;
+    last_no := page.last_no;
+    more := page.more;
+    if page.behind <> '{}' then
+        step := metered.sweep_scope(page.behind[1], max_holds, keep_pending, channel);
+        nos := nos || step.nos;
+        if step.more then
+            next := (select l.due from metered.hold_lines l
+                where l.scope = page.behind[1] and l.open > 0
+                  and l.due >= (metered._last_entry(page.behind[1])).next_due
+                order by l.due limit 1) - interval '1 microsecond';
+            if (next, 9223372036854775807) > (after_due, after_no) then
+                last_due := next;
+                last_no := 9223372036854775807;
+                more := true;
+            end if;
+        end if;
+        seen := greatest(coalesce(cardinality(nos), 0), 1);
+    end if;
+end
+$$;
