@@ -34,8 +34,6 @@ func Failed(pkg, doing string, err error) error {
 		kind = ErrBusy
 	case sqlstate.SerializationFailure, sqlstate.DeadlockDetected, sqlstate.LeaseClosed:
 		kind = ErrSerialization
-	case sqlstate.UndefinedTable, sqlstate.UndefinedFunction, sqlstate.InvalidSchemaName:
-		kind = ErrNotMigrated
 	case sqlstate.InsufficientPrivilege:
 		kind = ErrNotGranted
 	case sqlstate.ReadOnlyTransaction:
@@ -44,6 +42,9 @@ func Failed(pkg, doing string, err error) error {
 		kind = moved(err)
 	case sqlstate.NotCell:
 		kind = ErrNotCell
+	}
+	if kind == nil && sqlstate.Missing(err) {
+		kind = ErrNotMigrated
 	}
 	switch {
 	case err == nil:

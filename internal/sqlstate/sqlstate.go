@@ -44,6 +44,9 @@ const (
 	QueryCanceled         = "57014"
 	UndefinedTable        = "42P01"
 	UndefinedFunction     = "42883"
+	InvalidParameter      = "22023"
+	UndefinedColumn       = "42703"
+	UndefinedObject       = "42704" // a type, say
 	InvalidSchemaName     = "3F000"
 	InsufficientPrivilege = "42501"
 	DiskFull              = "53100"
@@ -97,6 +100,19 @@ func OfShard(err error) bool {
 func Collided(err error) bool {
 	state := Of(err)
 	return state == SerializationFailure || state == DeadlockDetected || state == LeaseClosed
+}
+
+// Missing reports whether err says that the schema lacks something, as an older one does. Its functions refuse arguments that are out
+// of bounds, which the library sends only to functions of a later version.
+func Missing(err error) bool {
+	switch Of(err) {
+	case UndefinedTable, UndefinedFunction, InvalidSchemaName, UndefinedColumn, UndefinedObject:
+		return true
+	case InvalidParameter:
+		var pgErr *pgconn.PgError
+		return errors.As(err, &pgErr) && strings.HasPrefix(pgErr.Message, "out of bounds: ")
+	}
+	return false
 }
 
 // OfBudget reports whether package budget has an error for a SQLSTATE of a charge, refusals aside.
