@@ -30,6 +30,7 @@ type scope struct {
 	LimitsWrong string // the fault of the limits typed
 	Standings   []inspect.Room
 	Amount      string
+	Use         string               // of the charge in question
 	Explained   *inspect.Explanation // nil without a question
 	Plots       []plotted
 	Entries     []budget.Entry // newest first
@@ -52,7 +53,7 @@ func (s scope) LotsLeft() []wallet.Lot {
 // scope shows a scope. A viewer's input stays in the address, so that the page can be sent to
 // somebody.
 func (h *Handler) scope(ctx context.Context, in *inspect.Reader, q url.Values) (page, error) {
-	s := scope{Name: q.Get("scope"), Amount: q.Get("amount")}
+	s := scope{Name: q.Get("scope"), Amount: q.Get("amount"), Use: q.Get("use")}
 	var err error
 	s.D, err = in.Scope(ctx, s.Name)
 	if s.Unknown = errors.Is(err, inspect.ErrUnknown); err != nil && !s.Unknown {
@@ -98,7 +99,11 @@ func (s *scope) explain(ctx context.Context, in *inspect.Reader) error {
 	if s.LimitsWrong != "" || !asked && len(s.Limits.List) == 0 {
 		return nil
 	}
-	e, err := in.Explain(ctx, budget.Charge{Scope: s.Name, Amount: amount, Limits: s.Limits.List})
+	e, err := in.Explain(ctx, budget.Charge{Scope: s.Name, Amount: amount, Limits: s.Limits.List, Note: budget.Note{Use: s.Use}})
+	if errors.Is(err, budget.ErrArgument) {
+		s.LimitsWrong = "The use is not a text of up to 255 bytes."
+		return nil
+	}
 	if err != nil {
 		return err
 	}

@@ -94,4 +94,21 @@ func TestPages_ShowWalletsSessionsAndThresholds(t *testing.T) {
 	require.Contains(t, text(byID(t, w.see(""), "low")), "user/ann credit ")
 	scope := w.see("scope", "scope", "user/ann", "amount", "6", "limits", "wallet=10/credit")
 	require.Contains(t, text(byID(t, scope, "limits")), "A charge of 6 would be refused now.")
+
+	// Lots for a use pay for a charge that names it.
+	require.NotContains(t, text(byID(t, scope, "limits")), "name the use")
+	require.NoError(t, pgx.BeginFunc(t.Context(), w.pool, func(tx pgx.Tx) error {
+		_, err := book.Grant(t.Context(), tx, wallet.Grant{Wallet: "user/ann", Amount: 7, Reference: "pictures", Uses: []string{hostile[1]}})
+		return err
+	}))
+	why := func(amount, use string) string {
+		page := w.see("scope", "scope", "user/ann", "amount", amount, "limits", "wallet=10/credit", "use", use)
+		checkPage(t, "a use", page)
+		return text(byID(t, page, "limits"))
+	}
+	require.Contains(t, why("12", ""), "refused now. Waiting would not help. Lots for some uses are not counted: name the use.")
+	require.Contains(t, why("12", hostile[1]), "A charge of 12 for <script>alert(1)</script> would be let in now. Limit")
+	require.Contains(t, why("12", hostile[1]), "wallet admits −2 0 0 10 12")
+	require.Contains(t, why("13", hostile[1]), "would be refused now. Waiting would not help. Limit")
+	require.Contains(t, why("1", strings.Repeat("x", 256)), "The use is not a text of up to 255 bytes.")
 }

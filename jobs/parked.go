@@ -253,5 +253,8 @@ func reason(scope string, amount, most int64, windowUS *float64, used, held, ret
 	if retryUS >= 0 && retryUS < noTime.Microseconds() {
 		until = "in " + (time.Duration(retryUS) * time.Microsecond).String()
 	}
+	if windowUS != nil && *windowUS == 0 && (used < 0 || most == 0) { // a wallet, or other credit
+		return fmt.Sprintf("%q has credit for %d: %d held of it, %d wanted: %s", scope, max(0, most-used), held, amount, until)
+	}
 	return fmt.Sprintf("%q has a limit of %d %s: %d used, %d held, %d wanted: %s", scope, most, within, used, held, amount, until)
 }

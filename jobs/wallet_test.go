@@ -38,6 +38,35 @@ func TestGated_AJobForOneUseKeepsNoneOfAnotherWaiting(t *testing.T) {
 	pgtest.RequireVerified(t, g.pool, g.ledger)
 }
 
+// A job that waits for credit is told how much there is for it: of the wallet, and of lots for its use.
+func TestExplain_OfAJobThatWaitsForCreditSaysHowMuchThereIs(t *testing.T) {
+	t.Parallel()
+	g := openGated(t, nil)
+	w, err := wallet.New(g.ledger, wallet.Config{Overdraft: 3})
+	require.NoError(t, err)
+	waits := func(want, use string) {
+		t.Helper()
+		options := needs(w.Line("w", 100))
+		options.Hold.Note.Use = use
+		r := g.mustEnqueue(process{use}, options)
+		require.True(t, r.Parked)
+		p, err := g.Explain(g.ctx, g.pool, r.JobID)
+		require.NoError(t, err)
+		require.Equal(t, []string{`"w" has credit for ` + want + `, 100 wanted: when units are freed`}, p.Refused)
+	}
+	g.in(pgx.ReadCommitted, func(tx pgx.Tx) error {
+		for _, lot := range []wallet.Grant{{Amount: 40, Reference: "all"}, {Amount: 20, Reference: "text", Uses: []string{"text"}}} {
+			lot.Wallet = "w"
+			if _, err := w.Grant(g.ctx, tx, lot); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	waits("43: 0 held of it", "images")
+	waits("63: 0 held of it", "text")
+}
+
 // A wallet with thresholds gates jobs. The next call that carries them reports what is reached.
 func TestGated_OfAWalletWithThresholds(t *testing.T) {
 	t.Parallel()

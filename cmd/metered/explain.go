@@ -16,22 +16,26 @@ import (
 func (a *app) explainCmd() *cobra.Command {
 	var rules limits
 	var mustExist bool
+	var note budget.Note
 	c := &cobra.Command{
 		Use:   "explain SCOPE AMOUNT --limit LIMIT...",
 		Short: "Say whether a charge would be let in now, and if not, why and when",
 		Long: `Explain predicts the answer to a charge: admitted, or refused by which limit, with the usage that counts against it, and
 when the charge would fit if nothing else happens. Limits are not in the database: they come with each call, so give those
 of your program. For a wallet it also shows the remaining lots: the limit of a draw is "prepaid", or "credit/50" with an
-overdraft of 50. It takes no lock, and the next charge may change the answer.
+overdraft of 50. Lots for some uses count for a charge with --use alone. It takes no lock, and the next charge may change
+the answer.
 
 If the charge would be refused, it exits with 4.`,
 		Example: `  metered explain org/acme 5 --limit hourly=1000/1h --limit 100000/30d
   metered explain org/acme 5 --limit prepaid --json
-  metered explain user/ann 5 --limit wallet=prepaid`,
+  metered explain user/ann 5 --limit wallet=prepaid
+  metered explain user/ann 5 --limit prepaid --use images`,
 		Args: cobra.ExactArgs(2),
 	}
 	c.Flags().VarP(&rules, "limit", "l", limitsHelp)
 	c.Flags().BoolVar(&mustExist, "must-exist", false, "refuse a scope that was never created, or was retired")
+	c.Flags().StringVar(&note.Use, "use", "", "the use of the charge (Note.Use): lots of a wallet for it pay, too")
 	return a.does(c, needReporting, func(ctx context.Context, args []string) error {
 		amount, err := strconv.ParseInt(args[1], 10, 64)
 		if err != nil {
@@ -42,7 +46,7 @@ If the charge would be refused, it exits with 4.`,
 			if err != nil {
 				return err
 			}
-			e, err := r.Explain(ctx, budget.Charge{Scope: args[0], Amount: amount, Limits: rules, MustExist: mustExist})
+			e, err := r.Explain(ctx, budget.Charge{Scope: args[0], Amount: amount, Limits: rules, MustExist: mustExist, Note: note})
 			if err != nil {
 				return err
 			}
@@ -67,7 +71,11 @@ func (a *app) printExplanation(e inspect.Explanation) error {
 	if len(e.Limits) == 0 && e.Fits {
 		verdict += ", for no limit was given"
 	}
-	fmt.Fprintf(a.out, "At %s a charge of %d on %s %s.\n", instant(e.Now), e.Amount, shown(e.Scope), verdict)
+	use := ""
+	if e.Use != "" {
+		use = " for " + shown(e.Use)
+	}
+	fmt.Fprintf(a.out, "At %s a charge of %d%s on %s %s.\n", instant(e.Now), e.Amount, use, shown(e.Scope), verdict)
 	if e.Usage.Seq == 0 {
 		fmt.Fprintln(a.out, "The scope has no entries. If it should have, its name is mistyped.")
 	}
@@ -79,6 +87,9 @@ func (a *app) printExplanation(e inspect.Explanation) error {
 		fmt.Fprintf(a.out, "It would fit in %s, at %s, if nothing else happens.\n", lasting(e.FitsAfter), instant(e.FitsAt))
 	default:
 		fmt.Fprintln(a.out, shown(e.Reason))
+	}
+	if !e.Fits && e.ForUse() {
+		fmt.Fprintln(a.out, "Lots for some uses are not counted: name the use of the charge with --use.")
 	}
 	all := []*table{}
 	if len(e.Limits) > 0 {

@@ -122,6 +122,58 @@ func TestExplain_ShowsRemainingLots(t *testing.T) {
 	require.Equal(t, 38.0, refused["wallet"].(map[string]any)["units"])
 }
 
+// A charge for a use is explained with the lots that pay for it, and one without a use is told of them. The answers are those of Draw.
+func TestExplain_OfAChargeForAUse(t *testing.T) {
+	t.Parallel()
+	pool, c := shop(t)
+	book, err := wallet.New(c.Budget, wallet.Config{Overdraft: 5})
+	require.NoError(t, err)
+	require.NoError(t, pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
+		for _, g := range []wallet.Grant{{Amount: 30, Reference: "images", Uses: []string{"images"}}, {Amount: 10, Reference: "all"}} {
+			g.Wallet = "user/bob"
+			if _, err := book.Grant(t.Context(), tx, g); err != nil {
+				return err
+			}
+		}
+		return nil
+	}))
+	l := as(t, pool, metered.GrantReportingSQL)
+	credit := "credit/5"
+	explained := func(code int, args ...string) (text string, limit map[string]any) {
+		args = append([]string{"explain", "user/bob"}, append(args, "-l", credit)...)
+		limit = l.exits(code, append(args, "--json")...).objects()[0]["limits"].([]any)[0].(map[string]any)
+		return l.exits(code, args...).out, limit
+	}
+	text, limit := explained(exitRefused, "16")
+	require.Contains(t, text, "name the use of the charge with --use")
+	require.Equal(t, 15.0, limit["available"])
+	text, limit = explained(0, "45", "--use", "images")
+	require.Contains(t, text, "a charge of 45 for images on user/bob would be let in")
+	require.Equal(t, []any{45.0, -40.0}, []any{limit["available"], limit["used"]})
+	text, limit = explained(exitRefused, "46", "--use", "images")
+	require.NotContains(t, text, "--use")
+	require.Equal(t, []any{45.0, -40.0}, []any{limit["available"], limit["used"]})
+	require.Equal(t, []any{45.0, -40.0}, []any{limit["refusal"].(map[string]any)["available"], limit["refusal"].(map[string]any)["used"]})
+	explained(exitRefused, "16", "--use", "text")
+
+	// An overdraft that others drew is not paid by the lot: all of it is there for its use.
+	require.NoError(t, pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
+		_, err := book.Draw(t.Context(), tx, wallet.Draw{Wallet: "user/bob", Amount: 15})
+		return err
+	}))
+	for limited, used := range map[string]float64{"credit/5": -25, "prepaid": -30} {
+		for amount, code := range map[string]int{"30": 0, "31": exitRefused} {
+			credit = limited
+			_, limit = explained(code, amount, "--use", "images")
+			require.Equal(t, []any{30.0, used}, []any{limit["available"], limit["used"]})
+		}
+	}
+	require.NoError(t, pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
+		_, err := book.Draw(t.Context(), tx, wallet.Draw{Wallet: "user/bob", Amount: 30, Note: budget.Note{Use: "images"}})
+		return err
+	}))
+}
+
 func TestSweep_EndsLotsThatAreDue(t *testing.T) {
 	t.Parallel()
 	pool, c := shop(t)

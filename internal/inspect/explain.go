@@ -13,6 +13,7 @@ import (
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/leases"
+	"github.com/pgmetered/metered/wallet"
 )
 
 // Explanation is the answer to a charge now, and the usage that counts against it.
@@ -20,7 +21,8 @@ type Explanation struct {
 	Now    time.Time `json:"now"`
 	Scope  string    `json:"scope"`
 	Amount int64     `json:"amount"`
-	Fits   bool      `json:"fits"` // it would be let in
+	Use    string    `json:"use,omitempty"` // of the charge: lots for it pay, too
+	Fits   bool      `json:"fits"`          // it would be let in
 	// Reason is the error of the charge, if it does not fit: a limit, a scope that is closed or must exist, a window
 	// that reaches purged entries, a clock that is ahead. Code is its code.
 	Reason string `json:"reason,omitempty"`
@@ -50,9 +52,10 @@ type ExplainedLimit struct {
 }
 
 // Explain predicts the answer to a charge. It is not binding: it takes no lock, and the next charge may change it.
-// Charge.Note and NoStandings do not matter. Limit.MaxFrom is refused, since it runs SQL of the caller's.
+// Of Charge.Note the Use matters: lots for it pay for the charge. NoStandings does not. Limit.MaxFrom is refused, since it runs
+// SQL of the caller's.
 func (r *Reader) Explain(ctx context.Context, charge budget.Charge) (Explanation, error) {
-	e := Explanation{Scope: charge.Scope, Amount: charge.Amount}
+	e := Explanation{Scope: charge.Scope, Amount: charge.Amount, Use: charge.Note.Use}
 	charge.Limits = slices.Clone(charge.Limits)
 	for i, l := range charge.Limits {
 		l = l.Tell() // without thresholds, which a look does not cross
@@ -86,10 +89,16 @@ func (r *Reader) Explain(ctx context.Context, charge budget.Charge) (Explanation
 			e.FitsAt = e.Now.Add(e.FitsAfter)
 		}
 	}
+	if e.Wallet, err = r.Wallet(ctx, charge.Scope); err != nil {
+		return e, err
+	}
 	for _, l := range charge.Limits {
 		explained, err := r.explainLimit(ctx, charge.Scope, l, e.Now)
 		if err != nil {
 			return e, err
+		}
+		if e.Use != "" && e.Wallet != nil && (l.Lifetime || l.Prepaid) {
+			explained.pay(e.Wallet.KeptFor(e.Use))
 		}
 		if exceeded != nil {
 			for i := range exceeded.Refusals {
@@ -105,11 +114,20 @@ func (r *Reader) Explain(ctx context.Context, charge budget.Charge) (Explanation
 		return e, err
 	}
 	leased, err := r.Leases(ctx, LeaseFilter{Scope: charge.Scope, State: LeaseOpen, Limit: explained})
-	if e.Holds, e.Leases = held.Holds, leased.Leases; err != nil {
-		return e, err
-	}
-	e.Wallet, err = r.Wallet(ctx, charge.Scope)
+	e.Holds, e.Leases = held.Holds, leased.Leases
 	return e, err
+}
+
+// pay counts the units of lots for a use. They pay no overdraft that others drew: as in _raised.
+func (l *ExplainedLimit) pay(kept int64) {
+	overdrawn := max(0, l.Used+l.Held+l.Leased-l.Limit.Max)
+	l.Used -= kept + overdrawn
+	l.Available = max(0, l.Limit.Max-l.Used-l.Held-l.Leased)
+}
+
+// ForUse says that lots for some uses have units, which a charge without a use does not draw.
+func (e Explanation) ForUse() bool {
+	return e.Use == "" && e.Wallet != nil && slices.ContainsFunc(e.Wallet.Lots, func(l wallet.Lot) bool { return l.Uses != nil && l.Units > 0 })
 }
 
 // apart runs a function that may fail in a savepoint, so that a transaction around it stays usable.

@@ -22,6 +22,16 @@ type Wallet struct {
 	Categories []CategoryRest `json:"categories"`        // by name
 }
 
+// KeptFor is the units of the lots that pay for a use, and for some uses alone.
+func (w *Wallet) KeptFor(use string) (units int64) {
+	for _, l := range w.Lots {
+		if slices.Contains(l.Uses, use) {
+			units += l.Units
+		}
+	}
+	return units
+}
+
 // CategoryRest is the units in the lots of a category.
 type CategoryRest struct {
 	Category string `json:"category"`
