@@ -1,9 +1,13 @@
 package httpmetered_test
 
 import (
+	"bytes"
+	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"log"
 	"net"
 	"net/http"
@@ -14,6 +18,7 @@ import (
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/httpmetered"
+	"github.com/pgmetered/metered/tokens"
 )
 
 // signedIn stands for your sessions.
@@ -188,4 +193,57 @@ func ExamplePolicies_ShowRefusal() {
 	// <svg/>
 	// 429 "renders";r=0;t=60;pk=:YWxwcw==:
 	// {"error":"budget_exceeded","limits":["renders"]}
+}
+
+// An endpoint whose answer has a link with a token. What is stored has the link's place, and Reveal puts the link into each answer.
+func ExampleIdempotentConfig_reveal() {
+	pool, done := exampleDatabase()
+	defer done()
+	key := make([]byte, 32) // from your secrets, in a program
+	_, _ = rand.Read(key)
+	client, err := metered.New(pool, metered.Config{SecretKey: key})
+	if err != nil {
+		log.Fatal(err)
+	}
+	once, err := httpmetered.Idempotent(client, httpmetered.IdempotentConfig{
+		Tenant: signedIn,
+		Reveal: func(_ *http.Request, secret func(label string) (tokens.Secret, error), body []byte) ([]byte, error) {
+			link, err := secret("link")
+			if err != nil {
+				return nil, err
+			}
+			token, err := client.Tokens.Token(link)
+			return bytes.ReplaceAll(body, []byte("TOKEN"), []byte(token.Reveal())), err
+		},
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	invite := once(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		tx := httpmetered.Tx(r)
+		secret, err := tx.Secret("link")
+		if err == nil {
+			_, err = client.Tokens.Mint(r.Context(), tx, tokens.Mint{Purpose: "join", Subject: "team-7", Secret: secret})
+		}
+		if err != nil {
+			httpmetered.Write(w, err)
+			return
+		}
+		_, _ = io.WriteString(w, "https://example.com/join/TOKEN")
+	}))
+	var links []string
+	for range 2 {
+		r := httptest.NewRequest("POST", "/invitations", nil)
+		r.SetBasicAuth("ann", "secret")
+		r.Header.Set("Idempotency-Key", "a")
+		w := httptest.NewRecorder()
+		invite.ServeHTTP(w, r)
+		links = append(links, w.Body.String())
+	}
+	fmt.Println(links[0] == links[1], strings.Contains(links[0], "TOKEN"))
+	op, err := client.Lookup(context.Background(), pool, "ann", "a")
+	fmt.Println(strings.Contains(string(op.Result), "join/TOKEN"), err)
+	// Output:
+	// true false
+	// true <nil>
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/pause"
+	"github.com/pgmetered/metered/tokens"
 )
 
 // Bounds of the bodies and answers that Idempotent holds in memory and stores.
@@ -55,6 +56,13 @@ type IdempotentConfig struct {
 	// KiB.
 	AnswerBytes int
 
+	// Reveal completes the body of a committed answer with what must not be stored, such as the
+	// link with a token that the handler has minted with Tx.Secret: answers are stored in clear.
+	// secret derives the same secret again, of the operation and a label (Config.SecretKey). Reveal
+	// is called after the commit, and again for each replay. Its error is answered as by Write.
+	// Defaults to the body as it is.
+	Reveal func(r *http.Request, secret func(label string) (tokens.Secret, error), body []byte) ([]byte, error)
+
 	// Policies are shown beside answers that were charged, and beside those of a Limit in front,
 	// whose limits need other names.
 	Policies *Policies
@@ -77,8 +85,8 @@ type flight struct{ tenant, key string }
 
 // Idempotent returns a middleware that carries out a request with an Idempotency-Key once, in a
 // metered command: the key is its id, method, path, query and body are its Input, and the handler's
-// answer is its result. A repetition gets that answer, with Idempotent-Replayed: true. Safe methods
-// pass through.
+// answer is its result, stored in clear: see IdempotentConfig.Reveal. A repetition gets that answer,
+// with Idempotent-Replayed: true. Safe methods pass through.
 //
 // The handler writes through Tx(r), and may run several times: it must have no effect elsewhere.
 // Nothing is sent before COMMIT. A refusal or failure of the command replaces its answer. A panic
@@ -128,6 +136,9 @@ func (m *idempotent) serve(w http.ResponseWriter, r *http.Request, next http.Han
 		return
 	}
 	out, err := m.run(w, r, next)
+	if err == nil && m.Reveal != nil {
+		err = m.complete(r, &out.Result)
+	}
 	if out.Replayed {
 		w.Header().Set(fieldReplayed, "true")
 	}
@@ -209,7 +220,20 @@ func (m *idempotent) run(w http.ResponseWriter, r *http.Request, next http.Handl
 	digest := sha256.Sum256(body)
 	cmd.ID, cmd.Tenant, cmd.Name = key, tenant, cmp.Or(cmd.Name, r.Pattern, methodName(r.Method))
 	cmd.Input = [...]string{r.Method, r.URL.RequestURI(), hex.EncodeToString(digest[:])}
-	return m.do(r, cmd, body, next)
+	out, err = m.do(r, cmd, body, next)
+	out.Result.tenant, out.Result.id = cmd.Tenant, cmd.ID
+	return out, err
+}
+
+// complete completes an answer by IdempotentConfig.Reveal.
+func (m *idempotent) complete(r *http.Request, a *answer) error {
+	body := a.Bytes
+	if len(body) == 0 {
+		body = []byte(a.Text)
+	}
+	revealed, err := m.Reveal(r, func(label string) (tokens.Secret, error) { return m.client.Secret(a.tenant, a.id, label) }, body)
+	a.Text, a.Bytes = "", revealed
+	return err
 }
 
 // methodName is a method as a command's name: clients make up methods, and an observer keeps each

@@ -22,6 +22,8 @@ type answer struct {
 	Header http.Header `json:"header,omitempty"`
 	Text   string      `json:"text,omitempty"` // the body, where it is text, so that people can read the record
 	Bytes  []byte      `json:"bytes,omitempty"`
+
+	tenant, id string // of its operation
 }
 
 func (a *answer) write(w http.ResponseWriter, replayed bool) {
