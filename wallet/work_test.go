@@ -1,0 +1,201 @@
+package wallet_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/pgtest"
+	"github.com/pgmetered/metered/wallet"
+)
+
+// work is what a transaction has done so far: rows of our tables that it read and wrote, and calls of our functions.
+type work struct {
+	read, written, calls int64
+}
+
+const workSQL = `
+select coalesce(sum(coalesce(s.seq_tup_read, 0) + coalesce(s.idx_tup_fetch, 0)), 0)::bigint, coalesce(sum(s.n_tup_ins + s.n_tup_upd + s.n_tup_del), 0)::bigint,
+    (select coalesce(sum(f.calls), 0)::bigint from pg_stat_xact_user_functions f where f.schemaname = 'metered')
+from pg_stat_xact_user_tables s where s.schemaname = 'metered'`
+
+// workOf is the work of a call, which is rolled back. It runs once before, which fills the session's caches.
+func (f *fixture) workOf(call func(ctx context.Context, tx pgx.Tx) error) (w work) {
+	f.Helper()
+	conn, err := f.pool.Acquire(f.Context())
+	require.NoError(f, err)
+	defer conn.Release()
+	count := func(tx pgx.Tx) (w work) {
+		require.NoError(f, tx.QueryRow(f.Context(), workSQL).Scan(&w.read, &w.written, &w.calls))
+		return w
+	}
+	for range 2 {
+		tx, err := conn.Begin(f.Context())
+		require.NoError(f, err)
+		_, err = tx.Exec(f.Context(), "set local track_functions = 'pl'; set local enable_seqscan = off") // a small table is read as a large one
+		require.NoError(f, err)
+		before := count(tx) // of transactions before that are not flushed yet
+		require.NoError(f, call(f.Context(), tx))
+		after := count(tx)
+		w = work{after.read - before.read, after.written - before.written, after.calls - before.calls}
+		require.NoError(f, tx.Rollback(f.Context()))
+	}
+	return w
+}
+
+// backlog is something that falls due in a scope by itself, a little of it or much.
+type backlog struct {
+	name string
+	fill func(f *fixture, scope string, n int)
+	few  int
+	many int
+	then time.Duration // after it all is due
+
+	plain  bool     // the scope is no wallet
+	flat   []string // calls that read, write and ask as much, whatever is due
+	writes []string // calls that write and ask as much, and read in proportion to it
+}
+
+// holdsDue places holds, each of which falls due a microsecond after the one before.
+func (f *fixture) holdsDue(scope string, n int, least int64, line holds.Line) {
+	f.Helper()
+	_, err := do(f, func(ctx context.Context, tx pgx.Tx) (_ struct{}, err error) {
+		for i := range n {
+			line.AtLeast = least * int64(i%2)
+			r := holds.Request{ID: fmt.Sprint(scope, "/", i), TTL: time.Hour + time.Duration(i)*time.Microsecond, Lines: []holds.Line{line}}
+			if _, err := f.holds.Place(ctx, tx, r); err != nil {
+				return struct{}{}, err
+			}
+		}
+		return struct{}{}, nil
+	})
+	require.NoError(f, err)
+}
+
+func (f *fixture) lotsEnd(scope string, n int, g wallet.Grant) {
+	f.Helper()
+	_, err := do(f, func(ctx context.Context, tx pgx.Tx) (_ struct{}, err error) {
+		for i := range n {
+			g.Wallet, g.Amount, g.Expires = scope, 5, noon.Add(time.Hour+time.Duration(i)*time.Microsecond)
+			if _, err := f.book.Grant(ctx, tx, g); err != nil {
+				return struct{}{}, err
+			}
+		}
+		return struct{}{}, nil
+	})
+	require.NoError(f, err)
+}
+
+// However much is due in a scope, a call writes as much as where little is, in as many steps: nobody waits under a lock
+// for what has piled up. Some calls read in proportion to it. The short form finds a charge that ends all due holds.
+func TestWork_OfACallIsAsMuchHoweverMuchIsDue(t *testing.T) {
+	t.Parallel()
+	many := pgtest.Size(400, 10_000)
+	lots := func(g wallet.Grant) func(f *fixture, scope string, n int) {
+		return func(f *fixture, scope string, n int) { f.lotsEnd(scope, n, g) }
+	}
+	all := []string{"charge", "draw", "grant", "place", "revoke", "usage"}
+	for _, b := range []backlog{
+		{name: "due holds of a plain scope", few: 100, many: many, plain: true, then: 2 * time.Hour, fill: func(f *fixture, scope string, n int) {
+			f.holdsDue(scope, n, 0, holds.Line{Scope: scope, Amount: 2})
+		}, writes: []string{"charge", "place", "usage"}},
+		{name: "due holds of a wallet", few: 100, many: many, then: 2 * time.Hour, fill: func(f *fixture, scope string, n int) {
+			f.holdsDue(scope, n, 0, f.book.Line(scope, 2))
+		}, writes: []string{"balance", "usage"}},
+		{name: "ended lots", few: 60, many: pgtest.Size(400, 1000), then: 2 * time.Hour, fill: lots(wallet.Grant{}), flat: all},
+		{name: "ended lots with uses", few: 60, many: pgtest.Size(400, 1000), then: 2 * time.Hour, fill: lots(wallet.Grant{Uses: []string{"images"}}), flat: all},
+		{name: "lots that rolled over", few: 60, many: pgtest.Size(400, 1000), then: 2 * time.Hour, fill: lots(wallet.Grant{RollCap: 5, RollFor: day}),
+			flat: []string{"revoke"}, writes: []string{"charge", "draw", "grant", "place", "usage"}},
+		{name: "lots that rolled over, and ended", few: 60, many: pgtest.Size(400, 1000), then: 3 * day, fill: lots(wallet.Grant{RollCap: 5, RollFor: day, RollTimes: 1}),
+			flat: []string{"revoke"}, writes: []string{"charge", "draw", "grant", "place", "usage"}},
+	} {
+		t.Run(b.name, func(t *testing.T) {
+			t.Parallel()
+			f := setUp(t, wallet.Config{})
+			for scope, n := range map[string]int{"little": b.few, "much": b.many} {
+				if !b.plain {
+					f.grant(wallet.Grant{Wallet: scope, Amount: 1_000_000, Reference: "paid"})
+				}
+				b.fill(f, scope, n)
+			}
+			f.clock.Advance(b.then)
+			_, err := f.pool.Exec(t.Context(), "analyze metered.ledger; analyze metered.lot_rows; analyze metered.lot_moves; analyze metered.lot_holds; analyze metered.hold_lines")
+			require.NoError(t, err)
+			calls := f.calledOn(b.plain)
+			for i, name := range append(slices.Clone(b.flat), b.writes...) {
+				call := calls[name]
+				little := f.workOf(func(ctx context.Context, tx pgx.Tx) error { return call(ctx, tx, "little") })
+				much := f.workOf(func(ctx context.Context, tx pgx.Tx) error { return call(ctx, tx, "much") })
+				t.Logf("%s: %+v, and of much %+v", name, little, much)
+				require.LessOrEqual(t, much.written, 2*little.written+10, "%s: rows written", name)
+				require.LessOrEqual(t, much.calls, 2*little.calls+10, "%s: calls of functions", name)
+				if i < len(b.flat) {
+					require.LessOrEqual(t, much.read, 2*little.read+10, "%s: rows read", name)
+				}
+			}
+		})
+	}
+}
+
+// A call reads no rows of other wallets, however many lots of theirs have ended and are not written down.
+func TestWork_OfAWalletIsNoMoreWhereOthersHaveMuchThatIsDue(t *testing.T) {
+	t.Parallel()
+	var reads []int64
+	for _, others := range []int{0, 400} {
+		f := setUp(t, wallet.Config{})
+		f.grant(wallet.Grant{Amount: 1000})
+		f.lotsEnd("ann", 60, wallet.Grant{})
+		f.lotsEnd("other", others, wallet.Grant{})
+		f.clock.Advance(2 * time.Hour)
+		_, err := f.pool.Exec(t.Context(), "analyze metered.ledger; analyze metered.lot_rows; analyze metered.lot_moves")
+		require.NoError(t, err)
+		w := f.workOf(func(ctx context.Context, tx pgx.Tx) error { return f.calledOn(false)["draw"](ctx, tx, "ann") })
+		reads = append(reads, w.read)
+	}
+	require.LessOrEqual(t, reads[1], 2*reads[0], "%v", reads)
+}
+
+// calledOn are calls on a scope, which is a wallet unless it is plain.
+func (f *fixture) calledOn(plain bool) map[string]func(ctx context.Context, tx pgx.Tx, scope string) error {
+	return map[string]func(ctx context.Context, tx pgx.Tx, scope string) error{
+		"charge": func(ctx context.Context, tx pgx.Tx, scope string) error {
+			c := f.book.Charge(scope, 1)
+			if plain {
+				c.Limits = []budget.Limit{budget.Lifetime(1_000_000)}
+			}
+			_, err := f.ledger.Charge(ctx, tx, c)
+			return err
+		},
+		"usage": func(ctx context.Context, tx pgx.Tx, scope string) error {
+			_, err := f.ledger.Usage(ctx, tx, budget.Query{Scope: scope, Window: time.Hour})
+			return err
+		},
+		"place": func(ctx context.Context, tx pgx.Tx, scope string) error {
+			_, err := f.holds.Place(ctx, tx, holds.Request{ID: "new", TTL: time.Hour, Lines: []holds.Line{{Scope: scope, Amount: 1}}})
+			return err
+		},
+		"draw": func(ctx context.Context, tx pgx.Tx, scope string) error {
+			_, err := f.book.Draw(ctx, tx, wallet.Draw{Wallet: scope, Amount: 7})
+			return err
+		},
+		"grant": func(ctx context.Context, tx pgx.Tx, scope string) error {
+			_, err := f.book.Grant(ctx, tx, wallet.Grant{Wallet: scope, Amount: 7, Reference: "new"})
+			return err
+		},
+		"balance": func(ctx context.Context, tx pgx.Tx, scope string) error {
+			_, err := f.book.Balance(ctx, tx, scope)
+			return err
+		},
+		"revoke": func(ctx context.Context, tx pgx.Tx, scope string) error {
+			_, err := f.book.Revoke(ctx, tx, wallet.Revoke{Wallet: scope, Reference: "paid", Amount: 7})
+			return err
+		},
+	}
+}
