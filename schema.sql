@@ -2606,7 +2606,8 @@ begin
                 (select z.* from metered.lots z where z.scope = tip.scope and z.open and (z.expires_at, z.age) > (pos_end, pos_age) and z.expires_at <= until
                  order by z.expires_at, z.age limit 1)
                 union all
-                (select z.* from metered.lots z where z.no = any (named) and z.open and z.expires_at <= until order by z.expires_at, z.age limit 1)
+                (select z.* from unnest(named) n, lateral (select w.* from metered.lots w where w.no = n limit 1) z -- never the index of all wallets
+                 where z.open and z.expires_at <= until order by z.expires_at, z.age limit 1)
                 union all
                 (select z.* from metered._kept_due(tip.scope, until, kept_left > 0) z where may_keep and z.no is not null)) y
             where stop_end is null or (y.expires_at, y.age) < (stop_end, stop_age) or y.no = any (named) or y.kept > 0

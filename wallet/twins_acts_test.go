@@ -51,6 +51,9 @@ func (w *twins) step(n int) {
 	case k < 88:
 		w.carve(n)
 	case k < 89:
+		if len(w.plans) > 3 {
+			w.endPlans()
+		}
 		w.advance(of(w, 40*day, 100*day, 366*day))
 	default:
 		w.advance(of(w, time.Hour, 5*time.Hour, day, 3*day, 10*day))

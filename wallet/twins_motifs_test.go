@@ -210,8 +210,11 @@ func (w *twins) together(n int) {
 	}
 }
 
-// idle leaves the wallet alone for a year or more. Plans are ended then, or the next steps would be slow.
+// idle leaves the wallet alone for a year or more, with a plan or two.
 func (w *twins) idle(n int) {
+	if len(w.plans) > 1 {
+		w.endPlans()
+	}
 	w.planGoesOn(n)
 	if !w.once(3) {
 		return
@@ -220,6 +223,11 @@ func (w *twins) idle(n int) {
 	w.look()
 	w.onNamed()
 	w.draw()
+	w.endPlans()
+}
+
+// endPlans ends all plans, or the next steps would be slow.
+func (w *twins) endPlans() {
 	for _, one := range w.plans {
 		w.call("end "+one.reference, func(ctx context.Context, tx pgx.Tx, tw *twin) (said, error) {
 			_, err := tw.book.Revoke(ctx, tx, wallet.Revoke{Wallet: "ann", Reference: one.reference, Renewals: true})
