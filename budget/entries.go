@@ -10,11 +10,28 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
+// Kinds of entries (Entry.Kind). A switch over them names these, since a mistyped text counts nothing.
+const (
+	EntryCharge      = "charge"       // units were spent
+	EntryCredit      = "credit"       // units were added
+	EntryRefund      = "refund"       // units of a charge were given back
+	EntryClockRepair = "clock repair" // the clock had been set back
+	EntryHold        = "hold"         // units are kept
+	EntryCapture     = "capture"      // held units were spent
+	EntryRelease     = "release"      // held units were freed
+	EntryExpire      = "expire"       // held units were freed by time
+	EntryClose       = "close"        // a carved scope ended
+	EntryLapse       = "lapse"        // units of a lot ended, which lowers Credited
+	EntryRevoke      = "revoke"       // units of a lot were taken back, which lowers Credited
+	EntryRollOver    = "roll over"    // units of a lot ended. The credit after it has them again
+	EntrySchedule    = "schedule"     // a lot that begins later, or whose end was set
+)
+
 // kinds are the kinds as the ledger stores them.
 var kinds = map[string]string{
-	"c": "charge", "d": "credit", "r": "refund", "k": "clock repair",
-	"h": "hold", "u": "capture", "l": "release", "x": "expire", "z": "close",
-	"e": "lapse", "v": "revoke", "o": "roll over", "s": "schedule",
+	"c": EntryCharge, "d": EntryCredit, "r": EntryRefund, "k": EntryClockRepair,
+	"h": EntryHold, "u": EntryCapture, "l": EntryRelease, "x": EntryExpire, "z": EntryClose,
+	"e": EntryLapse, "v": EntryRevoke, "o": EntryRollOver, "s": EntrySchedule,
 }
 
 // An Entry has the scope's sums after it.
@@ -24,9 +41,7 @@ type Entry struct {
 	// Seq numbers the entries of a scope: 1, 2, 3, and so on.
 	Seq int64 `json:"seq"`
 
-	// "charge", "credit", "refund", "clock repair", of holds "hold", "capture", "release",
-	// "expire", of a carved scope's end "close", and of lots, which lower Credited, "lapse",
-	// "revoke", "roll over", and for a lot that begins later or whose end was set "schedule"
+	// Kind is one of EntryCharge, EntryCredit, EntryRefund and so on.
 	Kind string `json:"kind"`
 
 	// Amount is the entry's number of units. It is 0 for a clock repair and a close.

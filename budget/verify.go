@@ -228,11 +228,11 @@ func (v *verification) scope(ctx context.Context, tx pgx.Tx, scope string) error
 			}
 			// In a closed scope, only earlier holds end and are captured. Its lots end, and one may
 			// go on in another: a credit after its rollover.
-			goesOn := e.Kind == "credit" && prev.Kind == "roll over" && prev.Amount == e.Amount
-			if closed && (e.Kind == "hold" || e.Kind == "credit" && !goesOn || e.Kind == "refund" || e.Kind == "close" || e.Kind == "charge" && e.Hold == "") {
+			goesOn := e.Kind == EntryCredit && prev.Kind == EntryRollOver && prev.Amount == e.Amount
+			if closed && (e.Kind == EntryHold || e.Kind == EntryCredit && !goesOn || e.Kind == EntryRefund || e.Kind == EntryClose || e.Kind == EntryCharge && e.Hold == "") {
 				v.differs(e, "kind", e.Kind, "one that ends what was held: the scope is closed")
 			}
-			closed = closed || e.Kind == "close"
+			closed = closed || e.Kind == EntryClose
 			prev = e
 		}
 		n = len(page)
@@ -273,10 +273,10 @@ func (v *verification) entry(prev, e Entry) {
 	if !known {
 		v.differs(e, "kind", e.Kind, "a known kind")
 	}
-	if e.Kind == "refund" && (e.Ref < 1 || e.Ref >= e.Seq) {
+	if e.Kind == EntryRefund && (e.Ref < 1 || e.Ref >= e.Seq) {
 		v.differs(e, "ref", e.Ref, "an earlier entry")
 	}
-	if before := e.At.Before(prev.At); before != (e.Kind == "clock repair") {
+	if before := e.At.Before(prev.At); before != (e.Kind == EntryClockRepair) {
 		want := map[bool]string{true: "not before ", false: "before "}[before]
 		v.differs(e, "at", e.At, want+prev.At.String())
 	}
@@ -309,23 +309,23 @@ func following(prev, e Entry) (want Entry, known bool) {
 	want = prev
 	want.Seq++
 	switch e.Kind {
-	case "charge":
+	case EntryCharge:
 		want.Spent += e.Amount
-	case "credit":
+	case EntryCredit:
 		want.Credited += e.Amount
-	case "lapse", "revoke", "roll over":
+	case EntryLapse, EntryRevoke, EntryRollOver:
 		want.Credited -= e.Amount
-	case "refund":
+	case EntryRefund:
 		want.Refunded += e.Amount
-	case "hold":
+	case EntryHold:
 		want.Held += e.Amount
-	case "capture":
+	case EntryCapture:
 		want.Spent += e.Amount
 		want.Held -= e.Amount
-	case "release", "expire":
+	case EntryRelease, EntryExpire:
 		want.Held -= e.Amount
-	case "close", "schedule":
-	case "clock repair":
+	case EntryClose, EntrySchedule:
+	case EntryClockRepair:
 		want.Epoch++
 	default:
 		return want, false
@@ -371,7 +371,7 @@ func (v *verification) decide(amount bool) {
 }
 
 func (v *verification) amount(e Entry) {
-	if (e.Amount < 1) != (e.Kind == "clock repair" || e.Kind == "close") && e.Kind != "schedule" {
+	if (e.Amount < 1) != (e.Kind == EntryClockRepair || e.Kind == EntryClose) && e.Kind != EntrySchedule {
 		v.differs(e, "amount", e.Amount, "1 or more, 0 for a clock repair and a close")
 	}
 }

@@ -21,9 +21,44 @@ type Line struct {
 	Lots []Move `json:"lots,omitempty"`
 }
 
+// Kinds of moves (Move.Kind). The entry itself has budget.EntryRollOver and so on.
+const (
+	MoveCredited   = "credited"    // a new lot has units
+	MoveTaken      = "taken"       // by a charge
+	MovePaidBack   = "paid back"   // for an earlier overdraft
+	MoveGivenBack  = "given back"  // by a refund
+	MoveHeld       = "held"        // by a hold
+	MoveHeldAfter  = "held after"  // for overdrawn units of an earlier hold
+	MoveCaptured   = "captured"    // held units were spent
+	MoveFreed      = "freed"       // held units were freed
+	MoveLapsed     = "lapsed"      // the lot ended
+	MoveRevoked    = "revoked"     // by Book.Revoke
+	MoveRolledOver = "rolled over" // into another lot
+	MoveScheduled  = "scheduled"   // the lot begins later, or its end was set
+	MoveWithdrawn  = "withdrawn"   // before the lot began
+	MoveApplied    = "applied"     // units of a lot with Uses, to the next entry
+	MoveKept       = "kept"        // for Uses again, after a release or a refund
+	MoveReinstated = "reinstated"  // by Book.Reinstate
+)
+
 var moveKinds = map[string]string{
-	"d": "credited", "t": "taken", "p": "paid back", "g": "given back", "h": "held", "q": "held after", "u": "captured", "f": "freed",
-	"e": "lapsed", "v": "revoked", "o": "rolled over", "s": "scheduled", "w": "withdrawn", "a": "applied", "b": "kept", "n": "reinstated", "m": "reinstated",
+	"d": MoveCredited,
+	"t": MoveTaken,
+	"p": MovePaidBack,
+	"g": MoveGivenBack,
+	"h": MoveHeld,
+	"q": MoveHeldAfter,
+	"u": MoveCaptured,
+	"f": MoveFreed,
+	"e": MoveLapsed,
+	"v": MoveRevoked,
+	"o": MoveRolledOver,
+	"s": MoveScheduled,
+	"w": MoveWithdrawn,
+	"a": MoveApplied,
+	"b": MoveKept,
+	"n": MoveReinstated,
+	"m": MoveReinstated,
 }
 
 // Move is the effect of an entry on a lot.
@@ -31,11 +66,7 @@ type Move struct {
 	Lot       int64  `json:"lot"` // 0 for units that no lot covers
 	Reference string `json:"reference,omitempty"`
 	Category  string `json:"category,omitempty"`
-	// Kind is "credited" for a new lot, "taken" by a charge, "given back" by a refund, "held",
-	// "captured" or "freed" by a hold, "lapsed", "revoked" or "rolled over", before a lot begins
-	// "scheduled" (also for an end that is set) or "withdrawn", for an overdraft "paid back", and
-	// for overdrawn units of an earlier hold "held after". Units of a lot with Uses are "applied"
-	// to the next entry, and "kept" again by the one after a release or a refund.
+	// Kind is one of MoveCredited, MoveTaken and so on.
 	Kind   string `json:"kind,omitempty"`
 	Amount int64  `json:"amount"`
 }

@@ -107,13 +107,13 @@ func (a *app) printExplanation(e inspect.Explanation) error {
 		for _, o := range l.Oldest {
 			entry := "entry " + strconv.FormatInt(o.Seq, 10)
 			switch o.Kind {
-			case "charge", "capture":
+			case budget.EntryCharge, budget.EntryCapture:
 				leaves := o.At.Add(l.Limit.Window)
 				if !l.PeriodEnd.IsZero() {
 					leaves = l.PeriodEnd
 				}
 				t.row(entry, o.At, instant(leaves), o.Kind, o.Amount, about(o))
-			case "refund":
+			case budget.EntryRefund:
 				t.row(entry, o.At, "with its charge", o.Kind, -o.Amount, about(o))
 			}
 		}

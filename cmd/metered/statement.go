@@ -127,9 +127,9 @@ func used(e budget.Entry) int64 { return e.Spent - e.Refunded - e.Credited }
 // change is the amount that an entry adds to usage.
 func change(e budget.Entry) int64 {
 	switch e.Kind {
-	case "charge", "capture", "lapse", "revoke", "roll over":
+	case budget.EntryCharge, budget.EntryCapture, budget.EntryLapse, budget.EntryRevoke, budget.EntryRollOver:
 		return e.Amount
-	case "refund", "credit":
+	case budget.EntryRefund, budget.EntryCredit:
 		return -e.Amount
 	}
 	return 0

@@ -49,20 +49,20 @@ func (s *service) month(ctx context.Context, db budget.Querier, a account) (invo
 		}
 		var change int64
 		switch line.Kind {
-		case "credit":
+		case budget.EntryCredit:
 			change, in.Granted = line.Amount, in.Granted+line.Amount
-		case "roll over": // the credit after it is the same again
+		case budget.EntryRollOver: // the credit after it is the same again
 			change, in.Granted = -line.Amount, in.Granted-line.Amount
-		case "charge", "capture":
+		case budget.EntryCharge, budget.EntryCapture:
 			change, in.Used = -line.Amount, in.Used+line.Amount
 			for _, m := range line.Lots {
 				in.Of[m.Category] += m.Amount
 			}
-		case "refund":
+		case budget.EntryRefund:
 			change, in.Refunded = line.Amount, in.Refunded+line.Amount
-		case "lapse":
+		case budget.EntryLapse:
 			change, in.Lapsed = -line.Amount, in.Lapsed+line.Amount
-		case "revoke":
+		case budget.EntryRevoke:
 			change, in.Revoked = -line.Amount, in.Revoked+line.Amount
 		}
 		in.Closing = line.Balance + line.Held
