@@ -14,6 +14,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
@@ -277,6 +278,10 @@ func (s *session) prepare() (*holdsCall, *command.Operation, error) {
 		Command: func() string {
 			sent := ledger.Command{Tenant: r.Tenant, ID: r.ID, Key: op.Key, IssuedAt: issuedAt(s.command(nil)), MaxFuture: s.client.cfg.MaxFuture}
 			return sent.String()
+		},
+		Plain: func() []any {
+			future := pgtype.Interval{Microseconds: s.client.cfg.MaxFuture.Microseconds(), Valid: true}
+			return []any{r.ID, op.Key, issuedAt(s.command(nil)), future}
 		},
 		Fingerprint: func(placing []byte) []byte {
 			identity := append([]byte("session\x00"), placing...)

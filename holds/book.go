@@ -156,14 +156,15 @@ func (b *Book) waitMS() int32 { return int32(b.wait / time.Millisecond) }
 
 // statements are the package's SQL, rendered for one schema.
 type statements struct {
-	place, look, open, lockAll, capture, release, releaseCaptured, extend, giveBack, expire string
-	get, ofSession, claimed, list, claims, due, history                                     string
-	sweep, sweepScope, announced, purge, purgeable                                          string
+	place, placePlain, look, open, openPlain, lockAll, capture, capturePlain, release, releaseCaptured, extend, giveBack, expire string
+	get, ofSession, claimed, list, claims, due, history                                                                          string
+	sweep, sweepScope, announced, purge, purgeable                                                                               string
 }
 
 func render(n schema.Name) statements {
 	return statements{
-		place: n.SQL(placeSQL), look: n.SQL(lookSQL), open: n.SQL(openSQL), lockAll: n.SQL(ledger.LockAllSQL), capture: n.SQL(captureSQL), release: n.SQL(releaseSQL),
+		place: n.SQL(placeSQL), look: n.SQL(lookSQL), open: n.SQL(openSQL), placePlain: n.SQL(placePlainSQL), openPlain: n.SQL(openPlainSQL),
+		capturePlain: n.SQL(capturePlainSQL), lockAll: n.SQL(ledger.LockAllSQL), capture: n.SQL(captureSQL), release: n.SQL(releaseSQL),
 		releaseCaptured: n.SQL(releaseCapturedSQL),
 		extend:          n.SQL(extendSQL), giveBack: n.SQL(returnSQL), expire: n.SQL(expireSQL),
 		get: n.SQL(getSQL), ofSession: n.SQL(ofSessionSQL), claimed: n.SQL(claimedSQL), list: n.SQL(listSQL),

@@ -64,6 +64,10 @@ select refused, holds, crossed
 from metered.capture_holds($1::metered.hold_ids, $2::metered.used_units[], $3::metered.capture_terms, $4::interval,
     $5::int, $6::metered.origin, $7::text, $8::bool)`
 
+const capturePlainSQL = `
+select metered.capture_holds_plain($1::text, $2::text, $3::timestamptz, $4::text, $5::text, $6::bigint, $7::text, $8::jsonb,
+    $9::text, $10::text, $11::int, $12::text, $13::bool)`
+
 // Capture charges the used units and frees the rest, before Hold.Due.
 //
 // Errors: ErrUnknown, ErrRetired, *StateError, *ExcessError, *budget.ExceededError, an
@@ -122,8 +126,9 @@ func (b *Book) prepareCapture(c Capture) (*call, error) {
 	}
 	terms := ledger.Capture{Closing: !c.Keep, Policy: policy, Entity: c.Entity}
 	var crossed []byte
-	scan := scanner(func(err error) error { return b.captureFailed(c, err) }, func(refusal []byte) error { return b.captureRefused(c, refusal) }, &crossed)
-	return &call{
+	plain := len(c.IDs) == 1 && !c.Keep && c.Over == OverRefused && (len(used) == 0 || len(used) == 1 && !c.All && len(used[0].Limits) == 0)
+	scan := scanner(plain, func(err error) error { return b.captureFailed(c, err) }, func(refusal []byte) error { return b.captureRefused(c, refusal) }, &crossed)
+	call := &call{
 		SQL: b.sql.capture, Locks: locks, Kind: string(kind), Tell: b.teller(kind, c.Note),
 		Cross: func(ctx context.Context, tx pgx.Tx) error {
 			priced, err := b.crossings(c, crossed)
@@ -148,7 +153,27 @@ func (b *Book) prepareCapture(c Capture) (*call, error) {
 			all[0].Crossed = r.Crossed // of one hold: All of several has no limits
 			return all, err
 		},
-	}, nil
+	}
+	if plain {
+		call.SQL, call.Args = b.sql.capturePlain, func(s ledger.Sending) []any { return b.capturePlainArgs(c, used, s) }
+	}
+	return call, nil
+}
+
+// capturePlainArgs are the arguments of capture_holds_plain.
+func (b *Book) capturePlainArgs(c Capture, used []ledger.Used, s ledger.Sending) []any {
+	var scope, units, entity, note any
+	if len(used) > 0 {
+		scope, units = used[0].Scope, used[0].Amount
+	}
+	if c.Entity != "" {
+		entity = c.Entity
+	}
+	if json := inBudget.NoteJSON(c.Note); json != "" {
+		note = json
+	}
+	args := []any{c.Tenant, c.IDs[0], issuedAt(c.IDs[0]), c.Holder, scope, units, entity, note}
+	return append(append(args, s.PlainOrigin()...), s.WaitMS, b.channel(), s.Raising)
 }
 
 // used converts the lines of a capture for its SQL function, nil for Capture.All.

@@ -22,6 +22,11 @@ const openSQL = `
 select status, placed_at, deadline, seqs, ats, refused, stored, crossed
 from metered.open_session($1::metered.new_command, $2::metered.new_hold, $3::metered.new_charge[], $4::interval, $5::int, $6::metered.origin, $7::text)`
 
+const openPlainSQL = `
+select metered.open_session_plain($1::text, $2::bigint, $3::timestamptz, $4::interval, $5::text, $6::text, $7::text, $8::bytea,
+    $9::timestamptz, $10::interval, $11::interval, $12::interval, $13::json, $14::text, $15::bigint, $16::bigint, $17::bigint,
+    $18::interval, $19::jsonb, $20::text, $21::text, $22::interval, $23::int, $24::text)`
+
 // idsOfSession begins the ids of the holds of an operation's sessions.
 func idsOfSession(operation string) string {
 	sum := sha256.Sum256([]byte(operation))
@@ -61,6 +66,14 @@ func (b *Book) prepareOpen(r Request, o *ledger.Opening) (*call, error) {
 		return nil, err
 	}
 	place := c.Args
+	if c.SQL == b.sql.placePlain {
+		c.SQL = b.sql.openPlain
+		c.Args = func(s ledger.Sending) []any {
+			args := slices.Concat(o.Plain(), place(s))
+			return args[:len(args)-1] // a refusal is an answer
+		}
+		return c, nil
+	}
 	c.SQL = b.sql.open
 	c.Args = func(s ledger.Sending) []any { return slices.Concat([]any{o.Command()}, place(s)[:6]) }
 	return c, nil

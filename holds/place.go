@@ -84,6 +84,11 @@ const placeSQL = `
 select status, placed_at, deadline, seqs, ats, refused, stored, crossed
 from metered.place($1::metered.new_hold, $2::metered.new_charge[], $3::interval, $4::int, $5::metered.origin, $6::text, $7::bool, $8::bool)`
 
+const placePlainSQL = `
+select metered.place_plain($1::text, $2::text, $3::bigint, $4::text, $5::bytea, $6::timestamptz, $7::interval, $8::interval,
+    $9::interval, $10::json, $11::text, $12::bigint, $13::bigint, $14::bigint, $15::interval, $16::jsonb, $17::text, $18::text,
+    $19::interval, $20::int, $21::text, $22::bool)`
+
 const lookSQL = `
 select status, at, deadline, refused, stored
 from metered.look_place($1::metered.new_hold, $2::metered.new_charge[], $3::interval, $4::bool)`
@@ -133,7 +138,7 @@ func (b *Book) preparePlace(r Request) (*call, error) {
 	if r.opening != nil {
 		hold.Fingerprint = r.opening.Fingerprint(identity)
 	}
-	return &call{
+	c := &call{
 		Cross: func(ctx context.Context, tx pgx.Tx) error { return priced.Cross(ctx, tx, crossed) },
 		SQL:   b.sql.place, Locks: locks, Queries: priced.Queries, Kind: string(EventPlaced), Tell: b.teller(EventPlaced, r.Note),
 		Placing: &ledger.Placing{
@@ -146,8 +151,34 @@ func (b *Book) preparePlace(r Request) (*call, error) {
 		Args: func(s ledger.Sending) []any {
 			return []any{hold.String(), ledger.Charges(ledger.Telling(charges, s.Telling)), priced.Tolerance, s.WaitMS, s.Origin(inBudget.NoteJSON(r.Note)), b.channel(), s.Raising, r.reveal}
 		},
-		Scan: func(row pgx.Row) ([]Hold, error) { return b.scanPlaced(priced, r, row, &crossed) },
-	}, nil
+		Scan: func(row pgx.Row) ([]Hold, error) {
+			var a ledger.Placed
+			if err := row.Scan(&a.Status, &a.At, &a.Deadline, &a.Seqs, &a.Ats, &a.Refused, &a.Stored, &a.Crossed); err != nil {
+				return nil, placeFailed(priced, r.key, err)
+			}
+			crossed = a.Crossed
+			return b.placed(priced, r, a)
+		},
+	}
+	if priced.PlainHold() && r.claim == "" && hold.Minimum == nil && hold.Fewest == 0 {
+		c.SQL = b.sql.placePlain
+		c.Args = func(s ledger.Sending) []any {
+			return append(priced.PlainPlacing(hold, r.opening == nil, s), priced.Tolerance, s.WaitMS, b.channel(), s.Raising)
+		}
+		c.Scan = func(row pgx.Row) ([]Hold, error) {
+			var answer []byte
+			var a ledger.Placed
+			if err := row.Scan(&answer); err != nil {
+				return nil, placeFailed(priced, r.key, err)
+			}
+			if err := a.ScanPlain(answer, r.TTL); err != nil {
+				return nil, placeFailed(priced, r.key, err)
+			}
+			crossed = a.Crossed
+			return b.placed(priced, r, a)
+		}
+	}
+	return c, nil
 }
 
 // check validates a request, and sets its defaults.
@@ -270,19 +301,13 @@ func placeFailed(priced *charging, key Key, err error) error {
 	return err
 }
 
-func (b *Book) scanPlaced(priced *charging, r Request, row pgx.Row, crossed *[]byte) ([]Hold, error) {
-	var status string
-	var at, deadline *time.Time
-	var seqs []int64
-	var ats []time.Time
-	var refusal, stored []byte
-	if err := row.Scan(&status, &at, &deadline, &seqs, &ats, &refusal, &stored, crossed); err != nil {
-		return nil, placeFailed(priced, r.key, err)
-	}
-	switch status {
+// placed is the hold of an answer, or the error of a refusal.
+func (b *Book) placed(priced *charging, r Request, a ledger.Placed) ([]Hold, error) {
+	at, deadline, stored := a.At, a.Deadline, a.Stored
+	switch a.Status {
 	case "placed":
 	case "refused":
-		return nil, priced.Refused(refusal)
+		return nil, priced.Refused(a.Refused)
 	case "taken":
 		return nil, takenUntil(r.key, at, deadline, stored)
 	case "same":
@@ -300,9 +325,9 @@ func (b *Book) scanPlaced(priced *charging, r Request, row pgx.Row, crossed *[]b
 		return []Hold{h}, err
 	default:
 		if r.opening != nil {
-			return nil, r.opening.Refused(status, at, deadline)
+			return nil, r.opening.Refused(a.Status, at, deadline)
 		}
-		answer, _ := json.Marshal(map[string]string{"status": status, "id": r.ID})
+		answer, _ := json.Marshal(map[string]string{"status": a.Status, "id": r.ID})
 		return nil, refused(answer)
 	}
 	h := Hold{
@@ -325,10 +350,10 @@ func (b *Book) scanPlaced(priced *charging, r Request, row pgx.Row, crossed *[]b
 	}
 	for i, c := range priced.Charges {
 		if rest := c.Amount - c.Held; rest > 0 {
-			h.Charges = append(h.Charges, budget.Posted{Scope: c.Scope, Seq: seqs[i], Amount: rest, At: ats[i].UTC()})
+			h.Charges = append(h.Charges, budget.Posted{Scope: c.Scope, Seq: a.Seqs[i], Amount: rest, At: a.Ats[i].UTC()})
 		}
 	}
-	receipt, err := priced.Crossed(*crossed)
+	receipt, err := priced.Crossed(a.Crossed)
 	h.Crossed = receipt.Crossed
 	return []Hold{h}, err
 }

@@ -160,28 +160,42 @@ func (b *Book) prepare(sql string, kind EventKind, tenant string, ids []string, 
 		Args: func(s ledger.Sending) []any {
 			return slices.Concat([]any{named.String()}, terms, []any{s.WaitMS, s.Origin(inBudget.NoteJSON(note)), b.channel(), s.Raising})
 		},
-		Scan: scanner(func(err error) error { return failed(string(kind), err) }, refused, nil),
+		Scan: scanner(false, func(err error) error { return failed(string(kind), err) }, refused, nil),
 	}, nil
 }
 
 // scanner reads the answer of a transition of several holds: the holds, or why it was refused.
 // crossed gets the thresholds crossed, for a transition that charges.
-func scanner(failed func(error) error, refused func([]byte) error, crossed *[]byte) func(pgx.Row) ([]Hold, error) {
+// A plain call answers by one value (ledger.Captured).
+func scanner(plain bool, failed func(error) error, refused func([]byte) error, crossed *[]byte) func(pgx.Row) ([]Hold, error) {
 	return func(row pgx.Row) ([]Hold, error) {
-		var refusal []byte
+		var refusal, answer []byte
 		var holds [][]byte
+		if plain {
+			err := row.Scan(&answer)
+			if err == nil {
+				refusal, holds, *crossed, err = ledger.Captured(answer)
+			}
+			return decoded(holds, refusal, err, failed, refused)
+		}
 		dest := []any{&refusal, &holds}
 		if crossed != nil {
 			dest = append(dest, crossed)
 		}
-		if err := row.Scan(dest...); err != nil {
-			return nil, failed(err)
-		}
-		if len(refusal) > 0 {
-			return nil, refused(refusal)
-		}
-		return decodeAll(holds)
+		err := row.Scan(dest...)
+		return decoded(holds, refusal, err, failed, refused)
 	}
+}
+
+// decoded are the holds of an answer, or its error.
+func decoded(holds [][]byte, refusal []byte, err error, failed func(error) error, refused func([]byte) error) ([]Hold, error) {
+	switch {
+	case err != nil:
+		return nil, failed(err)
+	case len(refusal) > 0:
+		return nil, refused(refusal)
+	}
+	return decodeAll(holds)
 }
 
 // decodeAll reads the holds that a transition returned.

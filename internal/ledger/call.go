@@ -68,6 +68,7 @@ type Parking struct {
 type Opening struct {
 	Operation   string                                        // its id
 	Command     func() string                                 // a metered.new_command
+	Plain       func() []any                                  // the first arguments of open_session_plain
 	Fingerprint func(placing []byte) []byte                   // of the session, from its Placing.Identity
 	Refused     func(status string, at, due *time.Time) error // maps answers that open_session has beyond place
 }

@@ -14,8 +14,16 @@ func (c *Charging) Plain() bool {
 	if c == nil || len(c.Charges) == 0 {
 		return true
 	}
-	x := &c.Charges[0]
-	return len(c.Charges) == 1 && x.Held == 0 && x.Lease == nil && !x.MustExist && x.Use == "" && len(x.Limits) <= 1 &&
+	return len(c.Charges) == 1 && c.Charges[0].Held == 0 && c.Charges[0].plain()
+}
+
+// PlainHold is Plain for a placement, all of whose units are held.
+func (c *Charging) PlainHold() bool {
+	return len(c.Charges) == 1 && c.Charges[0].Held == c.Charges[0].Amount && c.Charges[0].plain()
+}
+
+func (x *Charge) plain() bool {
+	return x.Lease == nil && !x.MustExist && x.Use == "" && len(x.Limits) <= 1 &&
 		(len(x.Limits) == 0 || x.Limits[0].Period.IsZero() && x.Limits[0].Thresholds == "")
 }
 
@@ -36,6 +44,108 @@ func (c *Charging) PlainArgs() []any {
 	return []any{x.Scope, x.Key, x.Amount, most, window, note, c.Standing}
 }
 
+// PlainPlacing are the arguments of place_plain and open_session_plain from the hold's tenant on to the
+// operation. A made up id has no key.
+func (c *Charging) PlainPlacing(h NewHold, keyed bool, s Sending) []any {
+	var lifetime, metadata any
+	if h.Lifetime > 0 {
+		lifetime = plainInterval(h.Lifetime)
+	}
+	if h.Metadata != "" {
+		metadata = h.Metadata
+	}
+	args := []any{h.Tenant, h.ID}
+	if keyed && h.Chosen {
+		args = append(args, h.Key)
+	} else if keyed {
+		args = append(args, nil)
+	}
+	args = append(args, h.Holder, h.Fingerprint, h.IssuedAt, plainInterval(h.TTL), plainInterval(h.Grace), lifetime, metadata)
+	args = append(args, c.PlainArgs()[:6]...)
+	return append(args, s.PlainOrigin()...)
+}
+
+// PlainOrigin are the tenant and the id of the command, null without one.
+func (s Sending) PlainOrigin() []any {
+	if s.Operation == "" {
+		return []any{nil, nil}
+	}
+	return []any{s.Tenant, s.Operation}
+}
+
+func plainInterval(d time.Duration) pgtype.Interval {
+	return pgtype.Interval{Microseconds: d.Microseconds(), Valid: true}
+}
+
+// Placed is the answer of place and open_session.
+type Placed struct {
+	Status          string
+	At, Deadline    *time.Time
+	Seqs            []int64
+	Ats             []time.Time
+	Refused, Stored []byte
+	Crossed         []byte
+}
+
+// ScanPlain reads the answer of place_plain or open_session_plain, about a hold of that length.
+func (p *Placed) ScanPlain(answer []byte, ttl time.Duration) error {
+	if isShort(answer) {
+		var short []int64
+		if err := json.Unmarshal(answer, &short); err != nil {
+			return err
+		}
+		at := time.UnixMicro(short[1])
+		deadline := at.Add(ttl)
+		*p = Placed{Status: "placed", At: &at, Deadline: &deadline}
+		return nil
+	}
+	var f struct {
+		Status   string          `json:"status"`
+		At       *int64          `json:"placed_at"`
+		Deadline *int64          `json:"deadline"`
+		Refused  json.RawMessage `json:"refused"`
+		Stored   *string         `json:"stored"`
+		Crossed  json.RawMessage `json:"crossed"`
+	}
+	err := json.Unmarshal(answer, &f)
+	*p = Placed{
+		Status: f.Status, At: timeOf(f.At), Deadline: timeOf(f.Deadline),
+		Refused: present(f.Refused), Crossed: present(f.Crossed),
+	}
+	if f.Stored != nil {
+		p.Stored = []byte(*f.Stored)
+	}
+	return err
+}
+
+func timeOf(us *int64) *time.Time {
+	if us == nil {
+		return nil
+	}
+	t := time.UnixMicro(*us)
+	return &t
+}
+
+// Captured reads the answer of capture_holds_plain: a hold, or an array of the answer of capture_holds.
+func Captured(answer []byte) (refused []byte, holds [][]byte, crossed []byte, err error) {
+	if !isArray(answer) {
+		return nil, [][]byte{answer}, nil, nil
+	}
+	var refusal *string
+	var texts []string
+	var reached json.RawMessage
+	if err := json.Unmarshal(answer, &[]any{&refusal, &texts, &reached}); err != nil {
+		return nil, nil, nil, err
+	}
+	for _, text := range texts {
+		holds = append(holds, []byte(text))
+	}
+	if refusal != nil {
+		refused = []byte(*refusal)
+	}
+	return refused, holds, present(reached), nil
+}
+
 // full is an answer of the full functions as JSON.
 type full struct {
 	Seqs    []int64         `json:"seqs"`
@@ -48,7 +158,9 @@ type full struct {
 }
 
 // isShort reports whether an answer is that of the short way: an array.
-func isShort(answer []byte) bool { return len(answer) > 0 && answer[0] == '[' }
+func isShort(answer []byte) bool { return isArray(answer) }
+
+func isArray(answer []byte) bool { return len(answer) > 0 && answer[0] == '[' }
 
 // ScanPlain reads the answer of charge_plain.
 func (a *Answer) ScanPlain(answer []byte, standing bool) error {

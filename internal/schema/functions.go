@@ -90,8 +90,10 @@ var Functions = []Function{
 	{"wallet_balance", Application | Reporting, purgeBatch + "\n" + interpreted},
 
 	{"place", Application, write},
+	{"place_plain", Application, write},
 	{"look_place", Application, write},
 	{"capture_holds", Application, write},
+	{"capture_holds_plain", Application, write},
 	{"release_holds", Application, write},
 	{"release_captured", Application, write},
 	{"extend_holds", Application, write},
@@ -137,6 +139,7 @@ var Functions = []Function{
 	{"finish_command", Application, owned},
 	{"purge_operations", Maintenance, purgeBatch},
 	{"open_session", Application, write},
+	{"open_session_plain", Application, write},
 	{"enter_tenant", Application, write},
 }
 

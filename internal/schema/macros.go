@@ -15,11 +15,18 @@ import (
 //	{bound: tip = t, at = c, win = w}            the units that a scope spent since its anchor, or ever: an upper bound of the use of a window
 //	{short tip: scope = s}                       the last entry of a scope, for a writer, as far as a plain charge needs it, and clk, the time
 //	{usual: tip = t, at = c, amount = n, note = j}   the condition that a charge needs none of the full function's care
+//	{usual hold: tip = t, at = c, …}             the same for a hold, whose entry moves next_due on
+//	{admits: tip = t, at = c, amount = n}        the condition that its one limit admits a charge (max_units in each win) by the bound
+//	{settled: tip = t, at = c}                   the condition that nothing of a scope is due, nor ahead of the clock, and that it has no lots
+//	{due: tip = t, at = c, held = n}             next_due of the entry after tip, which leaves n units held, without its own new line: see _due_after
 //	{known id: tenant = t, id = i, issued = j, future = f}   whether an operation id is recorded, retired, or too far ahead
+//	{new hold: at = t, …}                        inserts a hold that was placed at a time, with its number in new_no
+//	{placed detail: lines = l, …}                the detail of the event of a placement
+//	{fits hold: tenant = t, …}                   the condition that a hold of one line is within its bounds
 //	{shorter timeouts: ms = n}                   sets the timeouts of a transaction, unless they are shorter
 //
 // A macro may stand in the arguments of another one.
-var macro = regexp.MustCompile(`(?s)\{(entry columns|entry of (\w+)|base|bound|short tip|usual|known id|shorter timeouts)(?:: ([^{}]*))?\}`)
+var macro = regexp.MustCompile(`(?s)\{(entry columns|entry of (\w+)|base|bound|admits|short tip|usual|usual hold|settled|due|known id|shorter timeouts|new hold|placed detail|fits hold)(?:: ([^{}]*))?\}`)
 
 // templates are the macros that only fill in their arguments.
 var templates = map[string]string{
@@ -28,9 +35,37 @@ var templates = map[string]string{
                 l.anchor_spent, l.lots_end, l.crossed, metered.clock() as clk
             from metered.ledger l where l.scope = $scope order by l.seq desc limit 1 for key share)`,
 	// With two of 16 entries a scope with held units moves its next_due on (_due_after).
-	"usual": `$tip.at <= $at and ($tip.held = 0 or $tip.seq & 15 > 1) and ($tip.next_due <= $at) is not true and $tip.lots_end is null and $tip.crossed is null
+	"usual": `($tip.held = 0 or $tip.seq & 15 > 1) and {usual hold: tip = $tip, at = $at, amount = $amount, note = $note}`,
+	"usual hold": `{settled: tip = $tip, at = $at} and $tip.crossed is null
                 and $amount between 1 and 9007199254740992 and ($note is null or pg_column_size($note) <= 8192
                 and pg_column_compression($note) is null and not $note ? 'use')`,
+	"settled": `$tip.at <= $at and ($tip.next_due <= $at) is not true and $tip.lots_end is null`,
+	"admits": `(max_units is null or win >= interval '0'
+            and case when win = interval '0' then $tip.spent - $tip.refunded - $tip.credited
+                else {bound: tip = $tip, at = $at, win = win} end <= max_units - $tip.held - $amount)`,
+	"due": `case when $held > 0 then case when $tip.seq & 15 < 2 and $tip.next_due > '-infinity'
+            then metered._later_due($tip.scope, $tip.next_due, $at) else $tip.next_due end end`,
+	// A number that a row has was drawn by a sequence that is behind (numbers.sql).
+	"new hold": `loop
+        insert into metered.holds (placed_at, deadline, due, ceiling, issued_at, version, state,
+            tenant, id, holder, claim, fingerprint, keys, metadata)
+        values ($at, $at + $ttl, $at + ($due_in), coalesce($at + $lifetime, 'infinity'), $issued, 1, 'h',
+            $tenant, $id, $holder, $claim, $fingerprint, $keys, $metadata)
+        on conflict do nothing
+        returning no into new_no;
+        exit when new_no is not null;
+        if not metered._has_number('holds', currval(metered._numbers('holds'))) then
+            perform metered._collided();     -- this view is older than one that was placed
+        end if;
+        perform metered._raise_sequence('holds');
+    end loop;`,
+	"placed detail": `jsonb_build_object(
+            'tenant', $tenant, 'holder', $holder, 'claim', $claim, 'grace_us', (extract(epoch from $grace) * 1000000)::bigint,
+            'lifetime_us', (extract(epoch from $lifetime) * 1000000)::bigint, 'lines', $lines)`,
+	"fits hold": `($ttl > interval '0' and $grace >= interval '0' and $ttl <= coalesce($lifetime, interval '3660 days')
+            and $grace <= interval '3660 days' and coalesce($lifetime <= interval '3660 days', true)
+            and $tenant is not null and $id <> '' and $holder is not null and octet_length($fingerprint) = 33
+            and octet_length($scope) between 1 and 255 and metered._key_fits($key, $scope)) is true`,
 	"known id": `exists (select from metered.operations o where o.tenant = $tenant and o.id = $id)
                 or $issued <= (select h.at from metered.operations_horizon h where h.one)
                 or $issued > metered.clock() + $future`,

@@ -49,6 +49,7 @@ var sources = []string{
 	"operations",
 	"plain",
 	"sessions",
+	"plainholds",
 	"batches",
 	"reporting",
 }

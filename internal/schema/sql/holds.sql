@@ -307,19 +307,8 @@ begin
     if over is not null then    -- its units may have been freed with a sum, and its row left
         perform metered._expire_rows(array[over], clk, (metered._by_system()).note);
     end if;
-    loop
-        insert into metered.holds (placed_at, deadline, due, ceiling, issued_at, version, state,
-            tenant, id, holder, claim, fingerprint, keys, metadata)
-        values (place.placed_at, place.deadline, place.placed_at + due_in, coalesce(place.placed_at + hold.lifetime, 'infinity'), hold.issued_at, 1, 'h',
-            hold.tenant, hold.id, hold.holder, hold.claim, hold.fingerprint, line_keys, hold.metadata)
-        on conflict do nothing
-        returning no into new_no;
-        exit when new_no is not null;
-        if not metered._has_number('holds', currval(metered._numbers('holds'))) then
-            perform metered._collided();     -- this view is older than one that was placed
-        end if;
-        perform metered._raise_sequence('holds');
-    end loop;
+    {new hold: at = place.placed_at, ttl = hold.ttl, due_in = due_in, lifetime = hold.lifetime, issued = hold.issued_at, tenant = hold.tenant,
+        id = hold.id, holder = hold.holder, claim = hold.claim, fingerprint = hold.fingerprint, keys = line_keys, metadata = hold.metadata}
     if cardinality(charges) = 1 then
         insert into metered.hold_lines (hold, key, amount, open, due, scope, opened_seq)
         values (new_no, charge.key, charge.held, charge.held, place.placed_at + due_in, charge.scope, seqs[1] - (charge.amount > charge.held)::int);
@@ -339,9 +328,8 @@ begin
             from jsonb_array_elements(lines) with ordinality x(line, n) left join unnest(hold.minimum) u on u.scope = x.line ->> 'scope');
     end if;
     insert into metered.hold_events (hold, at, deadline, version, kind, detail, note, operation_tenant, operation)
-    values (new_no, place.placed_at, place.deadline, 1, 'h', jsonb_build_object(
-            'tenant', hold.tenant, 'holder', hold.holder, 'claim', coalesce(hold.claim, ''), 'grace_us', (extract(epoch from hold.grace) * 1000000)::bigint,
-            'lifetime_us', (extract(epoch from hold.lifetime) * 1000000)::bigint, 'lines', lines),
+    values (new_no, place.placed_at, place.deadline, 1, 'h', {placed detail: tenant = hold.tenant, holder = hold.holder,
+            claim = coalesce(hold.claim, ''), grace = hold.grace, lifetime = hold.lifetime, lines = lines},
         origin.note, origin.tenant, origin.operation);
     if channel is not null then
         perform metered._announce(channel, hold.tenant, hold.id, 1, 'placed');

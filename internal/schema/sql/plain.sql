@@ -60,9 +60,7 @@ begin
         t.anchor_at, t.anchor_spent
     from {short tip: scope = of_scope} t
     where {usual: tip = t, at = t.clk, amount = units, note = _append_short.note}
-        and (max_units is null or win >= interval '0'
-            and case when win = interval '0' then t.spent - t.refunded - t.credited
-                else {bound: tip = t, at = t.clk, win = win} end <= max_units - t.held - units)
+        and {admits: tip = t, at = t.clk, amount = units}
     on conflict do nothing
     returning array[y.seq, metered._in_us(y.at), y.held, y.spent - units - y.refunded - y.credited]
         into written;

@@ -1,0 +1,113 @@
+package holds_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/wallet"
+)
+
+// The short way and the full way of placements and captures answer alike, and leave the same rows, whatever
+// the scope has been through.
+func TestPlainHolds_AnswerAsTheFullFunctionsDo(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	short, full := setUp(t, holds.Config{}), setUp(t, holds.Config{})
+	_, err := full.pool.Exec(ctx, `create or replace function metered._goes_short() returns boolean language sql immutable as 'select false'`)
+	require.NoError(t, err)
+	both := func(what string, do func(f *fixture) (any, error)) {
+		t.Helper()
+		one, oneErr := do(short)
+		other, otherErr := do(full)
+		require.Equal(t, fmt.Sprint(otherErr), fmt.Sprint(oneErr), what)
+		require.Equal(t, other, one, what)
+	}
+	limits := [][]budget.Limit{nil, {budget.PerWindow(90, time.Hour)}, {budget.PerWindow(25, time.Minute)}, {budget.Lifetime(400)}}
+	for step := range 90 {
+		id := fmt.Sprint("h", step)
+		scope := []string{"a", "b"}[step%2]
+		r := holds.Request{ID: id, TTL: time.Duration(20+step%5*30) * time.Second, Grace: time.Duration(step%2) * time.Second,
+			Lines: []holds.Line{{Scope: scope, Amount: int64(2 + step%4), Limits: limits[step%4]}}}
+		if step%3 == 0 {
+			r.Holder, r.Metadata, r.Note = "ann", []byte(`{"step": 1}`), budget.Note{Actor: "ann"}
+		}
+		if step%11 == 10 {
+			r.Lines[0].AtLeast = 1
+		}
+		both("place "+id, func(f *fixture) (any, error) { return f.place(r) })
+		if step%5 == 0 {
+			both("place again "+id, func(f *fixture) (any, error) { return f.place(r) })
+		}
+		c := holds.Capture{IDs: []string{fmt.Sprint("h", max(0, step-step%3))}, All: true, Note: budget.Note{Reason: "done"}}
+		switch step % 6 {
+		case 1:
+			c.All, c.Lines = false, []holds.Line{{Scope: scope, Amount: int64(step % 5)}}
+		case 2:
+			c.Entity = "order"
+		case 3:
+			c.Holder = "bob"
+		case 4:
+			c.All, c.Lines, c.Keep = false, []holds.Line{{Scope: scope, Amount: 1}}, step%8 == 4
+		}
+		if step%6 != 5 {
+			both(fmt.Sprint("capture ", c.IDs), func(f *fixture) (any, error) { return f.capture(c) })
+		}
+		switch step {
+		case 20, 21: // the clock steps back: entries are ahead of it
+			for _, f := range []*fixture{short, full} {
+				f.clock.Advance(-30 * time.Second)
+			}
+		case 60:
+			both("credit", func(f *fixture) (any, error) {
+				return do(f, func(_ context.Context, tx pgx.Tx) (any, error) {
+					return f.ledger.Credit(ctx, tx, budget.Credit{Scope: "a", Amount: 5})
+				})
+			})
+		case 70: // lots
+			both("grant", func(f *fixture) (any, error) {
+				b, err := wallet.New(f.ledger, wallet.Config{})
+				require.NoError(t, err)
+				return do(f, func(_ context.Context, tx pgx.Tx) (any, error) {
+					return b.Grant(ctx, tx, wallet.Grant{Wallet: "b", Amount: 50, For: time.Minute})
+				})
+			})
+		}
+		for _, f := range []*fixture{short, full} {
+			f.clock.Advance(time.Duration(step%7) * 4 * time.Second)
+		}
+	}
+	for _, table := range []string{"ledger", "holds", "hold_lines", "hold_events", "lot_moves"} {
+		both(table, func(f *fixture) (any, error) {
+			// An entry without standings may go on with another anchor, and next_due is a bound.
+			rows, err := f.pool.Query(ctx, `select (to_jsonb(y) - 'anchor_at' - 'anchor_spent' - 'next_due')::text from metered.`+table+` y order by 1`)
+			require.NoError(t, err)
+			return pgx.CollectRows(rows, pgx.RowTo[string])
+		})
+	}
+	for _, f := range []*fixture{short, full} {
+		report, err := f.ledger.Verify(ctx, f.pool, budget.VerifyOptions{})
+		require.NoError(t, err)
+		require.Empty(t, report.Differences)
+	}
+}
+
+// A hold of two lines, or one whose line another call has emptied, takes the full way.
+func TestPlainHolds_ACaptureOfTwoLinesTakesBoth(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, holds.Config{})
+	h := f.mustPlace(holds.Request{Lines: []holds.Line{{Scope: "a", Amount: 1}, {Scope: "b", Amount: 2}}})
+	// As if their locks had one key.
+	_, err := f.pool.Exec(t.Context(), `update metered.holds set keys = keys[1:1]`)
+	require.NoError(t, err)
+	all, err := f.capture(holds.Capture{IDs: []string{h.ID}, All: true})
+	require.NoError(t, err)
+	require.Equal(t, int64(1), all[0].Lines[0].Captured)
+	require.Equal(t, int64(2), all[0].Lines[1].Captured)
+}
