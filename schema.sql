@@ -8734,7 +8734,7 @@ begin
     loop
         insert into metered.holds (placed_at, deadline, due, ceiling, issued_at, version, state,
             tenant, id, holder, claim, fingerprint, keys, metadata)
-        values (place.placed_at, place.deadline, place.placed_at + due_in, coalesce(place.placed_at + hold.lifetime, 'infinity'), hold.issued_at, 1, 'h',
+        values (place.placed_at, place.placed_at + hold.ttl, place.placed_at + (due_in), coalesce(place.placed_at + hold.lifetime, 'infinity'), hold.issued_at, 1, 'h',
             hold.tenant, hold.id, hold.holder, hold.claim, hold.fingerprint, line_keys, hold.metadata)
         on conflict do nothing
         returning no into new_no;
@@ -11445,7 +11445,7 @@ begin
             lateral (select y.seq, y.spent, y.refunded from metered.ledger y
                 where y.scope = of_scope and y.seq between mark.seq and mark.seq + 15 and y.epoch = t.epoch and y.at <= t.clk - win
                 order by y.seq desc limit 1) base) b on true
-        where t.at <= t.clk and (t.held = 0 or t.seq & 15 > 1) and (t.next_due <= t.clk) is not true and t.lots_end is null and t.crossed is null
+        where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.crossed is null
                 and units between 1 and 9007199254740992 and (_append_short.note is null or pg_column_size(_append_short.note) <= 8192
                 and pg_column_compression(_append_short.note) is null and not _append_short.note ? 'use')
             and coalesce(b.refunded, 0) = t.refunded and (b.seq > 1 or b.seq = t.seq
@@ -11465,7 +11465,7 @@ begin
     from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
                 l.anchor_spent, l.lots_end, l.crossed, metered.clock() as clk
             from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1 for key share) t
-    where t.at <= t.clk and (t.held = 0 or t.seq & 15 > 1) and (t.next_due <= t.clk) is not true and t.lots_end is null and t.crossed is null
+    where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.crossed is null
                 and units between 1 and 9007199254740992 and (_append_short.note is null or pg_column_size(_append_short.note) <= 8192
                 and pg_column_compression(_append_short.note) is null and not _append_short.note ? 'use')
         and (max_units is null or win >= interval '0'
@@ -11802,6 +11802,320 @@ begin
     refused := p.refused;
     stored := p.stored;
     crossed := p.crossed;
+end
+$$;
+
+-- The short way of holds (see plain.sql): a placement of one line with at most one limit by window or
+-- lifetime, the capture that ends such a hold, and the opening of a session. As there, these functions
+-- decide nothing but the usual case, and otherwise write nothing and go on with the full function.
+
+-- Appends the entry that holds units of a scope that is locked, and writes the hold, and returns the entry's
+-- seq and its time in microseconds. Null: nothing was written, and the full function must decide.
+create function metered._place_short(of_tenant text, of_id text, holder text, of_fingerprint bytea,
+    issued timestamptz, ttl interval, grace interval, lifetime interval, metadata json, of_scope text,
+    key bigint, units bigint, max_units bigint, win interval, note jsonb, op_tenant text, operation text,
+    channel text) returns bigint[]
+language plpgsql volatile
+as $$
+declare
+    placed_at timestamptz;
+    at_seq bigint;      -- the entry
+    new_no bigint;
+    unused text;
+begin
+    insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind,
+        scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent)
+    select t.seq + 1, units, t.clk, t.spent, t.refunded, t.credited, t.held + units, t.epoch, 'h',
+        of_scope, least(case when t.held > 0 then case when t.seq & 15 < 2 and t.next_due > '-infinity'
+            then metered._later_due(t.scope, t.next_due, t.clk) else t.next_due end end, t.clk + (ttl + grace)), of_id, op_tenant,
+        _place_short.operation, _place_short.note, t.anchor_at, t.anchor_spent
+    from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
+                l.anchor_spent, l.lots_end, l.crossed, metered.clock() as clk
+            from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1 for key share) t
+    where t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.crossed is null
+                and units between 1 and 9007199254740992 and (_place_short.note is null or pg_column_size(_place_short.note) <= 8192
+                and pg_column_compression(_place_short.note) is null and not _place_short.note ? 'use')
+        and (max_units is null or win >= interval '0'
+            and case when win = interval '0' then t.spent - t.refunded - t.credited
+                else t.spent - case when t.anchor_at <= t.clk - win then t.anchor_spent else 0 end end <= max_units - t.held - units)
+        and t.clk + ttl > t.clk and t.clk + (ttl + grace) >= t.clk + ttl
+        and coalesce(ttl <= lifetime and t.clk + ttl <= t.clk + lifetime, true)
+    on conflict do nothing
+    returning y.seq, y.at into at_seq, placed_at;
+    if at_seq is null then
+        return null;
+    end if;
+    loop
+        insert into metered.holds (placed_at, deadline, due, ceiling, issued_at, version, state,
+            tenant, id, holder, claim, fingerprint, keys, metadata)
+        values (placed_at, placed_at + ttl, placed_at + (ttl + grace), coalesce(placed_at + lifetime, 'infinity'), issued, 1, 'h',
+            of_tenant, of_id, holder, null, of_fingerprint, array[key], metadata)
+        on conflict do nothing
+        returning no into new_no;
+        exit when new_no is not null;
+        if not metered._has_number('holds', currval(metered._numbers('holds'))) then
+            perform metered._collided();     -- this view is older than one that was placed
+        end if;
+        perform metered._raise_sequence('holds');
+    end loop;
+    insert into metered.hold_lines (hold, key, amount, open, due, scope, opened_seq)
+    values (new_no, key, units, units, placed_at + (ttl + grace), of_scope, at_seq);
+    insert into metered.hold_events (hold, at, deadline, version, kind, detail, note, operation_tenant, operation)
+    values (new_no, placed_at, placed_at + ttl, 1, 'h', jsonb_build_object(
+            'tenant', of_tenant, 'holder', holder, 'claim', '', 'grace_us', (extract(epoch from grace) * 1000000)::bigint,
+            'lifetime_us', (extract(epoch from lifetime) * 1000000)::bigint, 'lines', jsonb_build_array(jsonb_build_object('scope', of_scope, 'amount', units, 'captured', 0, 'open', units))),
+        note, op_tenant, operation);
+    if channel is not null or operation is not null then
+        if channel is not null then
+            perform metered._announce(channel, of_tenant, of_id, 1, 'placed');
+        end if;
+        unused := case when operation is not null then metered._remember_hold(
+            metered._created_json(metered.hold_json(new_no, placed_at), '{}', null, null)) end;
+    end if;
+    return array[at_seq, metered._in_us(placed_at)];
+end
+$$;
+
+-- The answer of place or open_session as JSON, with times in microseconds and the hold as text.
+create function metered._placed_json(status text, placed_at timestamptz, deadline timestamptz, refused jsonb,
+    stored json, crossed jsonb) returns json
+language sql stable
+as $$
+    select json_build_object('status', status, 'placed_at', metered._in_us(placed_at),
+        'deadline', metered._in_us(deadline), 'refused', refused, 'stored', stored::text, 'crossed', crossed)
+$$;
+
+-- Places a hold of one line, as place does: JSON, [seq, time in microseconds], or place's answer as an
+-- object. id_key is null if the id was made up for this call.
+create function metered.place_plain(of_tenant text, of_id text, id_key bigint, holder text,
+    of_fingerprint bytea, issued timestamptz, ttl interval, grace interval, lifetime interval, metadata json,
+    of_scope text, key bigint, units bigint, max_units bigint, win interval, note jsonb, op_tenant text,
+    operation text, ahead interval, wait_ms int, channel text, raising boolean) returns json
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    written bigint[];
+    p       record;
+begin
+    if greatest(octet_length(of_tenant), octet_length(of_id), octet_length(holder), octet_length(of_scope), octet_length(op_tenant), octet_length(operation)) > 255
+        or octet_length(of_fingerprint) > 33
+        or pg_column_size(metadata) > 65540
+        or pg_column_compression(metadata) is not null and octet_length(metadata::text) > 65536
+        or pg_column_size(note) > 8196
+        or pg_column_compression(note) is not null and octet_length(note::text) > 8192
+        or wait_ms > 3600000
+        or octet_length(channel) > 64 then
+        raise exception 'out of bounds: an argument of place_plain' using errcode = '22023';
+    end if;
+    if metered._goes_short() and (ttl > interval '0' and grace >= interval '0' and ttl <= coalesce(lifetime, interval '3660 days')
+            and grace <= interval '3660 days' and coalesce(lifetime <= interval '3660 days', true)
+            and of_tenant is not null and of_id <> '' and holder is not null and octet_length(of_fingerprint) = 33
+            and octet_length(of_scope) between 1 and 255 and metered._key_fits(key, of_scope)) is true
+    then
+        if metered._try_lock(key) is not true then
+            perform metered._lock_all_scopes(array[of_scope], array[key], wait_ms);
+        end if;
+        -- A chosen id is looked for by a statement whose snapshot is taken after its lock.
+        if id_key is null or not metered._one_snapshot() and metered._try_lock(id_key) and metered._new_hold_id(of_tenant, of_id, issued) then
+            written := metered._place_short(of_tenant, of_id, holder, of_fingerprint, issued, ttl, grace, lifetime,
+                metadata, of_scope, key, units, max_units, win, note, op_tenant, operation, channel);
+            if written is not null then
+                return array_to_json(written);
+            end if;
+        end if;
+    end if;
+    p := metered.place(
+        row(of_tenant, of_id, id_key is not null, id_key, holder, null, of_fingerprint, issued, ttl, grace, lifetime, metadata, null)::metered.new_hold,
+        metered._as_held(of_scope, key, units, max_units, win, note), ahead, wait_ms,
+        row(op_tenant, operation, note)::metered.origin, channel, raising);
+    return metered._placed_json(p.status, p.placed_at, p.deadline, p.refused, p.stored, p.crossed);
+end
+$$;
+
+-- Whether no hold has the id, nor had one that was purged.
+create function metered._new_hold_id(of_tenant text, of_id text, issued timestamptz) returns boolean
+language plpgsql volatile
+as $$
+begin
+    return not exists (select from metered.holds h where h.tenant = of_tenant and h.id = of_id)
+        and (issued <= (select z.at from metered.holds_horizon z where z.one)) is not true;
+end
+$$;
+
+-- The units of _place_short, as the full functions take them.
+create function metered._as_held(of_scope text, key bigint, units bigint, max_units bigint, win interval,
+    note jsonb) returns metered.new_charge[]
+language sql immutable
+as $$
+    select array[row(of_scope, key, units, units, case when max_units is null then '{}'
+            else array[row(max_units, win, null, null, null, null)::metered.charge_limit] end,
+        note, null, null, null)::metered.new_charge]
+$$;
+
+-- Opens a session whose hold has one line, as open_session does: JSON, as place_plain has it.
+create function metered.open_session_plain(named text, name_key bigint, named_at timestamptz, max_future interval,
+    of_tenant text, of_id text, holder text, of_fingerprint bytea, issued timestamptz, ttl interval, grace interval,
+    lifetime interval, metadata json, of_scope text, key bigint, units bigint, max_units bigint, win interval,
+    note jsonb, op_tenant text, operation text, ahead interval, wait_ms int, channel text) returns json
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    written bigint[];
+    p       record;
+begin
+    if greatest(octet_length(named), octet_length(of_tenant), octet_length(of_id), octet_length(holder), octet_length(of_scope), octet_length(op_tenant), octet_length(operation)) > 255
+        or octet_length(of_fingerprint) > 33
+        or pg_column_size(metadata) > 65540
+        or pg_column_compression(metadata) is not null and octet_length(metadata::text) > 65536
+        or pg_column_size(note) > 8196
+        or pg_column_compression(note) is not null and octet_length(note::text) > 8192
+        or wait_ms > 3600000
+        or octet_length(channel) > 64 then
+        raise exception 'out of bounds: an argument of open_session_plain' using errcode = '22023';
+    end if;
+    if metered._goes_short() and (ttl > interval '0' and grace >= interval '0' and ttl <= coalesce(lifetime, interval '3660 days')
+            and grace <= interval '3660 days' and coalesce(lifetime <= interval '3660 days', true)
+            and of_tenant is not null and of_id <> '' and holder is not null and octet_length(of_fingerprint) = 33
+            and octet_length(of_scope) between 1 and 255 and metered._key_fits(key, of_scope)) is true
+        and octet_length(left(of_id, -36)) >= 32 and not metered._one_snapshot() and metered._try_lock(name_key)
+    then
+        -- A statement of its own, whose snapshot is taken after the lock.
+        if (exists (select from metered.operations o where o.tenant = of_tenant and o.id = named)
+                or named_at <= (select h.at from metered.operations_horizon h where h.one)
+                or named_at > metered.clock() + max_future
+            or exists (select from metered.holds h where h.tenant = of_tenant and h.id >= left(of_id, -36)
+                and h.id < left(of_id, -36) || '~' and (h.id = of_id or h.state = 'h'))) is not true
+        then
+            if metered._try_lock(key) is not true then
+                perform metered._lock_all_scopes(array[of_scope], array[key], wait_ms);
+            end if;
+            written := metered._place_short(of_tenant, of_id, holder, of_fingerprint, issued, ttl, grace, lifetime,
+                metadata, of_scope, key, units, max_units, win, note, op_tenant, operation, channel);
+            if written is not null then
+                return array_to_json(written);
+            end if;
+        end if;
+    end if;
+    p := metered.open_session(row(of_tenant, named, name_key, named_at, max_future, null, null, null, null, null, null)::metered.new_command,
+        row(of_tenant, of_id, false, null, holder, null, of_fingerprint, issued, ttl, grace, lifetime, metadata, null)::metered.new_hold,
+        metered._as_held(of_scope, key, units, max_units, win, note), ahead, wait_ms,
+        row(op_tenant, operation, note)::metered.origin, channel);
+    return metered._placed_json(p.status, p.placed_at, p.deadline, p.refused, p.stored, p.crossed);
+end
+$$;
+
+-- Captures one hold and ends it, as capture_holds does: all of it (units is null), or units of of_scope, its
+-- one line, as far as they are held. JSON: the hold, or an array of capture_holds' answer, whose holds are
+-- text, since the metadata of one may be as deep as a reader of JSON goes.
+create function metered.capture_holds_plain(of_tenant text, of_id text, issued timestamptz, holder text, of_scope text,
+    units bigint, entity text, note jsonb, op_tenant text, operation text, wait_ms int, channel text,
+    raising boolean) returns json
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    was    record;      -- the hold before, and the time
+    at_scope text;      -- of its line
+    at_seq bigint;      -- the entry of captured units
+    taken  bigint;      -- these
+    rest   bigint;      -- units that are freed
+    line   json;
+    answer json;
+    unused text;
+    marked boolean;
+begin
+    if greatest(octet_length(of_tenant), octet_length(of_id), octet_length(holder), octet_length(of_scope), octet_length(entity), octet_length(op_tenant), octet_length(operation)) > 255
+        or pg_column_size(note) > 8196
+        or pg_column_compression(note) is not null and octet_length(note::text) > 8192
+        or wait_ms > 3600000
+        or octet_length(channel) > 64 then
+        raise exception 'out of bounds: an argument of capture_holds_plain' using errcode = '22023';
+    end if;
+    if metered._goes_short() then
+        -- As in _lock_holds: nothing waits, and the row is read as it is by now. Another's hold is not locked.
+        select y.no, y.version, y.due, metered.clock() as clk into was
+        from metered.holds y
+        where y.tenant = of_tenant and y.id = of_id and y.state = 'h' and (units is null or y.claim is null)
+          and case when (capture_holds_plain.holder = '' or y.holder = capture_holds_plain.holder) and cardinality(y.keys) = 1
+              then metered._try_lock(y.keys[1]) end
+        for no key update skip locked;
+        if was.due > was.clk then
+            insert into metered.ledger as e (seq, amount, at, spent, refunded, credited, held, epoch, kind,
+                scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, crossed)
+            select t.seq + 1, y.take, was.clk, t.spent + y.take, t.refunded, t.credited, t.held - y.take, t.epoch, 'u',
+                t.scope, case when t.held - y.take > 0 then case when t.seq & 15 < 2 and t.next_due > '-infinity'
+            then metered._later_due(t.scope, t.next_due, was.clk) else t.next_due end end, of_id, op_tenant, capture_holds_plain.operation,
+                capture_holds_plain.note, t.anchor_at, t.anchor_spent, t.crossed
+            from (select l.scope, coalesce(units, l.open) as take from metered.hold_lines l
+                    where l.hold = was.no and coalesce(l.scope = of_scope and units between 1 and l.open, units is null and l.open > 0)
+                    and not exists (select from metered.hold_lines z where z.hold = was.no and z.scope <> l.scope)) y,
+                lateral (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
+                l.anchor_spent, l.lots_end, l.crossed, metered.clock() as clk
+            from metered.ledger l where l.scope = y.scope order by l.seq desc limit 1 for key share) t
+            where t.at <= was.clk and (t.next_due <= was.clk) is not true and t.lots_end is null
+            on conflict do nothing
+            returning e.scope, e.seq, e.amount into at_scope, at_seq, taken;
+        end if;
+        if at_seq > 0 then
+            update metered.hold_lines l set captured = l.captured + taken, open = 0
+            from (select z.open from metered.hold_lines z where z.hold = was.no and z.scope = at_scope) before
+            where l.hold = was.no and l.scope = at_scope
+            returning before.open - taken, metered._line_json(l.scope, l.amount, l.captured, 0, l.refunded, l.at_least)
+            into rest, line;
+            if rest > 0 then
+                perform metered._free_rest(at_scope, rest, was.clk, of_id, row(op_tenant, operation, note));
+            else
+                marked := metered._mark_freed(at_scope);
+            end if;
+            update metered.holds y set version = y.version + 1, entity = coalesce(capture_holds_plain.entity, y.entity), state = 'c',
+                ended_at = was.clk, pending = false
+            where y.no = was.no
+            returning metered._hold_as_json(row(y.*)::metered.holds, json_build_array(line), was.clk, null) into answer;
+            insert into metered.hold_events (hold, at, version, kind, entity, detail, note, operation_tenant, operation)
+            values (was.no, was.clk, was.version + 1, 'c', entity,
+                jsonb_build_array(jsonb_build_object('scope', at_scope, 'amount', taken, 'seq', at_seq, 'at', was.clk)),
+                note, op_tenant, operation);
+            if channel is not null or operation is not null then
+                if channel is not null then
+                    perform metered._announce(channel, of_tenant, of_id, was.version + 1, 'captured');
+                end if;
+                unused := case when operation is not null then metered._remember_hold(answer) end;
+            end if;
+            return answer;
+        end if;
+    end if;
+    was := metered.capture_holds(row(of_tenant, array[of_id], array[coalesce(issued, 'infinity')], holder)::metered.hold_ids,
+        case when units is not null then array[row(of_scope, units, '{}')::metered.used_units] end,
+        row(true, 'refuse', entity)::metered.capture_terms, interval '0', wait_ms, row(op_tenant, operation, note)::metered.origin,
+        channel, raising);
+    return json_build_array(was.refused::text, was.holds::text[], was.crossed);
+end
+$$;
+
+-- Appends the entry that frees the rest of a hold's line after its capture, in the same call.
+create function metered._free_rest(of_scope text, units bigint, clk timestamptz, of_hold text, origin metered.origin) returns void
+language plpgsql volatile
+as $$
+begin
+    insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed)
+    select t.seq + 1, units, clk, t.spent, t.refunded, t.credited, t.held - units, t.epoch, 'l', t.scope, metered._due_after(t.scope, t.seq, t.held - units, t.next_due, clk), of_hold, origin.tenant, origin.operation, origin.note, t.anchor_at, t.anchor_spent, t.lots_end, t.crossed
+    from (select * from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1 for key share) t
+    on conflict do nothing;
+    if not found then
+        perform metered._collided();
+    end if;
+    perform metered._mark_freed(of_scope);
 end
 $$;
 
@@ -12759,6 +13073,9 @@ comment on function metered.begin_command_plain(text, text, bigint, timestamptz,
 comment on function metered.complete_command_plain(text, text, text, bytea, timestamptz, bytea, text, bigint[], text, bigint, bigint, bigint, interval, jsonb, boolean, interval, int) is 'Ends a command that has at most one charge of its own, as complete_command does with finishing: JSON, what _complete_short returns, or complete_command''s answer as an object.';
 comment on function metered.run_command_plain(text, text, bigint, bytea, timestamptz, interval, bytea, text, text, bigint, bigint, bigint, interval, jsonb, boolean, interval, int) is 'A whole command that does nothing but its one charge: the answer of begin_command_plain, if that is not null, or else that of complete_command_plain. The short way needs no guard against a COMMIT, since nobody gets at the transaction before it is complete.';
 comment on function metered.open_session(metered.new_command, metered.new_hold, metered.new_charge[], interval, int, metered.origin, text) is 'Opens a session of an operation: places its hold, unless the operation is on record, or another session of it is open. The id of a session''s hold is that of its operation, as a digest, and 36 characters of its own. status as place has it, or open (this very session was opened before, and its hold is stored), replay (the operation is on record), retired and future, as begin_command has them, running (another session is open, until deadline, as seen at placed_at) or busy (a session of another command is open).';
+comment on function metered.place_plain(text, text, bigint, text, bytea, timestamptz, interval, interval, interval, json, text, bigint, bigint, bigint, interval, jsonb, text, text, interval, int, text, boolean) is 'Places a hold of one line, as place does: JSON, [seq, time in microseconds], or place''s answer as an object. id_key is null if the id was made up for this call.';
+comment on function metered.open_session_plain(text, bigint, timestamptz, interval, text, text, text, bytea, timestamptz, interval, interval, interval, json, text, bigint, bigint, bigint, interval, jsonb, text, text, interval, int, text) is 'Opens a session whose hold has one line, as open_session does: JSON, as place_plain has it.';
+comment on function metered.capture_holds_plain(text, text, timestamptz, text, text, bigint, text, jsonb, text, text, int, text, boolean) is 'Captures one hold and ends it, as capture_holds does: all of it (units is null), or units of of_scope, its one line, as far as they are held. JSON: the hold, or an array of capture_holds'' answer, whose holds are text, since the metadata of one may be as deep as a reader of JSON goes.';
 comment on function metered.charge_each(metered.new_charge[], metered.new_event[], interval, interval, interval, int, boolean) is 'Makes up to 1,000 charges, each on its own, and answers each, in any order. Those of one scope are judged in the order given, and one that is let in counts for the next. All locks are taken first, those of ids before those of scopes: two of the server''s lock table for a charge with an id.';
 comment on view metered.statement is 'The entries of the ledger: the statement of each scope. By scope it reads the primary key: 1 ms for a thousand entries. Without a scope it reads the whole ledger, and a condition on the time alone does not help. The spends from a lease are one capture here, and rows of lease_spends_words.';
 comment on column metered.statement.scope is 'the charged scope';
@@ -12961,26 +13278,27 @@ begin
     for f in
         select p.oid from pg_proc p
         where p.pronamespace = to_regnamespace('metered') and p.proname = any ('{_absence,_add_leased,_add_lot,_admit,_after_due,_after_minima,_again,_age,_announce,_append,
-            _append_lot,_append_short,_apply_lots,_as_charges,_as_far_as_admitted,_as_rest,_as_wallet,_balance,
-            _base,_behind,_beyond_limits,_bound_lock_wait,_by_system,_capture_lots,_capture_minima,_charge_anyway,
-            _charge_of,_charged_json,_check_limits,_check_now,_class_of,_clear_freed,_clear_freed_of,_close_lease,
-            _close_scope,_closed_classes,_collided,_complete_short,_created_json,_credit_lot,_cross_captured,
-            _cross_lowered,_cross_thresholds,_crossed_at,_debt,_debt_paid,_due_after,_due_lines,_due_lots,
-            _due_minima,_empty_lot,_end_due,_end_line,_end_lines,_end_lost,_end_lot,_end_minima,_end_minima_of,
-            _end_named,_ends_per_call,_entry_for_write,_events_per_step,_expire_and_check,_expire_due,_expire_rows,
-            _explain_charges,_family,_find_lot,_first_due,_first_for_write,_first_lot,_fits,_fits_at,_fits_origin,
-            _free_in_sum,_free_lines,_free_lots,_fresh,_give_back,_goes_on,_goes_short,_gone_on,_has_number,
-            _held_here,_hold_as_json,_hold_of_job,_in_us,_is_job,_join_line,_keep_back,_kept_due,_kept_for,
-            _kept_reports,_key_fits,_keys_of_job,_lags,_lapsing,_largest_number,_last_entry,_later_due,
-            _lease_key,_lease_to_settle,_leased,_leased_units,_leases_channel,_leave_line,_leaves_at,_limits_trouble,
-            _line_json,_lines,_lock_all_scopes,_lock_charges,_lock_each,_lock_holds,_lock_key,_lock_keys,
-            _lock_keys_there,_lock_place,_lot_begins,_lots_now,_lower_debts,_make_room,_mark_freed,_meet_upgrade,
-            _mend_numbers,_minima,_minima_leave,_missing_hold,_missing_lot,_missing_token,_move_lot,_name_lot,
-            _named_holds,_next_end,_next_entry,_next_lot,_next_number,_no_amount,_note_lot,_numbers,_old_lot,
-            _on_spending,_one_snapshot,_open_wallet,_other_lane,_others_fall_due,_overdue,_owe,_owe_use,
-            _owed_before,_own_entry,_parked_channel,_parked_json,_pass_ended,_pay_all_debts,_pay_back,_pay_debts,
-            _period_at,_periods_of,_placed_before,_plan_on,_purge_lots,_raise_moved,_raise_sequence,_raised,
-            _rearmed,_recall_leases,_recorded_events,_recorded_meanwhile,_refund_fate,_refund_hold,_refund_lots,
+            _append_lot,_append_short,_apply_lots,_as_charges,_as_far_as_admitted,_as_held,_as_rest,_as_wallet,
+            _balance,_base,_behind,_beyond_limits,_bound_lock_wait,_by_system,_capture_lots,_capture_minima,
+            _charge_anyway,_charge_of,_charged_json,_check_limits,_check_now,_class_of,_clear_freed,_clear_freed_of,
+            _close_lease,_close_scope,_closed_classes,_collided,_complete_short,_created_json,_credit_lot,
+            _cross_captured,_cross_lowered,_cross_thresholds,_crossed_at,_debt,_debt_paid,_due_after,_due_lines,
+            _due_lots,_due_minima,_empty_lot,_end_due,_end_line,_end_lines,_end_lost,_end_lot,_end_minima,
+            _end_minima_of,_end_named,_ends_per_call,_entry_for_write,_events_per_step,_expire_and_check,
+            _expire_due,_expire_rows,_explain_charges,_family,_find_lot,_first_due,_first_for_write,_first_lot,
+            _fits,_fits_at,_fits_origin,_free_in_sum,_free_lines,_free_lots,_free_rest,_fresh,_give_back,
+            _goes_on,_goes_short,_gone_on,_has_number,_held_here,_hold_as_json,_hold_of_job,_in_us,_is_job,
+            _join_line,_keep_back,_kept_due,_kept_for,_kept_reports,_key_fits,_keys_of_job,_lags,_lapsing,
+            _largest_number,_last_entry,_later_due,_lease_key,_lease_to_settle,_leased,_leased_units,_leases_channel,
+            _leave_line,_leaves_at,_limits_trouble,_line_json,_lines,_lock_all_scopes,_lock_charges,_lock_each,
+            _lock_holds,_lock_key,_lock_keys,_lock_keys_there,_lock_place,_lot_begins,_lots_now,_lower_debts,
+            _make_room,_mark_freed,_meet_upgrade,_mend_numbers,_minima,_minima_leave,_missing_hold,_missing_lot,
+            _missing_token,_move_lot,_name_lot,_named_holds,_new_hold_id,_next_end,_next_entry,_next_lot,
+            _next_number,_no_amount,_note_lot,_numbers,_old_lot,_on_spending,_one_snapshot,_open_wallet,
+            _other_lane,_others_fall_due,_overdue,_owe,_owe_use,_owed_before,_own_entry,_parked_channel,
+            _parked_json,_pass_ended,_pay_all_debts,_pay_back,_pay_debts,_period_at,_periods_of,_place_short,
+            _placed_before,_placed_json,_plan_on,_purge_lots,_raise_moved,_raise_sequence,_raised,_rearmed,
+            _recall_leases,_recorded_events,_recorded_meanwhile,_refund_fate,_refund_hold,_refund_lots,
             _refund_parts,_refunds_after,_refuse_closed,_refuse_hold,_refuse_moved,_refuse_old_tenant,_refuse_stale,
             _refuse_unreported,_refusing,_reinstate,_release_job,_release_line,_release_lines,_remember_hold,
             _renew_lot,_reported_after_repair,_reported_until,_require,_require_plan,_resource_for_write,
@@ -12991,17 +13309,18 @@ begin
             _unknown_use,_unsettled_spends,_untold,_untold_json,_usage_known_from,_use_lots,_wake_releasers,
             _whole,_with_absent,_with_debt,_with_keys,_withdraw,_without_debt,_without_lapsing,_write_charges,
             _write_exact,_write_for_uses,_write_plain,_write_up_to,_written_here,announced,begin_command,
-            begin_command_plain,block_commit,capture_holds,carve,change_parked,charge,charge_each,charge_leased,
-            charge_plain,charge_up_to,check_charge,claim_job_key,clock,complete_command,complete_command_plain,
-            consume_token,create_scopes,credit,draw,drop_parked,due_holds,end_child,end_renewal,enter_tenant,
-            expire_hold,explain_parked,extend_holds,find_job_key,finish_command,grant_lot,hold_json,inspect_token,
-            judged_scopes,keep_memory,lock_all,lock_scopes,look_place,mint_tokens,next_release,numbers_behind,
-            open_lease,open_session,park_jobs,place,plan_lot,purge_holds,purge_job_keys,purge_leases,purge_operations,
-            purge_scope,purge_tokens,receive_child,refund,reinstate_lot,release_captured,release_holds,
-            release_jobs,repair_clock,replace_token,rest_jobs,resume_renewal,retire_scopes,return_holds,
-            revoke_lot,revoke_token,revoke_tokens,roll_over,run_command_plain,search_entries,set_lot_end,
-            settle_away,settle_lease,spend,sweep_due,sweep_holds,sweep_lots,sweep_scope,take_newest,told_lots,
-            trouble_jobs,usage,usage_at,wallet_balance}')
+            begin_command_plain,block_commit,capture_holds,capture_holds_plain,carve,change_parked,charge,
+            charge_each,charge_leased,charge_plain,charge_up_to,check_charge,claim_job_key,clock,complete_command,
+            complete_command_plain,consume_token,create_scopes,credit,draw,drop_parked,due_holds,end_child,
+            end_renewal,enter_tenant,expire_hold,explain_parked,extend_holds,find_job_key,finish_command,
+            grant_lot,hold_json,inspect_token,judged_scopes,keep_memory,lock_all,lock_scopes,look_place,
+            mint_tokens,next_release,numbers_behind,open_lease,open_session,open_session_plain,park_jobs,
+            place,place_plain,plan_lot,purge_holds,purge_job_keys,purge_leases,purge_operations,purge_scope,
+            purge_tokens,receive_child,refund,reinstate_lot,release_captured,release_holds,release_jobs,
+            repair_clock,replace_token,rest_jobs,resume_renewal,retire_scopes,return_holds,revoke_lot,revoke_token,
+            revoke_tokens,roll_over,run_command_plain,search_entries,set_lot_end,settle_away,settle_lease,
+            spend,sweep_due,sweep_holds,sweep_lots,sweep_scope,take_newest,told_lots,trouble_jobs,usage,
+            usage_at,wallet_balance}')
           and exists (select from aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a where a.grantee = 0)
         order by p.oid
     loop
