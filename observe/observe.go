@@ -99,7 +99,8 @@ type Kind string
 const (
 	Retried    Kind = "retried"     // a transaction runs again: "serialization" "deadlock" "lease_closed"
 	CommitLost Kind = "commit_lost" // an answer to COMMIT was lost, for N commands or charges
-	// for each of N: "committed", "not_committed", or "unknown" (ErrIndefinite, ErrCommitUnknown)
+	// for each of N: "committed", "not_committed", "unknown" (ErrIndefinite, ErrCommitUnknown), or
+	// "left", the same for a caller whose context was cancelled
 	CommitResolved Kind = "commit_resolved"
 
 	// each limit: its Name, or else "lifetime", "credit", its window, as "1h0m0s", or period, as

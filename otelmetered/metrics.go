@@ -119,7 +119,7 @@ func (all *instruments) zero() {
 		label  attribute.Key
 		values []string
 	}{
-		{all.lost, "", []string{""}}, {all.recalls, "", []string{""}}, {all.resolved, labelResolution, []string{"committed", "not_committed", "unknown"}},
+		{all.lost, "", []string{""}}, {all.recalls, "", []string{""}}, {all.resolved, labelResolution, []string{"committed", "not_committed", "unknown", "left"}},
 		{all.retries, labelCause, []string{"serialization", "deadlock", "lease_closed"}}, {all.lapsed, "", []string{""}}, {all.sessions, labelSession, []string{"opened", "renewed", "not_renewed", "settled", "cancelled", "lost", "abandoned"}},
 		{all.refused, labelReason, []string{"malformed", "unknown", "purpose", "subject", "revoked", "used", "expired"}},
 		{all.overflow, labelLabel, []string{"command", "limit", "job", "error"}},

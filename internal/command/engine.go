@@ -217,7 +217,7 @@ func (e *Engine) repeat(ctx context.Context, op *Operation, try func(ctx context
 		}
 		switch {
 		case a.unknown && a.answered && n >= e.cfg.MaxAttempts: // it is an error that stays
-			e.cfg.Observer.Resolved(ctx, observed.Unknown)
+			e.cfg.Observer.Resolved(ctx, observed.Open(ctx))
 			return Record{}, &Indefinite{a.err}
 		case a.unknown:
 			lost = a.err
@@ -236,7 +236,7 @@ func (e *Engine) repeat(ctx context.Context, op *Operation, try func(ctx context
 			continue
 		case fault.Is(a.err, fault.ErrMoved.Code()): // the lost transaction is over, too, and its record has moved along
 			if lost != nil {
-				e.cfg.Observer.Resolved(ctx, observed.Unknown)
+				e.cfg.Observer.Resolved(ctx, observed.Open(ctx))
 				return Record{}, &Indefinite{a.err}
 			}
 			return Record{}, a.err
@@ -255,7 +255,7 @@ func (e *Engine) repeat(ctx context.Context, op *Operation, try func(ctx context
 		}
 		if err := pause.Before(resolve, n); err != nil {
 			if lost != nil {
-				e.cfg.Observer.Resolved(ctx, observed.Unknown)
+				e.cfg.Observer.Resolved(ctx, observed.Open(ctx))
 				return Record{}, &Indefinite{lost}
 			}
 			return Record{}, timedOut(resolve, fmt.Errorf("metered: %w, while retrying: %w", err, a.err))

@@ -94,7 +94,8 @@ func TestDo_AnUnknownOutcomeIsResolved(t *testing.T) {
 
 func TestDo_AnOutcomeThatStaysUnknownIsIndefinite(t *testing.T) {
 	t.Parallel()
-	owner, w, c, _ := onWire(t, metered.Config{ResolveTimeout: 100 * time.Millisecond}, nil)
+	events := &pgtest.Recorder{}
+	owner, w, c, _ := onWire(t, metered.Config{ResolveTimeout: 100 * time.Millisecond, Observer: events}, nil)
 	for what, committed := range map[string]bool{"committed": true, "not committed": false} {
 		for _, by := range []string{"deadline", "timeout", "cancel"} {
 			t.Run(what+", "+by, func(t *testing.T) {
@@ -125,6 +126,9 @@ func TestDo_AnOutcomeThatStaysUnknownIsIndefinite(t *testing.T) {
 				require.Equal(t, cmd.ID, indefinite.ID)
 				require.Equal(t, "indefinite", metered.Code(err))
 				require.Equal(t, int64(1), runs.Load())
+				resolved := map[string]string{"deadline": "unknown", "timeout": "unknown", "cancel": "left"}[by]
+				require.Contains(t, strings.Join(events.Told(), "\n"), "commit_resolved "+resolved, "a caller who left pages nobody")
+				events.Forget()
 
 				w.Refuse(false)
 				pgtest.WaitSettled(t, owner)

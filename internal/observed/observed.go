@@ -131,7 +131,16 @@ const (
 	Committed    = "committed"
 	NotCommitted = "not_committed"
 	Unknown      = "unknown"
+	Left         = "left" // unknown to a caller who left: nobody waits for it
 )
+
+// Open is the outcome that stayed open for a call with ctx: its caller left, or nobody could find out.
+func Open(ctx context.Context) string {
+	if errors.Is(ctx.Err(), context.Canceled) {
+		return Left
+	}
+	return Unknown
+}
 
 // Resolved reports the outcome of one of those.
 func (t *To) Resolved(ctx context.Context, as string) {
@@ -142,7 +151,7 @@ func (t *To) Resolved(ctx context.Context, as string) {
 func (t *To) Never(ctx context.Context, err, unknown error) {
 	if t != nil && errors.Is(err, unknown) {
 		t.Lost(ctx, 1)
-		t.Resolved(ctx, Unknown)
+		t.Resolved(ctx, Open(ctx))
 	}
 }
 
