@@ -712,6 +712,7 @@ create table metered.parked_jobs (
     not_before timestamptz,             -- when its next attempt may start, or null: it waits for its first
     troubled_at timestamptz,            -- when it got into trouble, or null: it is in none
     retry_at  timestamptz,              -- when a job in trouble is tried again: it is in no line before
+    passed_amount bigint,               -- the units that it needs of passed, whose line counts them
     priority  smallint    not null,     -- River's: 1 is first
     lane      smallint    not null default 0, -- 1: it waits for a second choice of units, too, and has a row for each
     scope     text collate "C" not null, -- the scope that it waits for, or empty: it is in no line
@@ -721,6 +722,7 @@ create table metered.parked_jobs (
     hold      text        not null,     -- the hold, a metered.new_hold
     charges   text        not null,     -- metered.new_charge[] of all its scopes
     trouble   text,                     -- why its last try failed
+    passed    text collate "C",         -- the scope from whose line it came, since it fits there, or null
     primary key (job_id, lane)
 );
 
@@ -742,6 +744,9 @@ create index parked_jobs_drop on metered.parked_jobs (greatest(drop_at, retry_at
 create index parked_jobs_rest on metered.parked_jobs (greatest(not_before, retry_at)) where scope = '';
 
 create index parked_jobs_again on metered.parked_jobs (job_id) where not_before is not null;
+
+-- Jobs that came from a line.
+create index parked_jobs_passed on metered.parked_jobs (passed) where passed is not null;
 
 -- Jobs in trouble.
 create index parked_jobs_trouble on metered.parked_jobs (troubled_at) where trouble is not null;
@@ -3519,7 +3524,7 @@ declare
     crossing record;
 begin
     tip.seq := e.seq - 1;   -- with its time: a hold may have freed units of a lot before that lot ended
-    tip.at := coalesce((select y.at from metered.ledger y where y.scope = e.scope and y.seq = tip.seq), e.at);
+    select coalesce((select y.at from metered.ledger y where y.scope = e.scope and y.seq = tip.seq), e.at) into tip.at;
     crossing := metered._cross_lowered(tip, coalesce(lowers, 0), limits, least(e.at, metered.clock()));
     entry := e;
     crossings := crossing.crossings;
@@ -10129,6 +10134,17 @@ begin
 end
 $$;
 
+-- Has releasers look at a line again, if there is one: a job that came from it leaves the line to which it went.
+create function metered._look_again(of_scope text) returns void
+language plpgsql volatile
+as $$
+begin
+    if of_scope is not null then
+        update metered.parked_scopes y set wake_at = '-infinity', again = true where y.scope = of_scope and not (y.again and y.wake_at = '-infinity');
+    end if;
+end
+$$;
+
 -- Takes a job out of its lines, whose scopes are locked.
 create function metered._leave_line(of_job bigint) returns jsonb
 language plpgsql volatile
@@ -10140,6 +10156,7 @@ begin
     for gone in delete from metered.parked_jobs j where j.job_id = of_job returning j.* loop
         update metered.parked_scopes p set waiting = p.waiting - 1 where p.scope = gone.scope;
         delete from metered.parked_scopes p where p.scope = gone.scope and p.waiting = 0;
+        perform metered._look_again(gone.passed);
         said := case when gone.lane = 0 then metered._parked_json(gone) else said end;
     end loop;
     return said;
@@ -10316,8 +10333,8 @@ begin
             if no is null or w.scope is not null then
                 c := (metered._charge_of(coalesce(w.scope, busy), cs))[1];
                 waits := waits || row((j ->> 'job_id')::bigint, 0, c.amount, metered._class_of(c), clk,
-                    clk + (j ->> 'wait_us')::bigint * interval '1 microsecond', null, null, null, (j ->> 'priority')::int, cardinality(waits), c.scope,
-                    coalesce(j ->> 'fair', ''), h.tenant, j - '{hold,charges,fair,most,wait_us,hopeful,burst}'::text[], h::text, j ->> 'charges', null)::metered.parked_jobs;
+                    clk + (j ->> 'wait_us')::bigint * interval '1 microsecond', null, null, null, null, (j ->> 'priority')::int, cardinality(waits), c.scope,
+                    coalesce(j ->> 'fair', ''), h.tenant, j - '{hold,charges,fair,most,wait_us,hopeful,burst}'::text[], h::text, j ->> 'charges', null, null)::metered.parked_jobs;
                 line_keys := line_keys || c.key;
                 wakes := wakes || case when no is null then '-infinity' else coalesce(clk + w.retry, 'infinity') end;
                 if scope is null then
@@ -10440,6 +10457,92 @@ begin
 end
 $$;
 
+-- The order of parked jobs: which of a line may fit at all, and which line comes before another.
+
+-- Asks for the smallest job of each class of a line (jobs with equal limits and the same use): if it does not fit, none of its class does. closed has the
+-- amounts that were refused, by class, and next is when the first of these may fit. whole: no class fits.
+create function metered._closed_classes(of_scope text, given jsonb, ahead interval, clk timestamptz, out closed jsonb, out whole boolean, out next timestamptz)
+language plpgsql volatile
+as $$
+declare
+    r    metered.parked_jobs;
+    c    metered.new_charge;
+    w    record;
+    k    bigint;
+    open boolean := false;
+begin
+    closed := '{}'; whole := false; next := 'infinity';
+    for i in 1..64 loop
+        select * into r from metered.parked_jobs j
+        where j.scope = of_scope and j.class > coalesce(k, -9223372036854775808) order by j.class, j.amount limit 1;
+        whole := not found;
+        exit when whole;
+        k := r.class;
+        c := (metered._under_limits(metered._charge_of(of_scope, r.charges::metered.new_charge[]), given))[1];
+        w := metered._refusing(array[c], (metered.check_charge(array[c], ahead)).refused, of_scope, true);
+        if w.scope is null then     -- it fits, or the scope is absent or closed: place will say
+            open := true;
+        else
+            closed := closed || jsonb_build_object(k, r.amount);
+            next := least(next, clk + w.retry);
+        end if;
+    end loop;
+    whole := whole and not open;
+end
+$$;
+
+-- Whether jobs of other keys wait in a line, of this priority or before it.
+create function metered._others_wait(of_scope text, of_priority int, of_fair text) returns boolean
+language plpgsql volatile
+as $$
+begin
+    for p in 1..of_priority loop
+        if exists (select from metered.parked_jobs x where x.scope = of_scope and x.priority = p and x.fair < of_fair)
+            or exists (select from metered.parked_jobs x where x.scope = of_scope and x.priority = p and x.fair > of_fair)
+        then
+            return true;
+        end if;
+    end loop;
+    return false;
+end
+$$;
+
+-- The charge of the scope whose line a job is to join before it starts, since others wait there: else a tenant whose own line frees first would pass
+-- them. From a line that others share, too, a job goes to those behind it alone, and never back to where it came from.
+create function metered._line_before(r metered.parked_jobs, charges metered.new_charge[]) returns metered.new_charge
+language plpgsql volatile
+as $$
+declare
+    c      metered.new_charge;
+    behind boolean := false;
+begin
+    if cardinality(charges) > 1 then
+        foreach c in array charges loop
+            if c.scope = r.scope then
+                behind := true;
+            elsif c.scope is distinct from r.passed and metered._others_wait(c.scope, r.priority, r.fair)
+                and (behind or not metered._others_wait(r.scope, 4, r.fair))
+            then
+                return c;
+            end if;
+        end loop;
+    end if;
+    return null;
+end
+$$;
+
+-- Has a job join the line of a charge: it is refused there, or (passing) it fits where it is, and others wait there.
+create function metered._change_lines(r metered.parked_jobs, c metered.new_charge, wake timestamptz, passing boolean) returns void
+language plpgsql volatile
+as $$
+begin
+    update metered.parked_jobs j set scope = c.scope, amount = c.amount, class = metered._class_of(c), turn = metered._turn(c.scope, r.priority, r.fair),
+        passed = case when passing then r.scope end, passed_amount = case when passing then r.amount end
+    where j.job_id = r.job_id and j.lane = r.lane;
+    perform metered._join_line(c.scope, c.key, wake), metered._look_again(nullif(r.passed, c.scope));
+end
+$$;
+
 -- Parked jobs whose units are free are released: they become jobs of River. See dropped.sql for those that are not.
 
 -- Charges with the present limits of their scopes: given has these as text by scope. A charge keeps its own if given is null, as a whole or
@@ -10506,15 +10609,16 @@ begin
 end
 $$;
 
--- Starts a job of a line, or says why not. outcome is started, refused, failed (in a careful look) or limits (both say why), unknown (given
+-- Starts a job of a line, or says why not. outcome is started, passes (it is to join the line of onward), refused, failed (in a careful look) or limits (both say why), unknown (given
 -- lacks a scope), or busy (another has one of its locks, or moves it). other is its row in another line.
 create function metered._release_job(r metered.parked_jobs, given jsonb, ahead interval, wait_ms int, origin metered.origin, channel text, careful boolean,
-    out outcome text, out charges metered.new_charge[], out refused jsonb, out due timestamptz, out why text, out other metered.parked_jobs)
+    out outcome text, out charges metered.new_charge[], out refused jsonb, out due timestamptz, out why text, out other metered.parked_jobs, out onward metered.new_charge)
 language plpgsql volatile
 as $$
 declare
     o record;
     p record;
+    own metered.new_charge;
 begin
     charges := metered._under_limits(r.charges::metered.new_charge[], given);
     o := metered._other_lane(r, given);
@@ -10542,6 +10646,18 @@ begin
             return;
         end if;
     end if;
+    if not careful then
+        onward := metered._line_before(r, charges);
+    end if;
+    if onward.scope is not null then
+        own := (metered._charge_of(r.scope, charges))[1];
+        select own.amount + coalesce(sum(x.passed_amount), 0) into own.amount from metered.parked_jobs x where x.passed = r.scope;
+        refused := (metered.check_charge(array[own], ahead)).refused;
+        charges := array[own];
+        outcome := case when refused is null then 'passes' else 'refused' end;
+        due := metered.clock() + interval '1 minute';   -- jobs that came from here will have left their line, or not
+        return;
+    end if;
     if careful then
         p := metered._try_start_job(r.hold::metered.new_hold, charges, ahead, wait_ms, origin, channel);
         why := p.why;
@@ -10550,38 +10666,6 @@ begin
     end if;
     refused := p.refused; due := p.due;
     outcome := case when p.started is null then 'failed' when p.started then 'started' else 'refused' end;
-end
-$$;
-
--- Asks for the smallest job of each class of a line (jobs with equal limits and the same use): if it does not fit, none of its class does. closed has the
--- amounts that were refused, by class, and next is when the first of these may fit. whole: no class fits.
-create function metered._closed_classes(of_scope text, given jsonb, ahead interval, clk timestamptz, out closed jsonb, out whole boolean, out next timestamptz)
-language plpgsql volatile
-as $$
-declare
-    r    metered.parked_jobs;
-    c    metered.new_charge;
-    w    record;
-    k    bigint;
-    open boolean := false;
-begin
-    closed := '{}'; whole := false; next := 'infinity';
-    for i in 1..64 loop
-        select * into r from metered.parked_jobs j
-        where j.scope = of_scope and j.class > coalesce(k, -9223372036854775808) order by j.class, j.amount limit 1;
-        whole := not found;
-        exit when whole;
-        k := r.class;
-        c := (metered._under_limits(metered._charge_of(of_scope, r.charges::metered.new_charge[]), given))[1];
-        w := metered._refusing(array[c], (metered.check_charge(array[c], ahead)).refused, of_scope, true);
-        if w.scope is null then     -- it fits, or the scope is absent or closed: place will say
-            open := true;
-        else
-            closed := closed || jsonb_build_object(k, r.amount);
-            next := least(next, clk + w.retry);
-        end if;
-    end loop;
-    whole := whole and not open;
 end
 $$;
 
@@ -10596,7 +10680,6 @@ as $$
 declare
     s      metered.parked_scopes;
     r      metered.parked_jobs;
-    c      metered.new_charge;
     p      record;
     w      record;
     closed jsonb := '{}';       -- by class: the smallest amount that was refused
@@ -10632,7 +10715,8 @@ begin
             before := s.after;
             s.after := array[r.priority, r.turn, r.job_id];
             if r.retry_at > clk then
-                update metered.parked_jobs j set scope = '' where j.job_id = r.job_id and j.lane = r.lane;
+                update metered.parked_jobs j set scope = '', passed = null, passed_amount = null where j.job_id = r.job_id and j.lane = r.lane;
+                perform metered._look_again(r.passed);
                 s.waiting := s.waiting - 1;
                 continue;
             end if;
@@ -10652,8 +10736,13 @@ begin
                     update metered.parked_jobs j set trouble = left(p.why, 1000), troubled_at = coalesce(j.troubled_at, clk) where j.job_id = r.job_id;
                 end if;
                 continue;
+            elsif p.outcome = 'passes' then
+                perform metered._change_lines(r, p.onward, '-infinity', true);
+                s.waiting := s.waiting - 1;
+                continue;
             elsif p.outcome = 'started' then
                 jobs := jobs || r.job;
+                perform metered._look_again(r.passed), metered._look_again((p.other).passed);
                 delete from metered.parked_jobs j where j.job_id = r.job_id;
                 s.waiting := s.waiting - 1;
                 if (p.other).scope = of_scope then
@@ -10675,15 +10764,10 @@ begin
                 s.next_at := least(s.next_at, clk + interval '1 minute');
             elsif w.scope = of_scope then
                 closed := closed || jsonb_build_object(r.class, least(r.amount, (closed ->> r.class::text)::bigint));
-                s.next_at := least(s.next_at, clk + w.retry);
+                s.next_at := least(s.next_at, clk + w.retry, p.due);
             else
-                c := (metered._charge_of(w.scope, p.charges))[1];
-                r.class := metered._class_of(c);
-                r.turn := metered._turn(w.scope, r.priority, r.fair);
-                update metered.parked_jobs j set scope = w.scope, amount = c.amount, class = r.class, turn = r.turn
-                where j.job_id = r.job_id and j.lane = r.lane;
+                perform metered._change_lines(r, (metered._charge_of(w.scope, p.charges))[1], coalesce(clk + w.retry, 'infinity'), false);
                 s.waiting := s.waiting - 1;
-                perform metered._join_line(w.scope, c.key, coalesce(clk + w.retry, 'infinity'));
             end if;
         end loop;
         whole := seen <= 500 and cardinality(jobs) < room or s.waiting = 0;
@@ -10827,6 +10911,7 @@ declare
     failed text;
     soon  timestamptz;
     lines int := 0;
+    busy  text[] := '{}';
 begin
     if array_lower(only_scopes, 1) <> 1
         or array_ndims(only_scopes) <> 1
@@ -10869,6 +10954,7 @@ begin
         if given is not null and not given ? line.scope or not metered._try_lock(line.key) then
             status := 'busy'; job := null;
             return next;
+            busy := busy || line.scope;
             continue;
         end if;
         begin
@@ -10902,6 +10988,8 @@ begin
         end loop;
         more := more or exists (select from metered.parked_scopes y where y.scope = line.scope and y.wake_at <= metered.clock());
     end loop;
+    more := more or only_scopes is null and exists (    -- a job has joined another line
+        select from metered.parked_scopes y where y.wake_at = '-infinity' and y.scope <> all (busy));
     if more then
         status := 'more'; job := null; scope := null;
         return next;
@@ -12893,6 +12981,7 @@ comment on column metered.parked_jobs.drop_at is 'when it is dropped, or null: n
 comment on column metered.parked_jobs.not_before is 'when its next attempt may start, or null: it waits for its first';
 comment on column metered.parked_jobs.troubled_at is 'when it got into trouble, or null: it is in none';
 comment on column metered.parked_jobs.retry_at is 'when a job in trouble is tried again: it is in no line before';
+comment on column metered.parked_jobs.passed_amount is 'the units that it needs of passed, whose line counts them';
 comment on column metered.parked_jobs.priority is 'River''s: 1 is first';
 comment on column metered.parked_jobs.lane is '1: it waits for a second choice of units, too, and has a row for each';
 comment on column metered.parked_jobs.scope is 'the scope that it waits for, or empty: it is in no line';
@@ -12902,6 +12991,7 @@ comment on column metered.parked_jobs.job is 'its columns in river_job';
 comment on column metered.parked_jobs.hold is 'the hold, a metered.new_hold';
 comment on column metered.parked_jobs.charges is 'metered.new_charge[] of all its scopes';
 comment on column metered.parked_jobs.trouble is 'why its last try failed';
+comment on column metered.parked_jobs.passed is 'the scope from whose line it came, since it fits there, or null';
 comment on table metered.parked_scopes is 'The lines. A scope that no job waits for has none.';
 comment on column metered.parked_scopes.key is 'of the scope''s lock';
 comment on column metered.parked_scopes.wake_at is 'when the line is to be looked at: -infinity (now), or infinity (when units are freed)';
@@ -13280,28 +13370,28 @@ begin
         where p.pronamespace = to_regnamespace('metered') and p.proname = any ('{_absence,_add_leased,_add_lot,_admit,_after_due,_after_minima,_again,_age,_announce,_append,
             _append_lot,_append_short,_apply_lots,_as_charges,_as_far_as_admitted,_as_held,_as_rest,_as_wallet,
             _balance,_base,_behind,_beyond_limits,_bound_lock_wait,_by_system,_capture_lots,_capture_minima,
-            _charge_anyway,_charge_of,_charged_json,_check_limits,_check_now,_class_of,_clear_freed,_clear_freed_of,
-            _close_lease,_close_scope,_closed_classes,_collided,_complete_short,_created_json,_credit_lot,
-            _cross_captured,_cross_lowered,_cross_thresholds,_crossed_at,_debt,_debt_paid,_due_after,_due_lines,
-            _due_lots,_due_minima,_empty_lot,_end_due,_end_line,_end_lines,_end_lost,_end_lot,_end_minima,
-            _end_minima_of,_end_named,_ends_per_call,_entry_for_write,_events_per_step,_expire_and_check,
+            _change_lines,_charge_anyway,_charge_of,_charged_json,_check_limits,_check_now,_class_of,_clear_freed,
+            _clear_freed_of,_close_lease,_close_scope,_closed_classes,_collided,_complete_short,_created_json,
+            _credit_lot,_cross_captured,_cross_lowered,_cross_thresholds,_crossed_at,_debt,_debt_paid,_due_after,
+            _due_lines,_due_lots,_due_minima,_empty_lot,_end_due,_end_line,_end_lines,_end_lost,_end_lot,
+            _end_minima,_end_minima_of,_end_named,_ends_per_call,_entry_for_write,_events_per_step,_expire_and_check,
             _expire_due,_expire_rows,_explain_charges,_family,_find_lot,_first_due,_first_for_write,_first_lot,
             _fits,_fits_at,_fits_origin,_free_in_sum,_free_lines,_free_lots,_free_rest,_fresh,_give_back,
             _goes_on,_goes_short,_gone_on,_has_number,_held_here,_hold_as_json,_hold_of_job,_in_us,_is_job,
             _join_line,_keep_back,_kept_due,_kept_for,_kept_reports,_key_fits,_keys_of_job,_lags,_lapsing,
             _largest_number,_last_entry,_later_due,_lease_key,_lease_to_settle,_leased,_leased_units,_leases_channel,
-            _leave_line,_leaves_at,_limits_trouble,_line_json,_lines,_lock_all_scopes,_lock_charges,_lock_each,
-            _lock_holds,_lock_key,_lock_keys,_lock_keys_there,_lock_place,_lot_begins,_lots_now,_lower_debts,
-            _make_room,_mark_freed,_meet_upgrade,_mend_numbers,_minima,_minima_leave,_missing_hold,_missing_lot,
-            _missing_token,_move_lot,_name_lot,_named_holds,_new_hold_id,_next_end,_next_entry,_next_lot,
-            _next_number,_no_amount,_note_lot,_numbers,_old_lot,_on_spending,_one_snapshot,_open_wallet,
-            _other_lane,_others_fall_due,_overdue,_owe,_owe_use,_owed_before,_own_entry,_parked_channel,
-            _parked_json,_pass_ended,_pay_all_debts,_pay_back,_pay_debts,_period_at,_periods_of,_place_short,
-            _placed_before,_placed_json,_plan_on,_purge_lots,_raise_moved,_raise_sequence,_raised,_rearmed,
-            _recall_leases,_recorded_events,_recorded_meanwhile,_refund_fate,_refund_hold,_refund_lots,
-            _refund_parts,_refunds_after,_refuse_closed,_refuse_hold,_refuse_moved,_refuse_old_tenant,_refuse_stale,
-            _refuse_unreported,_refusing,_reinstate,_release_job,_release_line,_release_lines,_remember_hold,
-            _renew_lot,_reported_after_repair,_reported_until,_require,_require_plan,_resource_for_write,
+            _leave_line,_leaves_at,_limits_trouble,_line_before,_line_json,_lines,_lock_all_scopes,_lock_charges,
+            _lock_each,_lock_holds,_lock_key,_lock_keys,_lock_keys_there,_lock_place,_look_again,_lot_begins,
+            _lots_now,_lower_debts,_make_room,_mark_freed,_meet_upgrade,_mend_numbers,_minima,_minima_leave,
+            _missing_hold,_missing_lot,_missing_token,_move_lot,_name_lot,_named_holds,_new_hold_id,_next_end,
+            _next_entry,_next_lot,_next_number,_no_amount,_note_lot,_numbers,_old_lot,_on_spending,_one_snapshot,
+            _open_wallet,_other_lane,_others_fall_due,_others_wait,_overdue,_owe,_owe_use,_owed_before,
+            _own_entry,_parked_channel,_parked_json,_pass_ended,_pay_all_debts,_pay_back,_pay_debts,_period_at,
+            _periods_of,_place_short,_placed_before,_placed_json,_plan_on,_purge_lots,_raise_moved,_raise_sequence,
+            _raised,_rearmed,_recall_leases,_recorded_events,_recorded_meanwhile,_refund_fate,_refund_hold,
+            _refund_lots,_refund_parts,_refunds_after,_refuse_closed,_refuse_hold,_refuse_moved,_refuse_old_tenant,
+            _refuse_stale,_refuse_unreported,_refusing,_reinstate,_release_job,_release_line,_release_lines,
+            _remember_hold,_renew_lot,_reported_after_repair,_reported_until,_require,_require_plan,_resource_for_write,
             _roll_end,_roll_lot,_rolls,_rolls_among,_schedule,_scope_key,_settle,_sharded,_shorter,_sound_uses,
             _spend_range,_spent_limits,_spent_since,_start_job,_start_lot,_step_until,_take_back,_take_kept,
             _take_lots,_tenant_key,_threshold_key,_token_fits,_told_use,_trouble_job,_try_each,_try_keys,

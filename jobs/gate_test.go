@@ -3,6 +3,7 @@ package jobs_test
 import (
 	"context"
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -665,4 +666,71 @@ func TestGated_AJobThatFailsIsPassed(t *testing.T) {
 	clock.Advance(41 * time.Hour) // so long that it does not any more
 	require.Equal(t, jobs.ReleaseReport{Released: 1}, g.release())
 	require.Zero(t, g.lines())
+}
+
+// Each tenant has a cap of its own, and all share a pool. Four tenants with many jobs keep a tenant with one job waiting for one round, as in the
+// pool alone: a job that its tenant's cap lets in waits for its turn in the pool.
+func TestGated_TenantsTakeTurnsBehindCapsOfTheirOwn(t *testing.T) {
+	t.Parallel()
+	for name, lines := range map[string]func(tenant string) []holds.Line{
+		"pool": func(string) []holds.Line { return []holds.Line{slots("pool", 1, 2)} },
+		"own, pool": func(tenant string) []holds.Line {
+			return []holds.Line{slots("own/"+tenant, 1, 2), slots("pool", 1, 2)}
+		},
+		"pool, own": func(tenant string) []holds.Line {
+			return []holds.Line{slots("pool", 1, 2), slots("own/"+tenant, 1, 2)}
+		},
+		"team, own, pool": func(tenant string) []holds.Line {
+			return []holds.Line{slots("team", 1, 3), slots("own/"+tenant, 1, 2), slots("pool", 1, 2)}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			g := openGated(t, nil)
+			pgtest.SetClock(t, g.pool, pgtest.Tomorrow(9))
+			var running []int64
+			enqueue := func(tenant string, n int) (last int64) {
+				var items []jobs.Item
+				for range n {
+					o := needs(lines(tenant)...)
+					o.Fair = tenant
+					items = append(items, jobs.Item{Args: process{tenant}, Options: o})
+				}
+				g.in(pgx.ReadCommitted, func(tx pgx.Tx) error {
+					all, err := g.EnqueueMany(g.ctx, tx, items)
+					for _, r := range all {
+						if last = r.JobID; !r.Parked {
+							running = append(running, r.JobID)
+						}
+					}
+					return err
+				})
+				return last
+			}
+			for _, tenant := range []string{"a", "b", "c", "d"} {
+				enqueue(tenant, 60)
+			}
+			one, starts := enqueue("e", 1), 0
+			for len(running) > 0 {
+				before := g.river()
+				g.end(running[0])
+				require.Zero(t, g.release().Troubled)
+				running = running[1:]
+				for _, id := range g.river() {
+					if slices.Contains(before, id) {
+						continue
+					}
+					if starts++; id == one {
+						require.LessOrEqual(t, starts, 5)
+						one = 0
+					}
+					running = append(running, id)
+				}
+			}
+			require.Zero(t, one)
+			require.Len(t, g.river(), 241)
+			require.Zero(t, g.lines())
+			pgtest.RequireVerified(t, g.pool, g.ledger)
+		})
+	}
 }

@@ -43,6 +43,7 @@ var sources = []string{
 	"tokens",
 	"jobs",
 	"parked",
+	"turns",
 	"releases",
 	"dropped",
 	"newest",

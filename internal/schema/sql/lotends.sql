@@ -48,7 +48,7 @@ declare
     crossing record;
 begin
     tip.seq := e.seq - 1;   -- with its time: a hold may have freed units of a lot before that lot ended
-    tip.at := coalesce((select y.at from metered.ledger y where y.scope = e.scope and y.seq = tip.seq), e.at);
+    select coalesce((select y.at from metered.ledger y where y.scope = e.scope and y.seq = tip.seq), e.at) into tip.at;
     crossing := metered._cross_lowered(tip, coalesce(lowers, 0), limits, least(e.at, metered.clock()));
     entry := e;
     crossings := crossing.crossings;

@@ -137,6 +137,17 @@ begin
 end
 $$;
 
+-- Has releasers look at a line again, if there is one: a job that came from it leaves the line to which it went.
+create function metered._look_again(of_scope text) returns void
+language plpgsql volatile
+as $$
+begin
+    if of_scope is not null then
+        update metered.parked_scopes y set wake_at = '-infinity', again = true where y.scope = of_scope and not (y.again and y.wake_at = '-infinity');
+    end if;
+end
+$$;
+
 -- Takes a job out of its lines, whose scopes are locked.
 create function metered._leave_line(of_job bigint) returns jsonb
 language plpgsql volatile
@@ -148,6 +159,7 @@ begin
     for gone in delete from metered.parked_jobs j where j.job_id = of_job returning j.* loop
         update metered.parked_scopes p set waiting = p.waiting - 1 where p.scope = gone.scope;
         delete from metered.parked_scopes p where p.scope = gone.scope and p.waiting = 0;
+        perform metered._look_again(gone.passed);
         said := case when gone.lane = 0 then metered._parked_json(gone) else said end;
     end loop;
     return said;
@@ -311,8 +323,8 @@ begin
             if no is null or w.scope is not null then
                 c := (metered._charge_of(coalesce(w.scope, busy), cs))[1];
                 waits := waits || row((j ->> 'job_id')::bigint, 0, c.amount, metered._class_of(c), clk,
-                    clk + (j ->> 'wait_us')::bigint * interval '1 microsecond', null, null, null, (j ->> 'priority')::int, cardinality(waits), c.scope,
-                    coalesce(j ->> 'fair', ''), h.tenant, j - '{hold,charges,fair,most,wait_us,hopeful,burst}'::text[], h::text, j ->> 'charges', null)::metered.parked_jobs;
+                    clk + (j ->> 'wait_us')::bigint * interval '1 microsecond', null, null, null, null, (j ->> 'priority')::int, cardinality(waits), c.scope,
+                    coalesce(j ->> 'fair', ''), h.tenant, j - '{hold,charges,fair,most,wait_us,hopeful,burst}'::text[], h::text, j ->> 'charges', null, null)::metered.parked_jobs;
                 line_keys := line_keys || c.key;
                 wakes := wakes || case when no is null then '-infinity' else coalesce(clk + w.retry, 'infinity') end;
                 if scope is null then

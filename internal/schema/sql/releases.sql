@@ -64,15 +64,16 @@ begin
 end
 $$;
 
--- Starts a job of a line, or says why not. outcome is started, refused, failed (in a careful look) or limits (both say why), unknown (given
+-- Starts a job of a line, or says why not. outcome is started, passes (it is to join the line of onward), refused, failed (in a careful look) or limits (both say why), unknown (given
 -- lacks a scope), or busy (another has one of its locks, or moves it). other is its row in another line.
 create function metered._release_job(r metered.parked_jobs, given jsonb, ahead interval, wait_ms int, origin metered.origin, channel text, careful boolean,
-    out outcome text, out charges metered.new_charge[], out refused jsonb, out due timestamptz, out why text, out other metered.parked_jobs)
+    out outcome text, out charges metered.new_charge[], out refused jsonb, out due timestamptz, out why text, out other metered.parked_jobs, out onward metered.new_charge)
 language plpgsql volatile
 as $$
 declare
     o record;
     p record;
+    own metered.new_charge;
 begin
     charges := metered._under_limits(r.charges::metered.new_charge[], given);
     o := metered._other_lane(r, given);
@@ -100,6 +101,18 @@ begin
             return;
         end if;
     end if;
+    if not careful then
+        onward := metered._line_before(r, charges);
+    end if;
+    if onward.scope is not null then
+        own := (metered._charge_of(r.scope, charges))[1];
+        select own.amount + coalesce(sum(x.passed_amount), 0) into own.amount from metered.parked_jobs x where x.passed = r.scope;
+        refused := (metered.check_charge(array[own], ahead)).refused;
+        charges := array[own];
+        outcome := case when refused is null then 'passes' else 'refused' end;
+        due := metered.clock() + interval '1 minute';   -- jobs that came from here will have left their line, or not
+        return;
+    end if;
     if careful then
         p := metered._try_start_job(r.hold::metered.new_hold, charges, ahead, wait_ms, origin, channel);
         why := p.why;
@@ -108,38 +121,6 @@ begin
     end if;
     refused := p.refused; due := p.due;
     outcome := case when p.started is null then 'failed' when p.started then 'started' else 'refused' end;
-end
-$$;
-
--- Asks for the smallest job of each class of a line (jobs with equal limits and the same use): if it does not fit, none of its class does. closed has the
--- amounts that were refused, by class, and next is when the first of these may fit. whole: no class fits.
-create function metered._closed_classes(of_scope text, given jsonb, ahead interval, clk timestamptz, out closed jsonb, out whole boolean, out next timestamptz)
-language plpgsql volatile
-as $$
-declare
-    r    metered.parked_jobs;
-    c    metered.new_charge;
-    w    record;
-    k    bigint;
-    open boolean := false;
-begin
-    closed := '{}'; whole := false; next := 'infinity';
-    for i in 1..64 loop
-        select * into r from metered.parked_jobs j
-        where j.scope = of_scope and j.class > coalesce(k, -9223372036854775808) order by j.class, j.amount limit 1;
-        whole := not found;
-        exit when whole;
-        k := r.class;
-        c := (metered._under_limits(metered._charge_of(of_scope, r.charges::metered.new_charge[]), given))[1];
-        w := metered._refusing(array[c], (metered.check_charge(array[c], ahead)).refused, of_scope, true);
-        if w.scope is null then     -- it fits, or the scope is absent or closed: place will say
-            open := true;
-        else
-            closed := closed || jsonb_build_object(k, r.amount);
-            next := least(next, clk + w.retry);
-        end if;
-    end loop;
-    whole := whole and not open;
 end
 $$;
 
@@ -154,7 +135,6 @@ as $$
 declare
     s      metered.parked_scopes;
     r      metered.parked_jobs;
-    c      metered.new_charge;
     p      record;
     w      record;
     closed jsonb := '{}';       -- by class: the smallest amount that was refused
@@ -190,7 +170,8 @@ begin
             before := s.after;
             s.after := array[r.priority, r.turn, r.job_id];
             if r.retry_at > clk then
-                update metered.parked_jobs j set scope = '' where j.job_id = r.job_id and j.lane = r.lane;
+                update metered.parked_jobs j set scope = '', passed = null, passed_amount = null where j.job_id = r.job_id and j.lane = r.lane;
+                perform metered._look_again(r.passed);
                 s.waiting := s.waiting - 1;
                 continue;
             end if;
@@ -210,8 +191,13 @@ begin
                     update metered.parked_jobs j set trouble = left(p.why, 1000), troubled_at = coalesce(j.troubled_at, clk) where j.job_id = r.job_id;
                 end if;
                 continue;
+            elsif p.outcome = 'passes' then
+                perform metered._change_lines(r, p.onward, '-infinity', true);
+                s.waiting := s.waiting - 1;
+                continue;
             elsif p.outcome = 'started' then
                 jobs := jobs || r.job;
+                perform metered._look_again(r.passed), metered._look_again((p.other).passed);
                 delete from metered.parked_jobs j where j.job_id = r.job_id;
                 s.waiting := s.waiting - 1;
                 if (p.other).scope = of_scope then
@@ -233,15 +219,10 @@ begin
                 s.next_at := least(s.next_at, clk + interval '1 minute');
             elsif w.scope = of_scope then
                 closed := closed || jsonb_build_object(r.class, least(r.amount, (closed ->> r.class::text)::bigint));
-                s.next_at := least(s.next_at, clk + w.retry);
+                s.next_at := least(s.next_at, clk + w.retry, p.due);
             else
-                c := (metered._charge_of(w.scope, p.charges))[1];
-                r.class := metered._class_of(c);
-                r.turn := metered._turn(w.scope, r.priority, r.fair);
-                update metered.parked_jobs j set scope = w.scope, amount = c.amount, class = r.class, turn = r.turn
-                where j.job_id = r.job_id and j.lane = r.lane;
+                perform metered._change_lines(r, (metered._charge_of(w.scope, p.charges))[1], coalesce(clk + w.retry, 'infinity'), false);
                 s.waiting := s.waiting - 1;
-                perform metered._join_line(w.scope, c.key, coalesce(clk + w.retry, 'infinity'));
             end if;
         end loop;
         whole := seen <= 500 and cardinality(jobs) < room or s.waiting = 0;
@@ -365,6 +346,7 @@ declare
     failed text;
     soon  timestamptz;
     lines int := 0;
+    busy  text[] := '{}';
 begin
     perform metered._require(max_jobs between 1 and 1000, 'max_jobs');
     if only_scopes is not null then
@@ -392,6 +374,7 @@ begin
         if given is not null and not given ? line.scope or not metered._try_lock(line.key) then
             status := 'busy'; job := null;
             return next;
+            busy := busy || line.scope;
             continue;
         end if;
         begin
@@ -425,6 +408,8 @@ begin
         end loop;
         more := more or exists (select from metered.parked_scopes y where y.scope = line.scope and y.wake_at <= metered.clock());
     end loop;
+    more := more or only_scopes is null and exists (    -- a job has joined another line
+        select from metered.parked_scopes y where y.wake_at = '-infinity' and y.scope <> all (busy));
     if more then
         status := 'more'; job := null; scope := null;
         return next;

@@ -22,6 +22,7 @@ create table metered.parked_jobs (
     not_before timestamptz,             -- when its next attempt may start, or null: it waits for its first
     troubled_at timestamptz,            -- when it got into trouble, or null: it is in none
     retry_at  timestamptz,              -- when a job in trouble is tried again: it is in no line before
+    passed_amount bigint,               -- the units that it needs of passed, whose line counts them
     priority  smallint    not null,     -- River's: 1 is first
     lane      smallint    not null default 0, -- 1: it waits for a second choice of units, too, and has a row for each
     scope     text collate "C" not null, -- the scope that it waits for, or empty: it is in no line
@@ -31,6 +32,7 @@ create table metered.parked_jobs (
     hold      text        not null,     -- the hold, a metered.new_hold
     charges   text        not null,     -- metered.new_charge[] of all its scopes
     trouble   text,                     -- why its last try failed
+    passed    text collate "C",         -- the scope from whose line it came, since it fits there, or null
     primary key (job_id, lane)
 );
 
@@ -52,6 +54,9 @@ create index parked_jobs_drop on metered.parked_jobs (greatest(drop_at, retry_at
 create index parked_jobs_rest on metered.parked_jobs (greatest(not_before, retry_at)) where scope = '';
 
 create index parked_jobs_again on metered.parked_jobs (job_id) where not_before is not null;
+
+-- Jobs that came from a line.
+create index parked_jobs_passed on metered.parked_jobs (passed) where passed is not null;
 
 -- Jobs in trouble.
 create index parked_jobs_trouble on metered.parked_jobs (troubled_at) where trouble is not null;
