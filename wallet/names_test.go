@@ -206,3 +206,56 @@ func TestPurge_KeepsTheFirstLotOfAPlanThatRenews(t *testing.T) {
 	_, err = f.revoke(wallet.Revoke{Reference: "plan", Renewals: true})
 	require.ErrorIs(t, err, wallet.ErrUnknownLot)
 }
+
+// A renewal whose reference somebody else's lot has begins all the same, without one.
+func TestRenews_WhereItsReferenceIsTakenHasNone(t *testing.T) {
+	t.Parallel()
+	for _, swept := range []bool{true, false} {
+		f := setUp(t, wallet.Config{})
+		f.grant(wallet.Grant{Amount: 7, Reference: "plan 2026-12-01T00:00:00Z", For: 100 * day})
+		f.grant(wallet.Grant{Amount: 300, Reference: "plan", Renews: budget.Per(1, budget.Month, time.UTC, time.Time{}).Period})
+		f.clock.Set(time.Date(2026, 12, 10, 0, 0, 0, 0, time.UTC))
+		if swept {
+			f.sweeps()
+		}
+		f.has(307)
+		f.draw(307)
+		f.sweeps()
+		f.has(0)
+	}
+}
+
+// The first lot of a plan is part of what its reference stands for.
+func TestGrant_OfAReferenceWithAnotherFirstLotIsAConflict(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, wallet.Config{})
+	first := func(units int64) *int64 { return &units }
+	g := wallet.Grant{Wallet: "ann", Amount: 300, Reference: "plan", Renews: budget.Per(1, budget.Month, time.UTC, time.Time{}).Period, First: first(5)}
+	f.grant(g)
+	g.First = first(5)
+	require.True(t, f.grant(g).Replayed)
+	for _, other := range []*int64{first(6), first(0), nil} {
+		g.First = other
+		_, err := f.tryGrant(g)
+		require.ErrorIs(t, err, wallet.ErrConflict)
+	}
+	f.has(5)
+}
+
+// Units of a lot whose end was set roll over to the end of the period in which the lot ends now.
+func TestSetEnd_RollsOverToTheEndOfTheNewPeriod(t *testing.T) {
+	t.Parallel()
+	for _, ends := range []time.Time{noon.Add(3 * day), noon.Add(time.Hour)} {
+		f := setUp(t, wallet.Config{})
+		f.grant(wallet.Grant{Amount: 10, Reference: "a", For: day, RollCap: 10, RollTo: budget.Per(1, budget.Day, time.UTC, time.Time{}).Period})
+		_, err := f.setEnd(wallet.LotEnd{Reference: "a", Expires: ends})
+		require.NoError(t, err)
+		f.clock.Set(ends)
+		want := ends.Truncate(day).Add(day)
+		require.Equal(t, want, f.balance().Lots[0].Expires)
+		f.sweeps()
+		require.Equal(t, want, f.balance().Lots[0].Expires)
+		f.clock.Set(want)
+		f.has(0)
+	}
+}
