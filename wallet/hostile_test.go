@@ -174,6 +174,8 @@ func TestPurge_ForgetsAClosedChildsLots(t *testing.T) {
 	})
 	require.NoError(t, err)
 	f.clock.Advance(100 * day)
+	_, err = leases.Purge(t.Context(), f.pool, f.ledger, leases.PurgeOptions{OlderThan: day}) // with its lease there it stays closed
+	require.NoError(t, err)
 	_, err = f.ledger.Purge(t.Context(), f.pool, budget.PurgeOptions{OlderThan: day, Forget: func(scope string) bool { return scope == "run" }})
 	require.NoError(t, err)
 	require.Zero(t, f.expire().Ended)
