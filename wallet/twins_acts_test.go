@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"reflect"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -114,8 +115,9 @@ func (w *twins) someGrant(n int) wallet.Grant {
 	if w.once(2) {
 		g.Reference = fmt.Sprint("r", n)
 	}
-	if len(w.grants) > 0 && w.once(12) { // again, or another one under the reference
-		was := w.grants[len(w.grants)-1-w.r.IntN(min(5, len(w.grants)))]
+	w.grants = slices.DeleteFunc(w.grants, func(g granted) bool { return w.now.Sub(g.at) > retained/2 }) // a purge forgets them
+	if len(w.grants) > 0 && w.once(12) {                                                                 // again, or another one under the reference
+		was := w.grants[len(w.grants)-1-w.r.IntN(min(5, len(w.grants)))].Grant
 		if w.once(3) {
 			g.Reference = was.Reference
 			return g
@@ -178,7 +180,7 @@ func (w *twins) grant(g wallet.Grant) {
 		return say(r, no), err
 	})
 	if ok && g.Reference != "" {
-		w.grants = append(w.grants, g)
+		w.grants = append(w.grants, granted{g, w.now})
 	}
 	if ok && !g.Renews.IsZero() {
 		w.plans = append(w.plans, plan{g.Reference, w.now})

@@ -137,7 +137,7 @@ type twins struct {
 	draws    []drawn
 	holds    []held
 	plans    []plan
-	grants   []wallet.Grant
+	grants   []granted
 	children []string
 }
 
@@ -151,6 +151,11 @@ type named struct {
 type plan struct {
 	reference string
 	at        time.Time
+}
+
+type granted struct {
+	wallet.Grant
+	at time.Time
 }
 
 type drawn struct {
