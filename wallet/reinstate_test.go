@@ -142,7 +142,11 @@ func TestReinstate_PaysAnOverdraftAndArmsThresholds(t *testing.T) {
 	_, err = f.reinstate(wallet.Revoke{Reference: "r", Note: budget.Note{Reason: "won"}})
 	require.NoError(t, err)
 	require.EqualValues(t, 15, f.balance().Units)
-	f.draw(16)
+	_, err = do(f, func(ctx context.Context, tx pgx.Tx) (budget.Receipt, error) { // whose limits have no thresholds
+		return f.ledger.Charge(ctx, tx, budget.Charge{Scope: "ann", Amount: 16})
+	})
+	require.NoError(t, err)
+	f.draw(1)
 	require.Len(t, f.crossed(), 1, "once more")
 	var lines []string
 	for l, err := range f.book.Statement(t.Context(), f.pool, "ann", budget.EntriesOptions{After: 3}) {
@@ -151,7 +155,7 @@ func TestReinstate_PaysAnOverdraftAndArmsThresholds(t *testing.T) {
 			lines = append(lines, fmt.Sprint(l.Kind, " ", l.Note.Reason, " ", m.Kind, " ", m.Amount))
 		}
 	}
-	require.Equal(t, []string{"credit won reinstated 20", "credit won paid back 5", "charge  taken 15", "charge  taken 1"}, lines)
+	require.Equal(t, []string{"credit won reinstated 20", "credit won paid back 5", "charge  taken 15", "charge  taken 1", "charge  taken 1"}, lines)
 	require.EqualValues(t, 20, pgtest.Value[int64](t, f.pool, "select sum(change) from metered.lots_statement where does in ('credited', 'revoked', 'reinstated')"))
 }
 

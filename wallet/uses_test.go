@@ -130,6 +130,20 @@ func TestUses_ALotRepaysTheOverdraftThatWasDrawnForItsUse(t *testing.T) {
 	require.Equal(t, []int64{5, 35}, []int64{f.balance().Units, f.balance().For("images")})
 }
 
+// A lot for one use pays nothing that was overdrawn for another, or for no use.
+func TestUses_ALotRepaysNoOverdraftOfAnotherUse(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, wallet.Config{Overdraft: 90})
+	f.grant(wallet.Grant{Amount: 1, Reference: "first"})
+	f.mustDraw(forUse("images", 6))
+	f.mustDraw(forUse("text", 7))
+	f.draw(11)
+	f.grant(wallet.Grant{Amount: 20, Reference: "images", Uses: []string{"images"}})
+	require.Equal(t, []int64{-18, 15}, []int64{f.balance().Units, f.balance().For("images")})
+	f.grant(wallet.Grant{Amount: 20, Reference: "both", Uses: []string{"images", "text"}})
+	require.Equal(t, []int64{-11, 13}, []int64{f.balance().Units, f.balance().For("text")})
+}
+
 func TestUses_ARefundGoesBackToTheLotsThatPaid(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, wallet.Config{})

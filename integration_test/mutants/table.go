@@ -205,6 +205,8 @@ var all = []Mutant{
 	{"a renewal keeps a reference that is taken", "_renew_lot", "follows.reference := null;", "null;", "./wallet", "TestRenews_WhereItsReferenceIsTakenHasNone"},
 	{"an end that is set leaves the end of what rolls over", "set_lot_end", "l.roll_end := metered._roll_end(ends, l.plan, (l.plan).roll_for);", "l.roll_end := case when ((l.plan).roll_to).every is null then metered._roll_end(ends, l.plan, (l.plan).roll_for) else l.roll_end end;", "./wallet", "TestSetEnd_RollsOverToTheEndOfTheNewPeriod"},
 	{"the first lot of a plan is in no fingerprint", "wallet/grant.go", "g.Renews, g.First, g.Prorate", "g.Renews, nil, g.Prorate", "./wallet", "TestGrant_OfAReferenceWithAnotherFirstLotIsAConflict"},
+	{"units that come back arm no threshold", "_reinstate", "e.crossed := metered._rearmed(e);", "null;", "./wallet", "TestReinstate_PaysAnOverdraftAndArmsThresholds"},
+	{"a lot repays the overdraft of another use", "_pay_debts", "where y.scope = tip.scope and y.use = any ((l.plan).uses)));", "where y.scope = tip.scope));", "./wallet", "TestUses_ALotRepaysNoOverdraftOfAnotherUse"},
 	{"a rollover takes all units", "_rolls", "least(l.rest + l.kept, l.roll_cap)", "l.rest + l.kept", "./wallet", "TestWallets_AgreeWithTheModel"},
 	{"a lot pays for another use", "_apply_lots", "and y.expires_at > e.at and (y.plan).uses @> array[use]", "and y.expires_at > e.at", "./wallet", "TestUses_ADrawTakesLotsForItsUseInTheOrderOfAllLots"},
 	{"a refusal keeps units applied", "_write_for_uses", "if posted.refused is not null then\n            raise exception using errcode = 'MT100';", "if false then\n            null;", "./wallet", "TestUses_ADrawTakesLotsForItsUseInTheOrderOfAllLots"},
