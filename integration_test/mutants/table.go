@@ -233,7 +233,7 @@ var all = []Mutant{
 	{"what went on is as old as its rollover", "_append_lot", "metered._age(of_lot, entry.at, entry.seq)", "metered._age(null, entry.at, entry.seq)", "./wallet", twins},
 	{"a renewal is as old as the lot before it", "_due_lots", "follows.age := array[(extract(epoch from follows.starts_at) * 1000000)::bigint, later, later];", "null;",
 		"./wallet", "TestOrderOf_PlansThatRenewTogetherIsByTheirBeginnings"},
-	{"a call on a lot looks at thresholds by its own time", "_name_lot", "tip.at := coalesce((select y.at from metered.ledger y where y.scope = e.scope and y.seq = tip.seq), e.at);", "null;",
+	{"a call on a lot looks at thresholds by its own time", "_name_lot", "select coalesce((select y.at from metered.ledger y where y.scope = e.scope and y.seq = tip.seq), e.at) into tip.at;", "null;",
 		"./wallet", "TestThresholds_CountUnitsThatWereFreedBeforeTheirLotEnded"},
 	{"a purge forgets a plan that has ended", "_purge_lots", "and (y.pending > 0 or y.last_seq >= keep)", "and y.pending > 0", "./wallet", "TestPurge_KeepsTheFirstLotOfAPlanThatRenews"},
 
