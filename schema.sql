@@ -3535,6 +3535,10 @@ begin
     entry.crossed := crossing.crossed;
     entry := metered._after_due(entry, 0, wait_ms);
     lot := metered._find_lot(e.scope, of_lot, of_reference);
+    if lot.no is null and of_lot is not null then   -- the lot before it ends among more than one call writes
+        entry := metered._end_named(entry, array(select y.no from metered.lot_rows y where y.roll_no = of_lot and y.scope = e.scope));
+        lot := metered._find_lot(e.scope, of_lot, null);
+    end if;
     if lot.no is not null then
         entry := metered._end_named(entry,
             case when lowers is not null then metered._family(lot.no) else array[lot.no] end);

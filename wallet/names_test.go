@@ -259,3 +259,19 @@ func TestSetEnd_RollsOverToTheEndOfTheNewPeriod(t *testing.T) {
 		f.has(0)
 	}
 }
+
+// A balance shows the lots that units have gone on in, however many went on at once. A call accepts each of their numbers.
+func TestBalance_NamesEachLotThatOneOfManyWentOnIn(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, wallet.Config{})
+	for n := range 40 {
+		f.grant(wallet.Grant{Amount: 5, Reference: fmt.Sprint(n), Expires: noon.Add(time.Hour), RollCap: 5, RollFor: day})
+	}
+	f.clock.Advance(2 * time.Hour)
+	shown := f.balance().Lots
+	require.Len(t, shown, 40)
+	r, err := f.revoke(wallet.Revoke{Lot: shown[39].Lot})
+	require.NoError(t, err)
+	require.EqualValues(t, 5, r.Amount)
+	require.EqualValues(t, 195, f.balance().Units)
+}
