@@ -111,3 +111,42 @@ func TestPlainHolds_ACaptureOfTwoLinesTakesBoth(t *testing.T) {
 	require.Equal(t, int64(1), all[0].Lines[0].Captured)
 	require.Equal(t, int64(2), all[0].Lines[1].Captured)
 }
+
+// What the short way must not do: each of its conditions, where only it decides.
+func TestPlainHolds_RefuseAndCountAsOthers(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	f := setUp(t, holds.Config{})
+	place := func(scope string, amount int64) holds.Hold {
+		return f.mustPlace(holds.Request{Lines: []holds.Line{{Scope: scope, Amount: amount}}})
+	}
+	two := holds.Request{Lines: []holds.Line{{Scope: "a", Amount: 2, Limits: []budget.Limit{budget.Lifetime(3)}}}}
+	h := f.mustPlace(two)
+	_, err := f.place(two)
+	require.ErrorIs(t, err, budget.ErrExceeded)
+	_, err = f.capture(holds.Capture{IDs: []string{h.ID}, Lines: []holds.Line{{Scope: "a", Amount: 3}}})
+	require.ErrorIs(t, err, holds.ErrExcess)
+	place("a", 1)
+	f.clock.Advance(time.Minute)
+	_, err = f.capture(holds.Capture{IDs: []string{h.ID}, All: true})
+	require.ErrorIs(t, err, holds.ErrState)
+
+	b, err := wallet.New(f.ledger, wallet.Config{})
+	require.NoError(t, err)
+	_, err = do(f, func(ctx context.Context, tx pgx.Tx) (any, error) {
+		return b.Grant(ctx, tx, wallet.Grant{Wallet: "b", Amount: 50, For: time.Hour})
+	})
+	require.NoError(t, err)
+	for _, scope := range []string{"b", "c"} {
+		place(scope, 1) // stays, so that units are held
+		h = place(scope, 5)
+		_, err = f.capture(holds.Capture{IDs: []string{h.ID}, Lines: []holds.Line{{Scope: scope, Amount: 2}}})
+		require.NoError(t, err)
+		h = place(scope, 5)
+		_, err = f.capture(holds.Capture{IDs: []string{h.ID}, All: true})
+		require.NoError(t, err)
+	}
+	report, err := f.ledger.Verify(ctx, f.pool, budget.VerifyOptions{})
+	require.NoError(t, err)
+	require.Empty(t, report.Differences)
+}
