@@ -80,8 +80,14 @@ func TestChargePlain_AnswersAsTheFullFunctionDoes(t *testing.T) {
 		require.Equal(t, errs[1], errs[0], what)
 		require.Equal(t, answers[1], answers[0], what)
 	}
-	limits := [][]budget.Limit{nil, {budget.PerWindow(40, time.Hour)}, {budget.PerWindow(9, time.Minute)}, {budget.Lifetime(90)}, {budget.Prepaid(50)}}
+	berlin, origin := location(t, "Europe/Berlin"), time.Date(2020, 1, 1, 0, 0, 0, 0, time.UTC)
+	day := budget.Per(1200, budget.Day, berlin, time.Time{})
+	limits := [][]budget.Limit{nil, {budget.PerWindow(40, time.Hour)}, {budget.PerWindow(9, time.Minute)}, {budget.Lifetime(90)}, {budget.Prepaid(50)},
+		{budget.PerPeriod(250, 5*time.Minute, origin)}, {day}, {budget.PerWindow(30, time.Minute), budget.PerWindow(1000, time.Hour)},
+		{budget.PerWindow(1000, time.Hour), budget.PerPeriod(100, 10*time.Minute, origin)}, {budget.Lifetime(5000), budget.PerWindow(60, time.Minute)},
+		{day, budget.Prepaid(1500)}, {day, budget.PerPeriod(200, time.Hour, origin)}, {budget.Prepaid(900), budget.Lifetime(3000)}}
 	seq := int64(0)
+	admitted, refused := make([]int, len(limits)), make([]int, len(limits))
 	for step := range 120 {
 		for i, set := range limits {
 			for _, quiet := range []bool{false, true} {
@@ -93,6 +99,9 @@ func TestChargePlain_AnswersAsTheFullFunctionDoes(t *testing.T) {
 					r, err := w.l.Charge(ctx, tx, c)
 					if err == nil {
 						seq = r.Entries[0].Seq
+						admitted[i]++
+					} else {
+						refused[i]++
 					}
 					return r, err
 				})
@@ -113,4 +122,8 @@ func TestChargePlain_AnswersAsTheFullFunctionDoes(t *testing.T) {
 		}
 	}
 	require.Greater(t, seq, int64(200))
+	for i, set := range limits {
+		require.Positive(t, admitted[i], set)
+		require.True(t, set == nil || refused[i] > 0, set)
+	}
 }

@@ -378,7 +378,8 @@ from metered.complete_command($1::metered.new_command, $2::bytea, $3::bytea, $4:
 // completePlainSQL is completeSQL the short way.
 const completePlainSQL = `
 select metered.complete_command_plain($1::text, $2::text, $3::text, $4::bytea, $5::timestamptz, $6::bytea, $7::text, $8::bigint[],
-    $9::text, $10::bigint, $11::bigint, $12::bigint, $13::interval, $14::jsonb, $15::bool, $16::interval, $17::int)`
+    $9::text, $10::bigint, $11::bigint, $12::bigint, $13::interval, $14::metered.period, $15::bigint, $16::interval, $17::metered.period,
+    $18::jsonb, $19::bool, $20::interval, $21::int)`
 
 // finishSQL lets COMMIT pass where complete_command did not, because subscribers come first.
 const finishSQL = `select metered.finish_command($1::text)`
@@ -462,7 +463,7 @@ func (e *Engine) complete(ctx context.Context, f *flush, op *Operation, end Endi
 			var answer []byte
 			err := row.Scan(&answer)
 			if err == nil {
-				rec.At, err = rec.ScanCompleted(answer, standing)
+				rec.At, err = rec.ScanCompleted(answer, end.Charges)
 			}
 			return err
 		}, e.sql.completePlain, append(args, toleranceOf(end.Charges), wait)...)

@@ -10,7 +10,8 @@ import (
 
 const runPlainSQL = `
 select metered.run_command_plain($1::text, $2::text, $3::bigint, $4::bytea, $5::timestamptz, $6::interval, $7::bytea, $8::text,
-    $9::text, $10::bigint, $11::bigint, $12::bigint, $13::interval, $14::jsonb, $15::bool, $16::interval, $17::int)`
+    $9::text, $10::bigint, $11::bigint, $12::bigint, $13::interval, $14::metered.period, $15::bigint, $16::interval, $17::metered.period,
+    $18::jsonb, $19::bool, $20::interval, $21::int)`
 
 // whole makes an attempt in one flush, with COMMIT, at an operation that does nothing but its one charge.
 // whole is false for another operation, and then nothing was done.
@@ -76,7 +77,7 @@ func (b *begun) scanWhole(row pgx.Row, end Ending) (err error) {
 	}
 	b.status = statusNew
 	b.rec.Result = end.Result
-	b.rec.At, err = b.rec.ScanCompleted(answer, standings(end.Charges))
+	b.rec.At, err = b.rec.ScanCompleted(answer, end.Charges)
 	return err
 }
 

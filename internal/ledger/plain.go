@@ -8,8 +8,8 @@ import (
 )
 
 // Plain reports whether charges go the short way, as charge_plain and complete_command_plain take them: one
-// charge, with at most one limit by window or lifetime, and nothing that the full functions alone
-// know. None at all are plain, too.
+// charge, with at most two limits, and nothing that the full functions alone know. None at all are
+// plain, too.
 func (c *Charging) Plain() bool {
 	if c == nil || len(c.Charges) == 0 {
 		return true
@@ -17,31 +17,40 @@ func (c *Charging) Plain() bool {
 	return len(c.Charges) == 1 && c.Charges[0].Held == 0 && c.Charges[0].plain()
 }
 
-// PlainHold is Plain for a placement, all of whose units are held.
+// PlainHold is Plain for a placement, all of whose units are held, with at most one limit, by window or
+// lifetime.
 func (c *Charging) PlainHold() bool {
-	return len(c.Charges) == 1 && c.Charges[0].Held == c.Charges[0].Amount && c.Charges[0].plain()
+	return len(c.Charges) == 1 && c.Charges[0].Held == c.Charges[0].Amount && c.Charges[0].plain() &&
+		(len(c.Charges[0].Limits) == 0 || len(c.Charges[0].Limits) == 1 && c.Charges[0].Limits[0].Period.IsZero())
 }
 
 func (x *Charge) plain() bool {
-	return x.Lease == nil && !x.MustExist && x.Use == "" && len(x.Limits) <= 1 &&
-		(len(x.Limits) == 0 || x.Limits[0].Period.IsZero() && x.Limits[0].Thresholds == "")
+	return x.Lease == nil && !x.MustExist && x.Use == "" && len(x.Limits) <= 2 && !tells(x.Limits)
 }
 
-// PlainArgs are the arguments of a plain charge: scope, key, amount, the most units and the window of
-// its limit, note, and whether standings are asked for. All are null without charges.
+// PlainArgs are the arguments of a plain charge: scope, key, amount, the most units, the window and
+// the period of each of two limits, note, and whether standings are asked for. All are null without
+// charges.
 func (c *Charging) PlainArgs() []any {
+	args := make([]any, 11)
+	args[10] = false
 	if c == nil || len(c.Charges) == 0 {
-		return []any{nil, nil, nil, nil, nil, nil, false}
+		return args
 	}
 	x := &c.Charges[0]
-	var most, window, note any
-	if len(x.Limits) > 0 {
-		most, window = x.Limits[0].Max, pgtype.Interval{Microseconds: x.Limits[0].Window.Microseconds(), Valid: true}
+	args[0], args[1], args[2], args[10] = x.Scope, x.Key, x.Amount, c.Standing
+	for i, l := range x.Limits {
+		args[3+3*i] = l.Max
+		if l.Period.IsZero() {
+			args[4+3*i] = pgtype.Interval{Microseconds: l.Window.Microseconds(), Valid: true}
+		} else {
+			args[5+3*i] = l.Period.String()
+		}
 	}
 	if x.Note != "" {
-		note = x.Note
+		args[9] = x.Note
 	}
-	return []any{x.Scope, x.Key, x.Amount, most, window, note, c.Standing}
+	return args
 }
 
 // PlainPlacing are the arguments of place_plain and open_session_plain from the hold's tenant on to the
@@ -61,7 +70,8 @@ func (c *Charging) PlainPlacing(h NewHold, keyed bool, s Sending) []any {
 		args = append(args, nil)
 	}
 	args = append(args, h.Holder, h.Fingerprint, h.IssuedAt, plainInterval(h.TTL), plainInterval(h.Grace), lifetime, metadata)
-	args = append(args, c.PlainArgs()[:6]...)
+	charge := c.PlainArgs()
+	args = append(append(args, charge[:5]...), charge[9])
 	return append(args, s.PlainOrigin()...)
 }
 
@@ -155,6 +165,7 @@ type full struct {
 	Refused json.RawMessage `json:"refused"`
 	At      int64           `json:"at"`
 	Crossed json.RawMessage `json:"crossed"`
+	Periods []int64         `json:"periods"`
 }
 
 // isShort reports whether an answer is that of the short way: an array.
@@ -162,13 +173,13 @@ func isShort(answer []byte) bool { return isArray(answer) }
 
 func isArray(answer []byte) bool { return len(answer) > 0 && answer[0] == '[' }
 
-// ScanPlain reads the answer of charge_plain.
-func (a *Answer) ScanPlain(answer []byte, standing bool) error {
+// ScanPlain reads the answer of charge_plain to the charges.
+func (a *Answer) ScanPlain(answer []byte, of *Charging) error {
 	if isShort(answer) {
-		var short []int64
+		var short []*int64
 		err := json.Unmarshal(answer, &short)
 		if err == nil {
-			a.short(short, standing)
+			a.short(short, of)
 		}
 		return err
 	}
@@ -177,25 +188,32 @@ func (a *Answer) ScanPlain(answer []byte, standing bool) error {
 }
 
 // ScanCompleted reads the answer of complete_command_plain, which begins with the time of the record.
-func (a *Answer) ScanCompleted(answer []byte, standing bool) (at time.Time, err error) {
+func (a *Answer) ScanCompleted(answer []byte, of *Charging) (at time.Time, err error) {
 	if isShort(answer) {
-		var short []int64
+		var short []*int64
 		if err := json.Unmarshal(answer, &short); err != nil {
 			return at, err
 		}
 		if len(short) > 1 {
-			a.short(short[1:], standing)
+			a.short(short[1:], of)
 		}
-		return time.UnixMicro(short[0]), nil
+		return time.UnixMicro(*short[0]), nil
 	}
 	return a.full(answer)
 }
 
-// short takes the answer of _append_short: seq, time, held units, and used units.
-func (a *Answer) short(n []int64, standing bool) {
-	a.Seqs, a.Ats, a.Held = n[:1:1], []time.Time{time.UnixMicro(n[1])}, n[2:3:3]
-	if standing {
-		a.Used = n[3:4:4]
+// short takes the answer of _append_limited: seq, time, held units, and with standings the used units
+// of each limit, and the start and the end of the period of each.
+func (a *Answer) short(n []*int64, of *Charging) {
+	a.Seqs, a.Ats, a.Held = []int64{*n[0]}, []time.Time{time.UnixMicro(*n[1])}, []int64{*n[2]}
+	if !of.Standing {
+		return
+	}
+	for i, l := range of.Charges[0].Limits {
+		a.Used = append(a.Used, *n[3+i])
+		if !l.Period.IsZero() {
+			a.Periods = append(a.Periods, time.UnixMicro(*n[5+2*i]), time.UnixMicro(*n[6+2*i]))
+		}
 	}
 }
 
@@ -204,7 +222,7 @@ func (a *Answer) full(answer []byte) (at time.Time, err error) {
 	if err := json.Unmarshal(answer, &f); err != nil {
 		return at, err
 	}
-	a.Seqs, a.Used, a.Held, a.Ats = f.Seqs, f.Used, f.Held, Moments(f.Ats)
+	a.Seqs, a.Used, a.Held, a.Ats, a.Periods = f.Seqs, f.Used, f.Held, Moments(f.Ats), Moments(f.Periods)
 	a.Refused, a.Crossed = present(f.Refused), present(f.Crossed)
 	return time.UnixMicro(f.At), nil
 }

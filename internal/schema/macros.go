@@ -12,7 +12,7 @@ import (
 //	{entry columns}                              the columns of an entry of the ledger
 //	{entry of tip: amount = 5, kind = 'c'}       the values of a new entry after tip, which copies every other column from it
 //	{base: scope = s, epoch = e, since = t}      from-items: base is the last entry of a scope's epoch at or before a time. mark is on its way there
-//	{bound: tip = t, at = c, win = w}            the units that a scope spent since its anchor, or ever: an upper bound of the use of a window
+//	{bound: tip = t, since = s}                  the units that a scope spent since its anchor, or ever: an upper bound of those since a time
 //	{short tip: scope = s}                       the last entry of a scope, for a writer, as far as a plain charge needs it, and clk, the time
 //	{usual: tip = t, at = c, amount = n, note = j}   the condition that a charge needs none of the full function's care
 //	{usual hold: tip = t, at = c, …}             the same for a hold, whose entry moves next_due on
@@ -23,14 +23,19 @@ import (
 //	{new hold: at = t, …}                        inserts a hold that was placed at a time, with its number in new_no
 //	{placed detail: lines = l, …}                the detail of the event of a placement
 //	{fits hold: tenant = t, …}                   the condition that a hold of one line is within its bounds
+//	{short charge: of = f, also = true}     appends a plain charge, if its limits and the condition also admit it (plain.sql)
+//	{short variables}                            the variables that a short charge needs
+//	{short answer}                               what it returns, as _append_limited
+//	{short lock}                                 the lock of its scope
+//	{short record: jobs = j}                     inserts the record of a command, with its short charge
 //	{shorter timeouts: ms = n}                   sets the timeouts of a transaction, unless they are shorter
 //
 // A macro may stand in the arguments of another one.
-var macro = regexp.MustCompile(`(?s)\{(entry columns|entry of (\w+)|base|bound|admits|short tip|usual|usual hold|settled|due|known id|shorter timeouts|new hold|placed detail|fits hold)(?:: ([^{}]*))?\}`)
+var macro = regexp.MustCompile(`(?s)\{(entry columns|entry of (\w+)|base|bound|short \w+|usual|usual hold|admits|admits since|exact|settled|due|known id|shorter timeouts|new hold|placed detail|fits hold)(?:: ([^{}]*))?\}`)
 
 // templates are the macros that only fill in their arguments.
 var templates = map[string]string{
-	"bound": `$tip.spent - case when $tip.anchor_at <= $at - $win then $tip.anchor_spent else 0 end`,
+	"bound": `$tip.spent - case when $tip.anchor_at <= $since then $tip.anchor_spent else 0 end`,
 	"short tip": `(select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
                 l.anchor_spent, l.lots_end, l.crossed, metered.clock() as clk
             from metered.ledger l where l.scope = $scope order by l.seq desc limit 1 for key share)`,
@@ -42,7 +47,7 @@ var templates = map[string]string{
 	"settled": `$tip.at <= $at and ($tip.next_due <= $at) is not true and $tip.lots_end is null`,
 	"admits": `(max_units is null or win >= interval '0'
             and case when win = interval '0' then $tip.spent - $tip.refunded - $tip.credited
-                else {bound: tip = $tip, at = $at, win = win} end <= max_units - $tip.held - $amount)`,
+                else {bound: tip = $tip, since = $at - win} end <= max_units - $tip.held - $amount)`,
 	"due": `case when $held > 0 then case when $tip.seq & 15 < 2 and $tip.next_due > '-infinity'
             then metered._later_due($tip.scope, $tip.next_due, $at) else $tip.next_due end end`,
 	// A number that a row has was drawn by a sequence that is behind (numbers.sql).
@@ -73,6 +78,61 @@ var templates = map[string]string{
                 || set_config('lock_timeout', metered._shorter(current_setting('lock_timeout'), $ms), true)
                 || set_config('idle_in_transaction_session_timeout',
                     metered._shorter(current_setting('idle_in_transaction_session_timeout'), $ms), true)`,
+}
+
+// The macros of plain.sql, which its functions share. They name its arguments and variables.
+func init() {
+	for name, text := range map[string]string{
+		"short variables": `e_seq    bigint;        -- the entry that was appended, or null
+    e_at     timestamptz;
+    e_held   bigint;
+    e_used   bigint;        -- units that counted before it`,
+		"short lock": `if metered._try_lock(key) is not true then
+            perform metered._lock_all_scopes(array[of_scope], array[key], wait_ms);
+        end if`,
+		"short since": `case when $win > interval '0' then moment - $win when $win is null then coalesce($period[1] - interval '0.000001', '-infinity') end`,
+		"short columns": `seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, operation_tenant, operation, note,
+                    anchor_at, anchor_spent`,
+		"short values": `t.seq + 1, units, $at, t.spent + units, t.refunded, t.credited, t.held, t.epoch, 'c', of_scope, t.next_due, of_tenant,
+                    of_id, note`,
+		"short written": `on conflict do nothing
+                returning y.seq, y.held, y.spent - units, y.refunded + y.credited, y.anchor_spent into e_seq, e_held, e_before, e_free, e_base`,
+		// A limit admits the units by a bound of those that count, or by its lifetime's.
+		"short lifetime": `($max is null or t.spent - t.refunded - t.credited <= $max - t.held - units)`,
+		"admits since": `($max is null or case when $since is null then t.spent - t.refunded - t.credited
+                        else {bound: tip = t, since = $since} end <= $max - t.held - units)`,
+		// The base is the newest entry before the window, or there is none, and no refund is of a charge in the window.
+		"exact": `coalesce($refunded, 0) = t.refunded and ($seq > 1 or $seq = t.seq or t.epoch = 0 and (t.seq <= 16 and $seq is null
+                        or (select l.seq from metered.ledger l where l.scope = of_scope and l.seq = 2) > 0))`,
+		"short base": `(select base.seq, base.spent, base.refunded
+                    from {base: scope = of_scope, epoch = $epoch, since = $since}) b on true`,
+		// A charge with at most one limit, by window or lifetime. The base of the window becomes the entry's anchor: so it is in the answer, too.
+		"short charge": `if standing and win > interval '0' then
+                insert into metered.ledger as y ({short columns})
+                select {short values: at = t.clk}, t.clk - win, coalesce(b.spent, 0)
+                from {short tip: scope = of_scope} t left join lateral {short base: epoch = t.epoch, since = t.clk - win}
+                where {usual: tip = t, at = t.clk, amount = units, note = note} and $also
+                    and {exact: seq = b.seq, refunded = b.refunded} and t.spent - coalesce(b.spent, 0) <= max_units - t.held - units
+                on conflict do nothing
+                returning y.seq, y.at, y.held, y.spent - units - y.anchor_spent into e_seq, e_at, e_held, e_used;
+            else
+                insert into metered.ledger as y ({short columns})
+                select {short values: at = t.clk}, t.anchor_at, t.anchor_spent
+                from {short tip: scope = of_scope} t
+                where {usual: tip = t, at = t.clk, amount = units, note = note} and $also
+                    and {admits: tip = t, at = t.clk, amount = units}
+                on conflict do nothing
+                returning y.seq, y.at, y.held, y.spent - units - y.refunded - y.credited into e_seq, e_at, e_held, e_used;
+            end if`,
+		"short answer": `array[e_seq, metered._in_us(e_at), e_held, e_used]`,
+		"short record": `insert into metered.operations as o (tenant, id, fingerprint, issued_at, at, result, scopes, amounts, seqs, ats, holds, name, jobs)
+        select of_tenant, of_id, of_fingerprint, issued, metered.clock(), of_result, $scopes, $amounts, $seqs, $ats, $holds, name, $jobs
+        where $also
+        on conflict do nothing
+        returning metered._in_us(o.at) into done_at`,
+	} {
+		templates[name] = text
+	}
 }
 
 // entryColumns are the columns of an entry, in the order of the table.

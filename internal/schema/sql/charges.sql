@@ -90,7 +90,7 @@ begin
             exit when plain is not true;
             n := coalesce(n, 0) + 1;
             continue when standing is not true and l.win > interval '0'
-                and {bound: tip = tip, at = at, win = l.win} <= least(l.max, l.tell_at - 1) - tip.held - c.amount;
+                and {bound: tip = tip, since = at - l.win} <= least(l.max, l.tell_at - 1) - tip.held - c.amount;
             since := at - l.win;
             if since = at then
                 u := tip.spent - tip.refunded - tip.credited;

@@ -21,60 +21,90 @@ as $$
     select (extract(epoch from t) * 1000000)::bigint
 $$;
 
--- Appends a charge of units to a scope that is locked, if its limit (max_units in each window win; in
--- its lifetime, if win is 0; none, if max_units is null) admits them, and returns the entry's seq, its time
--- in microseconds, the held units, and with standing the units that counted before. Null: nothing was
--- written, and the full function must decide. The columns that it leaves out are null in a usual scope.
-create function metered._append_short(of_scope text, units bigint, max_units bigint, win interval,
-    note jsonb, standing boolean, of_tenant text, of_operation text) returns bigint[]
+-- Appends a charge of units to a scope that is locked, if its limits admit them: at most max_units in each window
+-- win, in its lifetime, if win is 0, or in each period per, if win is null; and likewise max_2, which may be null.
+-- Returns the entry's seq, its time in microseconds, the held units, and with standing the units that
+-- counted before for each limit, and the start and the end of the period of each. Null: nothing was written, and the full
+-- function must decide. The columns that it leaves out are null in a usual scope. A charge with one limit that has no period
+-- has fewer expressions: see the macro short charge.
+create function metered._append_limited(of_scope text, units bigint, max_units bigint, win interval, per metered.period,
+    max_2 bigint, win_2 interval, per_2 metered.period, note jsonb, standing boolean, of_tenant text, of_id text)
+    returns bigint[]
 language plpgsql volatile
 as $$
 declare
-    written bigint[];
+    moment   timestamptz := metered.clock();    -- after the lock
+    since_1  timestamptz;   -- the time after which units count for a limit. Null for its lifetime
+    since_2  timestamptz;
+    p_1      timestamptz[]; -- the period of a limit
+    p_2      timestamptz[];
+    epoch_2  bigint;        -- the scope's, and the base of the second limit's window
+    seq_2    bigint;
+    spent_2  bigint;
+    refunded_2 bigint;
+    e_seq    bigint;        -- the entry that was appended, or null
+    e_held   bigint;
+    e_before bigint;        -- units that were spent before it
+    e_free   bigint;        -- refunds and credits
+    e_base   bigint;        -- units that were spent before the first limit's window
 begin
-    if standing and win > interval '0' then
-        -- The base of the window becomes the entry's anchor: so it is in the answer, too.
-        insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind,
-            scope, next_due, operation_tenant, operation, note, anchor_at, anchor_spent)
-        select t.seq + 1, units, t.clk, t.spent + units, t.refunded, t.credited, t.held, t.epoch, 'c',
-            of_scope, t.next_due, of_tenant, of_operation, _append_short.note,
-            t.clk - win, coalesce(b.spent, 0)
-        from {short tip: scope = of_scope} t
-            left join lateral (
-                select base.seq, base.spent, base.refunded
-                from {base: scope = of_scope, epoch = t.epoch, since = t.clk - win}) b on true
-        where {usual: tip = t, at = t.clk, amount = units, note = _append_short.note}
-            and coalesce(b.refunded, 0) = t.refunded and (b.seq > 1 or b.seq = t.seq
-                or t.epoch = 0 and (t.seq <= 16 and b.seq is null
-                    or (select l.seq from metered.ledger l where l.scope = of_scope and l.seq = 2) > 0))
-            and t.spent - coalesce(b.spent, 0) <= max_units - t.held - units
-        on conflict do nothing
-        returning array[y.seq, metered._in_us(y.at), y.held, y.spent - units - y.anchor_spent]
-            into written;
-        return written;
+    -- A limit by a window of negative length, or by nothing, is for the full function to refuse.
+    if max_units is null or win < interval '0' or win is null and per is null or win_2 < interval '0'
+        or max_2 is not null and win_2 is null and per_2 is null then
+        return null;
     end if;
-    insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind,
-        scope, next_due, operation_tenant, operation, note, anchor_at, anchor_spent)
-    select t.seq + 1, units, t.clk, t.spent + units, t.refunded, t.credited, t.held, t.epoch, 'c',
-        of_scope, t.next_due, of_tenant, of_operation, _append_short.note,
-        t.anchor_at, t.anchor_spent
-    from {short tip: scope = of_scope} t
-    where {usual: tip = t, at = t.clk, amount = units, note = _append_short.note}
-        and {admits: tip = t, at = t.clk, amount = units}
-    on conflict do nothing
-    returning array[y.seq, metered._in_us(y.at), y.held, y.spent - units - y.refunded - y.credited]
-        into written;
-    return written;
+    -- The bound is tried twice, since a period is dear to find. A period that has a null is neither null nor not null.
+    for look in 1..2 loop
+        if (standing or look = 2) and (not per is null or not per_2 is null) then
+            p_1 := case when win is null then metered._period_at(per, moment) end;
+            p_2 := case when max_2 is not null and win_2 is null then metered._period_at(per_2, moment) end;
+        end if;
+        since_1 := {short since: win = win, period = p_1};
+        if max_2 is not null then
+            since_2 := {short since: win = win_2, period = p_2};
+        end if;
+        if standing and (since_1 is not null or since_2 is not null) then
+            if since_2 is not null then
+                select t.epoch, b.seq, b.spent, b.refunded into epoch_2, seq_2, spent_2, refunded_2
+                from (select l.epoch from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1) t
+                    left join lateral {short base: epoch = t.epoch, since = since_2};
+            end if;
+            -- The base of the first window becomes the entry's anchor: so it is in the answer, too.
+            insert into metered.ledger as y ({short columns})
+            select {short values: at = moment}, coalesce(since_1, t.anchor_at), case when since_1 is null then t.anchor_spent else coalesce(b.spent, 0) end
+            from {short tip: scope = of_scope} t left join lateral {short base: epoch = t.epoch, since = since_1}
+            where {usual: tip = t, at = moment, amount = units, note = note}
+                and case when since_1 is null then {short lifetime: max = max_units}
+                    else {exact: seq = b.seq, refunded = b.refunded} and t.spent - coalesce(b.spent, 0) <= max_units - t.held - units end
+                and case when since_2 is null then {short lifetime: max = max_2}
+                    else epoch_2 = t.epoch and {exact: seq = seq_2, refunded = refunded_2} and t.spent - coalesce(spent_2, 0) <= max_2 - t.held - units end
+            {short written};
+            exit;
+        end if;
+        insert into metered.ledger as y ({short columns})
+        select {short values: at = moment}, t.anchor_at, t.anchor_spent
+        from {short tip: scope = of_scope} t
+        where {usual: tip = t, at = moment, amount = units, note = note}
+            and {admits since: max = max_units, since = since_1} and {admits since: max = max_2, since = since_2}
+        {short written};
+        exit when e_seq is not null or standing or per is null and per_2 is null;
+    end loop;
+    return case when e_seq is not null then
+        array[e_seq, metered._in_us(moment), e_held, e_before - case when since_1 is null then e_free else e_base end,
+            e_before - case when since_2 is null then e_free else coalesce(spent_2, 0) end,
+            metered._in_us(p_1[1]), metered._in_us(p_1[2]), metered._in_us(p_2[1]), metered._in_us(p_2[2])] end;
 end
 $$;
 
--- The charge of _append_short, as the full functions take it.
+-- The charge of _append_limited, as the full functions take it.
 create function metered._as_charges(of_scope text, key bigint, units bigint, max_units bigint, win interval,
-    note jsonb) returns metered.new_charge[]
+    per metered.period, max_2 bigint, win_2 interval, per_2 metered.period, note jsonb) returns metered.new_charge[]
 language sql immutable
 as $$
-    select array[row(of_scope, key, units, 0, case when max_units is null then '{}'
-            else array[row(max_units, win, null, null, null, null)::metered.charge_limit] end,
+    select array[row(of_scope, key, units, 0, case when max_units is null then '{}' else
+            array[row(max_units, win, case when win is null then per end, null, null, null)::metered.charge_limit] end
+        || case when max_2 is null then '{}' else
+            array[row(max_2, win_2, case when win_2 is null then per_2 end, null, null, null)::metered.charge_limit] end,
         note, null, null, null)::metered.new_charge]
 $$;
 
@@ -84,29 +114,39 @@ language sql stable
 as $$
     select json_build_object('seqs', (a).seqs,
         'ats', array(select metered._in_us(x) from unnest((a).ats) x),
-        'used', (a).used, 'held', (a).held, 'refused', (a).refused, 'crossed', (a).crossed)
+        'used', (a).used, 'held', (a).held, 'refused', (a).refused, 'crossed', (a).crossed,
+        'periods', array(select metered._in_us(x) from unnest((a).periods) x))
 $$;
 
--- A charge of one scope without a command, as charge makes it: JSON, [seq, time in microseconds, held
--- units, used units], or charge's answer as an object.
+-- A charge of one scope without a command, as charge makes it: JSON, the array of _append_limited, or charge's answer
+-- as an object.
 create function metered.charge_plain(of_scope text, key bigint, units bigint, max_units bigint, win interval,
+    per metered.period, max_2 bigint, win_2 interval, per_2 metered.period,
     note jsonb, standing boolean, ahead interval, wait_ms int) returns json
 language plpgsql volatile
 as $$
 declare
     written bigint[];
+    of_tenant text;     -- of no command
+    of_id   text;
+    {short variables}
 begin
     if metered._goes_short() then
-        if metered._try_lock(key) is not true then
-            perform metered._lock_all_scopes(array[of_scope], array[key], wait_ms);
-        end if;
-        written := metered._append_short(of_scope, units, max_units, win, note, standing, null, null);
-        if written is not null then
-            return array_to_json(written);
+        {short lock};
+        if max_2 is null and per is null then
+            {short charge: also = true};
+            if e_seq is not null then
+                return array_to_json({short answer});
+            end if;
+        else
+            written := metered._append_limited(of_scope, units, max_units, win, per, max_2, win_2, per_2, note, standing, null, null);
+            if written is not null then
+                return array_to_json(written);
+            end if;
         end if;
     end if;
     return metered._charged_json(metered.charge(
-        metered._as_charges(of_scope, key, units, max_units, win, note), ahead, wait_ms, standing));
+        metered._as_charges(of_scope, key, units, max_units, win, per, max_2, win_2, per_2, note), ahead, wait_ms, standing));
 end
 $$;
 
@@ -149,74 +189,53 @@ begin
 end
 $$;
 
--- Makes the one charge of a command, if it has one, and its record, and returns the time of the record
--- in microseconds, and what _append_short returns. Null: nothing was written.
-create function metered._complete_short(of_tenant text, of_id text, of_fingerprint bytea,
-    issued timestamptz, of_result bytea, name text, jobs bigint[], of_scope text, key bigint,
-    units bigint, max_units bigint, win interval, note jsonb, standing boolean, wait_ms int)
-    returns bigint[]
+-- Ends a command that has at most one charge of its own, as complete_command does with finishing: JSON,
+-- the time of the record in microseconds and the array of _append_limited, or complete_command's answer as an object.
+create function metered.complete_command_plain(of_tenant text, of_id text, marker text,
+    of_fingerprint bytea, issued timestamptz, of_result bytea, name text, jobs bigint[], of_scope text,
+    key bigint, units bigint, max_units bigint, win interval, per metered.period, max_2 bigint,
+    win_2 interval, per_2 metered.period, note jsonb, standing boolean, ahead interval, wait_ms int) returns json
 language plpgsql volatile
 as $$
 declare
     written bigint[];
     done_at bigint;
-begin
-    if of_scope is not null then
-        if metered._try_lock(key) is not true then
-            perform metered._lock_all_scopes(array[of_scope], array[key], wait_ms);
-        end if;
-        written := metered._append_short(of_scope, units, max_units, win, note, standing, of_tenant, of_id);
-        if written is null then
-            return null;
-        end if;
-    end if;
-    insert into metered.operations as o (tenant, id, fingerprint, issued_at, at, result,
-        scopes, amounts, seqs, ats, holds, name, jobs)
-    select of_tenant, of_id, of_fingerprint, issued, metered.clock(), of_result,
-        case when of_scope is not null then array[of_scope] end,
-        case when of_scope is not null then array[units] end, written[1:1],
-        case when of_scope is not null then
-            array[timestamptz 'epoch' + written[2] * interval '1 microsecond'] end,
-        string_to_array(nullif(current_setting('metered_tx.holds', true), ''), chr(30)), name, jobs
-    on conflict do nothing
-    returning metered._in_us(o.at) into done_at;
-    if done_at is null then
-        raise exception 'could not serialize access: the operation was recorded meanwhile'
-            using errcode = '40001';
-    end if;
-    return done_at || written;
-end
-$$;
-
--- Ends a command that has at most one charge of its own, as complete_command does with finishing: JSON,
--- what _complete_short returns, or complete_command's answer as an object.
-create function metered.complete_command_plain(of_tenant text, of_id text, marker text,
-    of_fingerprint bytea, issued timestamptz, of_result bytea, name text, jobs bigint[], of_scope text,
-    key bigint, units bigint, max_units bigint, win interval, note jsonb, standing boolean,
-    ahead interval, wait_ms int) returns json
-language plpgsql volatile
-as $$
-declare
-    written bigint[];
+    {short variables}
     unused  text;
-    t       record;
+    whole   record;
     command_cursor refcursor := 'metered_command';  -- CLOSE by a variable is not parsed anew
 begin
     if metered._goes_short() and current_setting('metered_tx.command', true) = marker then
-        written := metered._complete_short(of_tenant, of_id, of_fingerprint, issued, of_result, name, jobs,
-            of_scope, key, units, max_units, win, note, standing, wait_ms);
-        if written is not null then
+        if of_scope is not null then
+            {short lock};
+            if max_2 is null and per is null then
+                {short charge: also = true};
+                if e_seq is not null then
+                    written := {short answer};
+                end if;
+            else
+                written := metered._append_limited(of_scope, units, max_units, win, per, max_2, win_2, per_2, note, standing, of_tenant, of_id);
+            end if;
+        end if;
+        if of_scope is null or written is not null then
+            {short record: scopes = case when of_scope is not null then array[of_scope] end, amounts = case when of_scope is not null then array[units] end,
+                seqs = written[1:1], ats = case when of_scope is not null then array[timestamptz 'epoch' + written[2] * interval '1 microsecond'] end,
+                holds = string_to_array(nullif(current_setting('metered_tx.holds', true), ''), chr(30)), jobs = jobs, also = true};
+            if done_at is null then
+                perform metered._recorded_meanwhile();
+            end if;
             unused := set_config('metered_tx.command', '', true) || set_config('metered_tx.holds', '', true);
             close command_cursor;
-            return array_to_json(written);
+            return array_to_json(done_at || written);
         end if;
     end if;
-    t := metered.complete_command(row(of_tenant, of_id, null, issued, null, null, marker, standing, false,
+    whole := metered.complete_command(row(of_tenant, of_id, null, issued, null, null, marker, standing, false,
         name, jobs)::metered.new_command, of_fingerprint, of_result, null,
         case when of_scope is null then '{}'
-            else metered._as_charges(of_scope, key, units, max_units, win, note) end, ahead, wait_ms, true);
-    return json_build_object('seqs', t.seqs, 'ats', array(select metered._in_us(x) from unnest(t.ats) x),
-        'used', t.used, 'held', t.held, 'at', metered._in_us(t.at), 'crossed', t.crossed);
+            else metered._as_charges(of_scope, key, units, max_units, win, per, max_2, win_2, per_2, note) end, ahead, wait_ms, true);
+    return json_build_object('seqs', whole.seqs, 'ats', array(select metered._in_us(x) from unnest(whole.ats) x),
+        'used', whole.used, 'held', whole.held, 'at', metered._in_us(whole.at), 'crossed', whole.crossed,
+        'periods', array(select metered._in_us(x) from unnest(whole.periods) x));
 end
 $$;
 
@@ -225,28 +244,41 @@ $$;
 -- since nobody gets at the transaction before it is complete.
 create function metered.run_command_plain(of_tenant text, of_id text, id_key bigint,
     of_fingerprint bytea, issued timestamptz, max_future interval, of_result bytea, name text,
-    of_scope text, key bigint, units bigint, max_units bigint, win interval, note jsonb,
-    standing boolean, ahead interval, wait_ms int) returns json
+    of_scope text, key bigint, units bigint, max_units bigint, win interval, per metered.period, max_2 bigint,
+    win_2 interval, per_2 metered.period, note jsonb, standing boolean, ahead interval, wait_ms int) returns json
 language plpgsql volatile
 as $$
 declare
-    written bigint[];
-    answer  json;
+    done_at  bigint;
+    answer   json;
+    {short variables}
 begin
+    -- The statements see what was committed before the locks were free: each has a snapshot of its own.
     if metered._goes_short() and coalesce(current_setting('metered_tx.command', true), '') = ''
         and current_setting('transaction_isolation') = 'read committed' and metered._try_lock(id_key)
     then
-        -- A statement of its own, whose snapshot is taken after the lock.
-        if ({known id: tenant = of_tenant, id = of_id, issued = issued, future = max_future}) is not true then
-            written := metered._complete_short(of_tenant, of_id, of_fingerprint, issued, of_result, name, null,
-                of_scope, key, units, max_units, win, note, standing, wait_ms);
-            if written is not null then
-                return array_to_json(written);
+        if of_scope is null then
+            {short record: scopes = null, amounts = null, seqs = null, ats = null, holds = null, jobs = null,
+                also = ({known id: tenant = of_tenant, id = of_id, issued = issued, future = max_future}) is not true};
+            if done_at is not null then
+                return json_build_array(done_at);
+            end if;
+        elsif max_2 is null and per is null then
+            {short lock};
+            {short charge: also = ({known id: tenant = of_tenant, id = of_id, issued = issued, future = max_future}) is not true};
+            if e_seq is not null then
+                {short record: scopes = array[of_scope], amounts = array[units], seqs = array[e_seq], ats = array[e_at],
+                    holds = null, jobs = null, also = true};
+                if done_at is null then
+                    perform metered._recorded_meanwhile();
+                end if;
+                return array_to_json(done_at || {short answer});
             end if;
         end if;
     end if;
     answer := metered.begin_command_plain(of_tenant, of_id, id_key, issued, max_future, null, 'whole', wait_ms);
     return coalesce(answer, metered.complete_command_plain(of_tenant, of_id, 'whole', of_fingerprint, issued,
-        of_result, name, null, of_scope, key, units, max_units, win, note, standing, ahead, wait_ms));
+        of_result, name, null, of_scope, key, units, max_units, win, per, max_2, win_2, per_2, note, standing, ahead,
+        wait_ms));
 end
 $$;
