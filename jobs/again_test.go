@@ -567,7 +567,7 @@ func TestRun_NoticesOfAStrangerCostFewLooks(t *testing.T) {
 	counted := pgtest.Reopen(t, g.pool, func(c *pgxpool.Config) { c.ConnConfig.Tracer = counts{"release_jobs", &looks} })
 	run(t, g.Enqueuer, counted, func(err error) { t.Error(err) })
 	pgtest.WaitFor(t, "Run listens", func() bool {
-		return pgtest.Value[int](t, g.pool, "select count(*) from pg_stat_activity where query like 'listen %'") > 0
+		return pgtest.Value[int](t, g.pool, "select count(*) from pg_stat_activity where query like 'listen %' and datname = current_database()") > 0
 	})
 	before, began := looks.Load(), time.Now()
 	for time.Since(began) < 3*time.Second { // hundreds of looks, if each notice caused one
