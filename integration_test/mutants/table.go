@@ -85,7 +85,6 @@ var all = []Mutant{
 	{"the short way ends another transaction's command", "complete_command_plain", "current_setting('metered_tx.command', true) = marker", "true", "./internal/command", "TestTx_TheBareConnectionOfAPlainCommandCannotCommitEither"},
 	{"the short way places above a limit", "internal/schema/macros.go", "end <= max_units - $tip.held - $amount)", "end <= max_units)", "./holds", "TestPlainHolds_RefuseAndCountAsOthers"},
 	{"the short way places an id again", "place_plain", " and metered._new_hold_id(of_tenant, of_id, issued) then", " then", "./holds", "TestPlainHolds_AnswerAsTheFullFunctionsDo"},
-	{"the short way captures a hold that is due", "capture_holds_plain", "if was.due > was.clk then", "if was.no > 0 then", "./holds", "TestPlainHolds_RefuseAndCountAsOthers"},
 	{"the short way captures another's hold", "capture_holds_plain", "(capture_holds_plain.holder = '' or y.holder = capture_holds_plain.holder) and ", "", "./holds", "TestPlainHolds_AnswerAsTheFullFunctionsDo"},
 	{"the short way captures one line of two", "capture_holds_plain", "and not exists (select from metered.hold_lines z where z.hold = was.no and z.scope <> l.scope)", "", "./holds", "TestPlainHolds_ACaptureOfTwoLinesTakesBoth"},
 	{"the short way captures more than is held", "capture_holds_plain", "units between 1 and l.open", "units >= 1", "./holds", "TestPlainHolds_RefuseAndCountAsOthers"},
