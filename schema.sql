@@ -3087,7 +3087,7 @@ begin
     if few.n <= metered._ends_per_call() then
         return d.lapsed + coalesce(few.units, 0);
     end if;
-    return metered._balance(tip) + case when tip.next_due <= clk then metered._overdue(tip.scope, tip.next_due, clk) - metered._minima(tip, null, clk) else 0 end
+    return metered._balance(tip) + case when tip.next_due <= clk then metered._due_units(tip.scope, tip.next_due, clk) - metered._minima(tip, null, clk) else 0 end
         + d.debt - (select coalesce(sum(x.rest), 0) from unnest(d.lots) x where (x.plan).uses is null)
         - (select coalesce(sum(x.rest), 0) from (select y.rest from metered.lots y
             where y.scope = tip.scope and y.open and y.expires_at > until and y.no <> all (nos) order by y.expires_at, y.age) x)
@@ -4426,7 +4426,7 @@ begin
     end if;
     now := greatest(clk, tip.at);
     seq := tip.seq;
-    due := case when tip.next_due <= clk then metered._overdue(of_scope, tip.next_due, clk) else 0 end;
+    due := case when tip.next_due <= clk then metered._due_units(of_scope, tip.next_due, clk) else 0 end;
     held := tip.held - due;
     units := metered._balance(tip) + due - case when tip.next_due <= clk then metered._minima(tip, null, clk) else 0 end
         - case when tip.lots_end is not null then metered._lapsing(tip, clk) else 0 end;
@@ -5307,7 +5307,7 @@ begin
                 -- At the period's end only units held by then are left, and minima of that very moment.
                 m := metered._minima_leave(tip, l, p[2], p[2] + interval '1 microsecond', clk, of_nos);
                 held_then := tip.held - case when leases_end <= p[2] then leased else 0 end
-                    - case when tip.next_due <= p[2] then metered._overdue(tip.scope, tip.next_due, p[2]) else 0 end + coalesce(m.units[1], 0);
+                    - case when tip.next_due <= p[2] then metered._due_units(tip.scope, tip.next_due, p[2]) else 0 end + coalesce(m.units[1], 0);
                 retry := p[2];
                 if greatest(held_then, own) > l.max - c.amount then
                     m := metered._minima_leave(tip, l, p[2], 'infinity', clk, of_nos);
@@ -5368,7 +5368,7 @@ begin
         end if;
     end loop;
     foreach tip in array tips loop
-        held := held || tip.held - case when tip.next_due <= clk then metered._overdue(tip.scope, tip.next_due, clk) else 0 end;
+        held := held || tip.held - case when tip.next_due <= clk then metered._due_units(tip.scope, tip.next_due, clk) else 0 end;
         if held[cardinality(held)] < tip.held then
             freed := freed || tip.scope;
         end if;
@@ -5589,7 +5589,7 @@ declare
     used bigint := e.spent - e.refunded - e.credited
         + case when e.next_due <= clk then metered._minima(e, null, clk) else 0 end
         + case when e.lots_end is not null then metered._lapsing(e, clk) else 0 end;
-    held bigint := e.held - case when e.next_due <= clk then metered._overdue(e.scope, e.next_due, clk) else 0 end;
+    held bigint := e.held - case when e.next_due <= clk then metered._due_units(e.scope, e.next_due, clk) else 0 end;
 begin
     return (select jsonb_object_agg(x.key, x.value) from jsonb_each(e.crossed) x
         where (used + case when metered._on_spending(x.key) then 0 else held end <= (x.value ->> 'rearm')::bigint) is not true);
@@ -5652,7 +5652,7 @@ begin
     if cardinality(lifetimes) > 0 then
         e.credited := e.credited - units - metered._lapsing(e, clk);
         if e.next_due <= clk then
-            held := held - metered._overdue(e.scope, e.next_due, clk);
+            held := held - metered._due_units(e.scope, e.next_due, clk);
             e.spent := e.spent + metered._minima(e, null, clk);
         end if;
         begin
@@ -6067,7 +6067,7 @@ declare
     told    record;
 begin
     foreach tip in array tips loop
-        held := held || tip.held - case when tip.next_due <= clk then metered._overdue(tip.scope, tip.next_due, clk) else 0 end;
+        held := held || tip.held - case when tip.next_due <= clk then metered._due_units(tip.scope, tip.next_due, clk) else 0 end;
     end loop;
     tips := metered._without_lapsing(tips, clk);
     foreach c in array charges loop
@@ -6178,7 +6178,7 @@ begin
         held := tip.held;
         spent := tip.spent;
         if tip.next_due <= clk then
-            held := held - metered._overdue(scopes[i], tip.next_due, clk);
+            held := held - metered._due_units(scopes[i], tip.next_due, clk);
             used := used + metered._minima(tip, case when windows[i] is distinct from interval '0' then since end, clk);
             spent := spent + metered._minima(tip, null, clk);
         end if;
@@ -7129,7 +7129,7 @@ begin
         return;
     end if;
     tip := metered._last_entry(of_child);
-    if tip.next_due <= clk and metered._overdue(of_child, tip.next_due, clk) > 0 then
+    if tip.next_due <= clk and metered._due_units(of_child, tip.next_due, clk) > 0 then
         perform metered._end_due(array[of_child], clk, wait_ms);
     end if;
     perform metered._close_scope(of_child, jsonb_build_object('actor', by_whom));
@@ -7434,7 +7434,7 @@ begin
         if metered._one_snapshot() then
             perform metered._refuse_stale(array[tip]);
         end if;
-        held := tip.held - case when tip.next_due <= clk then metered._overdue(scope, tip.next_due, clk) else 0 end;
+        held := tip.held - case when tip.next_due <= clk then metered._due_units(scope, tip.next_due, clk) else 0 end;
         return next;
     end loop;
     before := metered._unbound_lock_wait(before);
@@ -7451,7 +7451,7 @@ $$;
 -- than that, after the clock was set back, such lines are cleared first (_clear_freed_of).
 
 -- Units of a scope that due lines, not freed yet, still hold. since is next_due of the last entry.
-create function metered._overdue(of_scope text, since timestamptz, clk timestamptz) returns bigint
+create function metered._due_units(of_scope text, since timestamptz, clk timestamptz) returns bigint
 language plpgsql stable
 as $$
 begin
@@ -8688,7 +8688,7 @@ begin
         unused := metered._lock_place(charges, case when hold.chosen then coalesce(hold.key, metered._lock_key('metered/hold/metered',
             convert_to(hold.tenant, 'UTF8') || decode('00', 'hex') || convert_to(hold.id, 'UTF8'))) end, wait_ms);
         clk := metered.clock();     -- else _write_charges does both
-        was := metered._placed_before(hold, clk, wait_ms);
+        was := metered._hold_before(hold, clk, wait_ms);
         status := was.status;
         deadline := was.deadline;
         placed_at := was.at;
@@ -8801,7 +8801,7 @@ $$;
 
 -- The hold that was placed before: with this id, if the caller chose it, or of this claim. status as place
 -- has it, or null: none is in the way. state is its present state. over is a hold of the claim that is due.
-create function metered._placed_before(hold metered.new_hold, clk timestamptz, wait_ms int,
+create function metered._hold_before(hold metered.new_hold, clk timestamptz, wait_ms int,
     out status text, out no bigint, out state text, out deadline timestamptz, out at timestamptz, out over bigint)
 language plpgsql volatile
 as $$
@@ -13556,44 +13556,44 @@ begin
             _change_lines,_charge_anyway,_charge_of,_charged_json,_check_limits,_check_now,_class_of,_clear_freed,
             _clear_freed_of,_close_lease,_close_scope,_closed_classes,_collided,_created_json,_credit_lot,
             _cross_captured,_cross_lowered,_cross_thresholds,_crossed_at,_debt,_debt_paid,_due_after,_due_lines,
-            _due_lots,_due_minima,_empty_lot,_end_due,_end_line,_end_lines,_end_lost,_end_lot,_end_minima,
-            _end_minima_of,_end_named,_ends_per_call,_entry_for_write,_events_per_step,_expire_and_check,
+            _due_lots,_due_minima,_due_units,_empty_lot,_end_due,_end_line,_end_lines,_end_lost,_end_lot,
+            _end_minima,_end_minima_of,_end_named,_ends_per_call,_entry_for_write,_events_per_step,_expire_and_check,
             _expire_due,_expire_rows,_explain_charges,_family,_find_lot,_first_due,_first_for_write,_first_lot,
             _fits,_fits_at,_fits_origin,_free_in_sum,_free_lines,_free_lots,_free_rest,_fresh,_give_back,
-            _goes_on,_goes_short,_gone_on,_has_number,_held_here,_hold_as_json,_hold_of_job,_in_us,_is_job,
-            _join_line,_keep_back,_kept_due,_kept_for,_kept_reports,_key_fits,_keys_of_job,_lags,_lapsing,
-            _largest_number,_last_entry,_later_due,_lease_key,_lease_to_settle,_leased,_leased_units,_leases_channel,
-            _leave_line,_leaves_at,_limits_trouble,_line_before,_line_json,_lines,_lock_all_scopes,_lock_charges,
-            _lock_each,_lock_holds,_lock_key,_lock_keys,_lock_keys_there,_lock_place,_look_again,_lot_begins,
-            _lots_now,_lower_debts,_make_room,_mark_freed,_meet_upgrade,_mend_numbers,_minima,_minima_leave,
-            _missing_hold,_missing_lot,_missing_token,_move_lot,_name_lot,_named_holds,_new_hold_id,_next_end,
-            _next_entry,_next_lot,_next_number,_no_amount,_note_lot,_numbers,_old_lot,_on_spending,_one_snapshot,
-            _open_wallet,_other_lane,_others_fall_due,_others_wait,_overdue,_owe,_owe_use,_owed_before,
-            _own_entry,_parked_channel,_parked_json,_pass_ended,_pay_all_debts,_pay_back,_pay_debts,_period_at,
-            _periods_of,_place_short,_placed_before,_placed_json,_plan_on,_purge_lots,_raise_moved,_raise_sequence,
-            _raised,_rearmed,_recall_leases,_recorded_events,_recorded_meanwhile,_refund_fate,_refund_hold,
-            _refund_lots,_refund_parts,_refunds_after,_refuse_closed,_refuse_hold,_refuse_moved,_refuse_old_tenant,
-            _refuse_stale,_refuse_unreported,_refusing,_reinstate,_release_job,_release_line,_release_lines,
-            _remember_hold,_renew_lot,_reported_after_repair,_reported_until,_require,_require_plan,_resource_for_write,
-            _roll_end,_roll_lot,_rolls,_rolls_among,_schedule,_scope_key,_settle,_sharded,_shorter,_sound_uses,
-            _spend_range,_spent_limits,_spent_since,_start_job,_start_lot,_step_until,_take_back,_take_kept,
-            _take_lots,_tenant_key,_threshold_key,_token_fits,_told_use,_trouble_job,_try_each,_try_keys,
-            _try_lock,_try_lock_shared,_try_lock_there,_try_start_job,_turn,_unbound_lock_wait,_under_limits,
-            _unknown_use,_unsettled_spends,_untold,_untold_json,_usage_known_from,_use_lots,_wake_releasers,
-            _whole,_with_absent,_with_debt,_with_keys,_withdraw,_without_debt,_without_lapsing,_write_charges,
-            _write_exact,_write_for_uses,_write_plain,_write_up_to,_written_here,announced,begin_command,
-            begin_command_plain,block_commit,capture_holds,capture_holds_plain,carve,change_parked,charge,
-            charge_each,charge_leased,charge_plain,charge_up_to,check_charge,claim_job_key,clock,complete_command,
-            complete_command_plain,consume_token,create_scopes,credit,draw,drop_parked,due_holds,end_child,
-            end_renewal,enter_tenant,expire_hold,explain_parked,extend_holds,find_job_key,finish_command,
-            grant_lot,hold_json,inspect_token,judged_scopes,keep_memory,lock_all,lock_scopes,look_place,
-            mint_tokens,next_release,numbers_behind,open_lease,open_session,open_session_plain,park_jobs,
-            place,place_plain,plan_lot,purge_holds,purge_job_keys,purge_leases,purge_operations,purge_scope,
-            purge_tokens,receive_child,refund,reinstate_lot,release_captured,release_holds,release_jobs,
-            repair_clock,replace_token,rest_jobs,resume_renewal,retire_scopes,return_holds,revoke_lot,revoke_token,
-            revoke_tokens,roll_over,run_command_plain,search_entries,set_lot_end,settle_away,settle_lease,
-            spend,sweep_due,sweep_holds,sweep_lots,sweep_scope,take_newest,told_lots,trouble_jobs,usage,
-            usage_at,wallet_balance}')
+            _goes_on,_goes_short,_gone_on,_has_number,_held_here,_hold_as_json,_hold_before,_hold_of_job,
+            _in_us,_is_job,_join_line,_keep_back,_kept_due,_kept_for,_kept_reports,_key_fits,_keys_of_job,
+            _lags,_lapsing,_largest_number,_last_entry,_later_due,_lease_key,_lease_to_settle,_leased,_leased_units,
+            _leases_channel,_leave_line,_leaves_at,_limits_trouble,_line_before,_line_json,_lines,_lock_all_scopes,
+            _lock_charges,_lock_each,_lock_holds,_lock_key,_lock_keys,_lock_keys_there,_lock_place,_look_again,
+            _lot_begins,_lots_now,_lower_debts,_make_room,_mark_freed,_meet_upgrade,_mend_numbers,_minima,
+            _minima_leave,_missing_hold,_missing_lot,_missing_token,_move_lot,_name_lot,_named_holds,_new_hold_id,
+            _next_end,_next_entry,_next_lot,_next_number,_no_amount,_note_lot,_numbers,_old_lot,_on_spending,
+            _one_snapshot,_open_wallet,_other_lane,_others_fall_due,_others_wait,_overdue,_owe,_owe_use,
+            _owed_before,_own_entry,_parked_channel,_parked_json,_pass_ended,_pay_all_debts,_pay_back,_pay_debts,
+            _period_at,_periods_of,_place_short,_placed_before,_placed_json,_plan_on,_purge_lots,_raise_moved,
+            _raise_sequence,_raised,_rearmed,_recall_leases,_recorded_events,_recorded_meanwhile,_refund_fate,
+            _refund_hold,_refund_lots,_refund_parts,_refunds_after,_refuse_closed,_refuse_hold,_refuse_moved,
+            _refuse_old_tenant,_refuse_stale,_refuse_unreported,_refusing,_reinstate,_release_job,_release_line,
+            _release_lines,_remember_hold,_renew_lot,_reported_after_repair,_reported_until,_require,_require_plan,
+            _resource_for_write,_roll_end,_roll_lot,_rolls,_rolls_among,_schedule,_scope_key,_settle,_sharded,
+            _shorter,_sound_uses,_spend_range,_spent_limits,_spent_since,_start_job,_start_lot,_step_until,
+            _take_back,_take_kept,_take_lots,_tenant_key,_threshold_key,_token_fits,_told_use,_trouble_job,
+            _try_each,_try_keys,_try_lock,_try_lock_shared,_try_lock_there,_try_start_job,_turn,_unbound_lock_wait,
+            _under_limits,_unknown_use,_unsettled_spends,_untold,_untold_json,_usage_known_from,_use_lots,
+            _wake_releasers,_whole,_with_absent,_with_debt,_with_keys,_withdraw,_without_debt,_without_lapsing,
+            _write_charges,_write_exact,_write_for_uses,_write_plain,_write_up_to,_written_here,announced,
+            begin_command,begin_command_plain,block_commit,capture_holds,capture_holds_plain,carve,change_parked,
+            charge,charge_each,charge_leased,charge_plain,charge_up_to,check_charge,claim_job_key,clock,
+            complete_command,complete_command_plain,consume_token,create_scopes,credit,draw,drop_parked,
+            due_holds,end_child,end_renewal,enter_tenant,expire_hold,explain_parked,extend_holds,find_job_key,
+            finish_command,grant_lot,hold_json,inspect_token,judged_scopes,keep_memory,lock_all,lock_scopes,
+            look_place,mint_tokens,next_release,numbers_behind,open_lease,open_session,open_session_plain,
+            park_jobs,place,place_plain,plan_lot,purge_holds,purge_job_keys,purge_leases,purge_operations,
+            purge_scope,purge_tokens,receive_child,refund,reinstate_lot,release_captured,release_holds,
+            release_jobs,repair_clock,replace_token,rest_jobs,resume_renewal,retire_scopes,return_holds,
+            revoke_lot,revoke_token,revoke_tokens,roll_over,run_command_plain,search_entries,set_lot_end,
+            settle_away,settle_lease,spend,sweep_due,sweep_holds,sweep_lots,sweep_scope,take_newest,told_lots,
+            trouble_jobs,usage,usage_at,wallet_balance}')
           and exists (select from aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a where a.grantee = 0)
         order by p.oid
     loop

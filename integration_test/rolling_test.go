@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -92,6 +93,9 @@ func TestRollingDeploy_BothBuildsWorkOnTheNewSchema(t *testing.T) {
 		out := make([][]byte, processes)
 		require.NoError(t, pgtest.InParallel(processes, func(i int) (err error) {
 			out[i], err = exec.CommandContext(ctx, newer, name, conn).Output()
+			if failed := (*exec.ExitError)(nil); errors.As(err, &failed) {
+				err = fmt.Errorf("%w: %s", err, failed.Stderr)
+			}
 			return err
 		}))
 		for _, text := range out {

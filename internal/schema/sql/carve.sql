@@ -135,7 +135,7 @@ begin
         return;
     end if;
     tip := metered._last_entry(of_child);
-    if tip.next_due <= clk and metered._overdue(of_child, tip.next_due, clk) > 0 then
+    if tip.next_due <= clk and metered._due_units(of_child, tip.next_due, clk) > 0 then
         perform metered._end_due(array[of_child], clk, wait_ms);
     end if;
     perform metered._close_scope(of_child, jsonb_build_object('actor', by_whom));

@@ -328,7 +328,7 @@ declare
     told    record;
 begin
     foreach tip in array tips loop
-        held := held || tip.held - case when tip.next_due <= clk then metered._overdue(tip.scope, tip.next_due, clk) else 0 end;
+        held := held || tip.held - case when tip.next_due <= clk then metered._due_units(tip.scope, tip.next_due, clk) else 0 end;
     end loop;
     tips := metered._without_lapsing(tips, clk);
     foreach c in array charges loop
@@ -410,7 +410,7 @@ begin
         held := tip.held;
         spent := tip.spent;
         if tip.next_due <= clk then
-            held := held - metered._overdue(scopes[i], tip.next_due, clk);
+            held := held - metered._due_units(scopes[i], tip.next_due, clk);
             used := used + metered._minima(tip, case when windows[i] is distinct from interval '0' then since end, clk);
             spent := spent + metered._minima(tip, null, clk);
         end if;

@@ -8,7 +8,7 @@
 -- than that, after the clock was set back, such lines are cleared first (_clear_freed_of).
 
 -- Units of a scope that due lines, not freed yet, still hold. since is next_due of the last entry.
-create function metered._overdue(of_scope text, since timestamptz, clk timestamptz) returns bigint
+create function metered._due_units(of_scope text, since timestamptz, clk timestamptz) returns bigint
 language plpgsql stable
 as $$
 begin

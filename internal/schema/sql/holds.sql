@@ -255,7 +255,7 @@ begin
         unused := metered._lock_place(charges, case when hold.chosen then coalesce(hold.key, metered._lock_key('metered/hold/metered',
             convert_to(hold.tenant, 'UTF8') || decode('00', 'hex') || convert_to(hold.id, 'UTF8'))) end, wait_ms);
         clk := metered.clock();     -- else _write_charges does both
-        was := metered._placed_before(hold, clk, wait_ms);
+        was := metered._hold_before(hold, clk, wait_ms);
         status := was.status;
         deadline := was.deadline;
         placed_at := was.at;
@@ -356,7 +356,7 @@ $$;
 
 -- The hold that was placed before: with this id, if the caller chose it, or of this claim. status as place
 -- has it, or null: none is in the way. state is its present state. over is a hold of the claim that is due.
-create function metered._placed_before(hold metered.new_hold, clk timestamptz, wait_ms int,
+create function metered._hold_before(hold metered.new_hold, clk timestamptz, wait_ms int,
     out status text, out no bigint, out state text, out deadline timestamptz, out at timestamptz, out over bigint)
 language plpgsql volatile
 as $$

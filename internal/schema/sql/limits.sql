@@ -302,7 +302,7 @@ begin
                 -- At the period's end only units held by then are left, and minima of that very moment.
                 m := metered._minima_leave(tip, l, p[2], p[2] + interval '1 microsecond', clk, of_nos);
                 held_then := tip.held - case when leases_end <= p[2] then leased else 0 end
-                    - case when tip.next_due <= p[2] then metered._overdue(tip.scope, tip.next_due, p[2]) else 0 end + coalesce(m.units[1], 0);
+                    - case when tip.next_due <= p[2] then metered._due_units(tip.scope, tip.next_due, p[2]) else 0 end + coalesce(m.units[1], 0);
                 retry := p[2];
                 if greatest(held_then, own) > l.max - c.amount then
                     m := metered._minima_leave(tip, l, p[2], 'infinity', clk, of_nos);
@@ -363,7 +363,7 @@ begin
         end if;
     end loop;
     foreach tip in array tips loop
-        held := held || tip.held - case when tip.next_due <= clk then metered._overdue(tip.scope, tip.next_due, clk) else 0 end;
+        held := held || tip.held - case when tip.next_due <= clk then metered._due_units(tip.scope, tip.next_due, clk) else 0 end;
         if held[cardinality(held)] < tip.held then
             freed := freed || tip.scope;
         end if;

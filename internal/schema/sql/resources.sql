@@ -171,7 +171,7 @@ begin
         if metered._one_snapshot() then
             perform metered._refuse_stale(array[tip]);
         end if;
-        held := tip.held - case when tip.next_due <= clk then metered._overdue(scope, tip.next_due, clk) else 0 end;
+        held := tip.held - case when tip.next_due <= clk then metered._due_units(scope, tip.next_due, clk) else 0 end;
         return next;
     end loop;
     before := metered._unbound_lock_wait(before);

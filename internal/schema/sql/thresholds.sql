@@ -195,7 +195,7 @@ declare
     used bigint := e.spent - e.refunded - e.credited
         + case when e.next_due <= clk then metered._minima(e, null, clk) else 0 end
         + case when e.lots_end is not null then metered._lapsing(e, clk) else 0 end;
-    held bigint := e.held - case when e.next_due <= clk then metered._overdue(e.scope, e.next_due, clk) else 0 end;
+    held bigint := e.held - case when e.next_due <= clk then metered._due_units(e.scope, e.next_due, clk) else 0 end;
 begin
     return (select jsonb_object_agg(x.key, x.value) from jsonb_each(e.crossed) x
         where (used + case when metered._on_spending(x.key) then 0 else held end <= (x.value ->> 'rearm')::bigint) is not true);
@@ -258,7 +258,7 @@ begin
     if cardinality(lifetimes) > 0 then
         e.credited := e.credited - units - metered._lapsing(e, clk);
         if e.next_due <= clk then
-            held := held - metered._overdue(e.scope, e.next_due, clk);
+            held := held - metered._due_units(e.scope, e.next_due, clk);
             e.spent := e.spent + metered._minima(e, null, clk);
         end if;
         begin

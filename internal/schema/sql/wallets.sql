@@ -416,7 +416,7 @@ declare
 begin
     now := greatest(clk, tip.at);
     seq := tip.seq;
-    due := case when tip.next_due <= clk then metered._overdue(of_scope, tip.next_due, clk) else 0 end;
+    due := case when tip.next_due <= clk then metered._due_units(of_scope, tip.next_due, clk) else 0 end;
     held := tip.held - due;
     units := metered._balance(tip) + due - case when tip.next_due <= clk then metered._minima(tip, null, clk) else 0 end
         - case when tip.lots_end is not null then metered._lapsing(tip, clk) else 0 end;
