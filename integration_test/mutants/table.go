@@ -82,7 +82,7 @@ var all = []Mutant{
 	{"the short way begins a period late", "internal/schema/macros.go", "coalesce($period[1] - interval '0.000001', '-infinity')", "coalesce($period[1], '-infinity')", "./budget", "TestPerMonth_BeginsWithItsFirstMoment"},
 	{"the short way bounds a period by any anchor", "internal/schema/macros.go", "coalesce($period[1] - interval '0.000001', '-infinity')", "coalesce($period[1] - interval '0.000001', 'infinity')", "./budget", "TestChargePlain_AnswersAsTheFullFunctionDoes"},
 	{"the short way drops a second record", "complete_command_plain", "perform metered._recorded_meanwhile();", "null;", "./internal/command", "TestDo_ARecordThatAppearsMeanwhileTakesTheCommandBack"},
-	{"the short way ends another transaction's command", "complete_command_plain", "current_setting('metered_tx.command', true) = marker", "true", "./internal/command", "TestTx_TheBareConnectionOfAPlainCommandCannotCommitEither"},
+	{"the short way ends another transaction's command", "complete_command_plain", "current_setting('metered_tx.command', true) = marker", "true", "./internal/command", "TestTx_APlainCommandIsCompletedByItsOwnMarker"},
 	{"the short way places above a limit", "internal/schema/macros.go", "end <= max_units - $tip.held - $amount)", "end <= max_units)", "./holds", "TestPlainHolds_RefuseAndCountAsOthers"},
 	{"the short way opens a second session", "open_session_plain", "and (h.id = of_id or h.state = 'h'))) is not true", "and h.id = of_id)) is not true", ".", "ExampleOpen"},
 	{"the short way opens a settled session", "open_session_plain", "if (exists (select from metered.operations o where o.tenant = of_tenant and o.id = named)", "if (false", ".", "ExampleOpen"},

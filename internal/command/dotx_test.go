@@ -346,6 +346,23 @@ func TestTx_TheBareConnectionOfAPlainCommandCannotCommitEither(t *testing.T) {
 	pgtest.RequireUsable(t, c, "after")
 }
 
+// A transaction is completed by the marker that began it, and by no other, also the short way.
+func TestTx_APlainCommandIsCompletedByItsOwnMarker(t *testing.T) {
+	t.Parallel()
+	pool, _ := setUp(t, metered.Config{})
+	ctx := t.Context()
+	tx, err := pool.Begin(ctx)
+	require.NoError(t, err)
+	defer tx.Rollback(context.Background())
+	_, err = tx.Exec(ctx, "select metered.begin_command_plain('t', 'op', 1, null, '1 hour', null, 'its own', 1000)")
+	require.NoError(t, err)
+	_, err = tx.Exec(ctx, `select metered.complete_command_plain('t', 'op', 'another', repeat('a', 33)::bytea, null, '', null, null,
+		null, null, null, null, null, null, null, null, null, null, false, '1 minute', 1000)`)
+	require.ErrorContains(t, err, "MT005")
+	require.Error(t, tx.Commit(ctx))
+	require.Zero(t, count(t, pool, "metered.operations"))
+}
+
 // A command without a function of its own is one flush, with its charge, its record and COMMIT. Its
 // repetition is answered from the record, and another command of its id is a conflict.
 func TestDo_ACommandWithoutAFunctionIsOneFlush(t *testing.T) {
