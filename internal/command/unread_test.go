@@ -41,7 +41,7 @@ func TestDo_AnAnswerThatCannotBeReadIsNoUnknownCommit(t *testing.T) {
 		require.Equal(t, 2, count(t, owner, "metered.ledger"), what)
 	}
 	_, err := c.Budget.ChargeNow(t.Context(), pool, budget.Charge{
-		Scope: "now", Amount: 1, Limits: []budget.Limit{budget.Lifetime(9), budget.PerWindow(9, time.Hour)},
+		Scope: "now", Amount: 1, Limits: []budget.Limit{budget.Lifetime(9), budget.PerWindow(9, time.Hour), budget.PerWindow(9, time.Minute)},
 	})
 	require.Equal(t, "answer_unreadable", metered.Code(err), "%v", err)
 	require.Equal(t, 3, count(t, owner, "metered.ledger"))
