@@ -27,7 +27,7 @@ import (
 //	{short variables}                            the variables that a short charge needs
 //	{short answer}                               what it returns, as _append_limited
 //	{short lock}                                 the lock of its scope
-//	{short record: jobs = j}                     inserts the record of a command, with its short charge
+//	{short record: jobs = j}                     the record of a command, with its short charge, for an INSERT INTO
 //	{shorter timeouts: ms = n}                   sets the timeouts of a transaction, unless they are shorter
 //
 // A macro may stand in the arguments of another one.
@@ -125,7 +125,7 @@ func init() {
                 returning y.seq, y.at, y.held, y.spent - units - y.refunded - y.credited into e_seq, e_at, e_held, e_used;
             end if`,
 		"short answer": `array[e_seq, metered._in_us(e_at), e_held, e_used]`,
-		"short record": `insert into metered.operations as o (tenant, id, fingerprint, issued_at, at, result, scopes, amounts, seqs, ats, holds, name, jobs)
+		"short record": `metered.operations as o (tenant, id, fingerprint, issued_at, at, result, scopes, amounts, seqs, ats, holds, name, jobs)
         select of_tenant, of_id, of_fingerprint, issued, metered.clock(), of_result, $scopes, $amounts, $seqs, $ats, $holds, name, $jobs
         where $also
         on conflict do nothing

@@ -218,7 +218,7 @@ begin
             end if;
         end if;
         if of_scope is null or written is not null then
-            {short record: scopes = case when of_scope is not null then array[of_scope] end, amounts = case when of_scope is not null then array[units] end,
+            insert into {short record: scopes = case when of_scope is not null then array[of_scope] end, amounts = case when of_scope is not null then array[units] end,
                 seqs = written[1:1], ats = case when of_scope is not null then array[timestamptz 'epoch' + written[2] * interval '1 microsecond'] end,
                 holds = string_to_array(nullif(current_setting('metered_tx.holds', true), ''), chr(30)), jobs = jobs, also = true};
             if done_at is null then
@@ -258,7 +258,7 @@ begin
         and current_setting('transaction_isolation') = 'read committed' and metered._try_lock(id_key)
     then
         if of_scope is null then
-            {short record: scopes = null, amounts = null, seqs = null, ats = null, holds = null, jobs = null,
+            insert into {short record: scopes = null, amounts = null, seqs = null, ats = null, holds = null, jobs = null,
                 also = ({known id: tenant = of_tenant, id = of_id, issued = issued, future = max_future}) is not true};
             if done_at is not null then
                 return json_build_array(done_at);
@@ -267,7 +267,7 @@ begin
             {short lock};
             {short charge: also = ({known id: tenant = of_tenant, id = of_id, issued = issued, future = max_future}) is not true};
             if e_seq is not null then
-                {short record: scopes = array[of_scope], amounts = array[units], seqs = array[e_seq], ats = array[e_at],
+                insert into {short record: scopes = array[of_scope], amounts = array[units], seqs = array[e_seq], ats = array[e_at],
                     holds = null, jobs = null, also = true};
                 if done_at is null then
                     perform metered._recorded_meanwhile();
