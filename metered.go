@@ -558,32 +558,41 @@ func Warm(ctx context.Context, conn *pgx.Conn, schema string) error {
 	return errors.Join(c.warm(ctx, tx), tx.Rollback(ctx))
 }
 
-// warm is nil also where a call fails: it will fail again, for its caller.
+// warm is nil also where a call fails: it will fail again, for its caller. Calls with one line or one
+// charge have statements of their own.
 func (c *Client) warm(ctx context.Context, tx pgx.Tx) error {
-	id := NewID()
-	line := func(of string) []holds.Line {
-		return []holds.Line{{Scope: "metered/warm/" + of + id, Amount: 1, Limits: []budget.Limit{budget.Per(9, budget.Day, time.UTC, time.Time{})}}}
+	of := "metered/warm"
+	line := func(limits ...budget.Limit) []holds.Line {
+		return []holds.Line{{Scope: of + "/line" + NewID(), Amount: 1, Limits: limits}}
 	}
-	charges := []budget.Charge{{Scope: "metered/warm/rate" + id, Amount: 1, Limits: []budget.Limit{budget.PerWindow(9, time.Minute), budget.Lifetime(9)}}}
-	s := &session{client: c, r: Reservation{ID: id, Tenant: "metered/warm", Lines: line("session"), Charges: charges}}
-	open, _, err := s.prepare()
-	if err != nil {
-		return err
+	daily := budget.Per(9, budget.Day, time.UTC, time.Time{})
+	rate := []budget.Charge{{Scope: of + "/rate" + NewID(), Amount: 1, Limits: []budget.Limit{budget.PerWindow(9, time.Minute), budget.Lifetime(9)}}}
+	commands := []Command{
+		{ID: NewID(), Tenant: of, Charges: rate, Holds: []holds.Request{{Lines: line(daily), TTL: time.Minute}}},
+		{ID: NewID(), Tenant: of, Holds: []holds.Request{{Lines: line(), TTL: time.Minute}}},
 	}
-	opened, err := open.Scan(tx.QueryRow(ctx, open.SQL, open.Args(ledger.Sending{WaitMS: 1, Tenant: s.r.Tenant, Operation: id})...))
-	if err != nil {
-		return nil
+	for _, r := range []Reservation{{Lines: line(daily), Charges: rate}, {Lines: line()}} {
+		r.ID, r.Tenant = NewID(), of
+		s := &session{client: c, r: r}
+		open, _, err := s.prepare()
+		if err != nil {
+			return err
+		}
+		opened, err := open.Scan(tx.QueryRow(ctx, open.SQL, open.Args(ledger.Sending{WaitMS: 1, Tenant: of, Operation: r.ID})...))
+		if err != nil {
+			return nil
+		}
+		s.id = opened[0].ID
+		if _, err := c.Holds.Extend(ctx, tx, holds.Extend{Tenant: of, IDs: []string{s.id}, By: time.Second}); err != nil {
+			return nil
+		}
+		capture, err := inHolds.Capture(c.Holds, s.capture(Cost{All: true}))
+		if err != nil {
+			return err
+		}
+		commands = append(commands, s.command(capture))
 	}
-	s.id = opened[0].ID
-	if _, err := c.Holds.Extend(ctx, tx, holds.Extend{Tenant: s.r.Tenant, IDs: []string{s.id}, By: time.Second}); err != nil {
-		return nil
-	}
-	capture, err := inHolds.Capture(c.Holds, s.capture(Cost{All: true}))
-	if err != nil {
-		return err
-	}
-	whole := Command{ID: NewID(), Tenant: s.r.Tenant, Charges: charges, Holds: []holds.Request{{Lines: line("hold"), TTL: time.Minute}}}
-	for _, cmd := range []Command{s.command(capture), whole} {
+	for _, cmd := range commands {
 		op, err := c.prepare(cmd, func(context.Context, *Tx) ([]byte, error) { return []byte("null"), nil })
 		if err != nil {
 			return err

@@ -391,3 +391,22 @@ func TestResume_RacingProcessesSettleOnce(t *testing.T) {
 		})
 	}
 }
+
+// An opening of one line, without charges, goes the short way, where it sees another session and the record as well.
+func TestOpen_OfOneLineSeesAnotherSessionAndTheRecord(t *testing.T) {
+	t.Parallel()
+	pool, c := pgtest.SetUp(t, metered.Config{})
+	r := stream("1")
+	r.Lines[0].Amount, r.Charges = 1, nil
+	s, err := metered.Open[usage](t.Context(), c, r)
+	require.NoError(t, err)
+	_, err = metered.Open[usage](t.Context(), c, r)
+	require.ErrorIs(t, err, metered.ErrRunning)
+	require.Equal(t, [2]int64{0, 1}, stands(t, pool, c, "tokens"))
+	_, err = s.Settle(t.Context(), tokensUsed(1), says(1))
+	require.NoError(t, err)
+	again, err := metered.Open[usage](t.Context(), c, r)
+	require.NoError(t, err)
+	require.True(t, again.Finished())
+	require.Equal(t, [2]int64{1, 0}, stands(t, pool, c, "tokens"))
+}

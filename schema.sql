@@ -11925,8 +11925,9 @@ begin
             end if;
         elsif max_2 is null and per is null then
             if metered._try_lock(key) is not true then
-            perform metered._lock_all_scopes(array[of_scope], array[key], wait_ms);
-        end if;
+                perform from metered.operations o where false;  -- a command that waits is counted by its lock of the table
+                perform metered._lock_all_scopes(array[of_scope], array[key], wait_ms);
+            end if;
             if standing and win > interval '0' then
                 insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, operation_tenant, operation, note,
                     anchor_at, anchor_spent)

@@ -157,13 +157,15 @@ func TestPlace_AnOldSnapshotPlacesNoRetiredIDAgain(t *testing.T) {
 	}
 }
 
-// Locks are there to wait at: without them, the second writer of a scope, or of an id, fails and has to try again.
+// Locks are there to wait at: without them, the second writer of a scope, or of an id, fails and has to try again. The short way meets
+// the same collision, and goes on the full way, which decides by what was committed.
 func TestTransitions_WithoutTheirLocksAreSerializationFailures(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{})
 	ctx := t.Context()
 	execute(t, f.pool, `create or replace function metered._lock_keys(keys bigint[], wait_ms int) returns boolean
 		language plpgsql volatile as 'begin return false; end'`)
+	execute(t, f.pool, `create or replace function metered._goes_short() returns boolean language sql immutable as 'select false'`)
 	place := func(tx pgx.Tx, id, scope string) error {
 		_, err := f.book.Place(ctx, tx, holds.Request{ID: id, TTL: time.Minute, Lines: []holds.Line{capacity(scope, 2, 9)}})
 		return err
