@@ -84,12 +84,32 @@ func (renderer) Work(_ context.Context, job *river.Job[renderArgs]) error {
 	return nil
 }
 
+// printArgs are a job that waits for the one printer.
+type printArgs struct {
+	Pages int `json:"pages"`
+}
+
+func (printArgs) Kind() string { return "print" }
+
+type printer struct {
+	river.WorkerDefaults[printArgs]
+}
+
+func (printer) Work(ctx context.Context, job *river.Job[printArgs]) error {
+	select {
+	case <-time.After(time.Duration(job.Args.Pages) * 200 * time.Millisecond):
+	case <-ctx.Done():
+	}
+	return ctx.Err()
+}
+
 // startLoad begins about rate acts a second, until stop.
 func startLoad(ctx context.Context, pool *pgxpool.Pool, schema string, rate int, log io.Writer) (*load, error) {
 	l := &load{pool: pool, log: log}
 	workers := river.NewWorkers()
 	river.AddWorker(workers, renderer{})
 	river.AddWorker(workers, mailer{})
+	river.AddWorker(workers, printer{})
 	var err error
 	l.river, err = river.NewClient(riverpgxv5.New(pool), &river.Config{
 		Queues: map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 4}}, Workers: workers,
@@ -125,7 +145,24 @@ func startLoad(ctx context.Context, pool *pgxpool.Pool, schema string, rate int,
 		_, lots := l.wallet.Sweep(ctx, pool, wallet.SweepOptions{})
 		return errors.Join(held, lots)
 	})
+	l.every(ctx, 2*time.Second, l.print)
+	l.running.Go(func() {
+		if err := l.client.Jobs.Run(ctx, pool, l.tell); err != nil && ctx.Err() == nil {
+			l.tell(err)
+		}
+	})
 	return l, nil
+}
+
+// print enqueues a job of about three seconds each two seconds, so that some wait in the printer's line, and the last ones in vain.
+func (l *load) print(ctx context.Context) error {
+	return l.inTx(ctx, func(ctx context.Context, tx pgx.Tx) error {
+		_, err := l.client.Jobs.Enqueue(ctx, tx, printArgs{1 + rand.IntN(30)}, &jobs.Options{
+			Tenant: fmt.Sprintf("user-%d", rand.IntN(4)), MaxWait: 30 * time.Second,
+			Hold: &holds.Request{Lines: []holds.Line{{Scope: "seat/printer", Amount: 1, Limits: seatLimits}}},
+		})
+		return err
+	})
 }
 
 // every runs act so often, until ctx ends.

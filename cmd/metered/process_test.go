@@ -135,6 +135,8 @@ func TestDemo_RunsALoadAndGoesWithoutATrace(t *testing.T) {
 		"captures": `select exists (select from metered.ledger where kind = 'u')`,
 		"lots":     `select exists (select from metered.lots where drawn > 0)`,
 		"sessions": `select exists (select from metered.holds where id like 'session_%')`,
+		"a line":   `select exists (select from metered.parked_jobs)`,
+		"prints":   `select exists (select from river_job where kind = 'print' and state = 'completed')`,
 		"levels":   `select exists (select from river_job where kind = 'mail')`,
 	} {
 		pgtest.WaitFor(t, what, func() bool { return pgtest.Value[bool](t, conn, sql) })
