@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -59,7 +60,7 @@ func TestCharge_ConcurrentCallersNeverExceedTheLimit(t *testing.T) {
 					}
 					return pgx.TxIsoLevel(level)
 				}
-				race(t, pool, level, isolation, !locks || level != "read committed")
+				race(t, pool, level, isolation, locks)
 			})
 		}
 		requireVerified(t, pool, newLedger(t, budget.Config{}))
@@ -68,7 +69,9 @@ func TestCharge_ConcurrentCallersNeverExceedTheLimit(t *testing.T) {
 
 // race lets workers make more charges of a scope than it has room for, of 1 unit and of 1 to 7, the last of them of 1 unit
 // again: then every unit is sold. The short form finds a charge that does not collide (_write_charges without _collided).
-func race(t *testing.T, pool *pgxpool.Pool, level string, isolation func(n int) pgx.TxIsoLevel, collide bool) {
+//
+// All workers have a snapshot before the first of them charges, so that above READ COMMITTED some collide.
+func race(t *testing.T, pool *pgxpool.Pool, level string, isolation func(n int) pgx.TxIsoLevel, locks bool) {
 	workers, attempts, limit := pgtest.Size(4, 8), pgtest.Size(12, 24), pgtest.Size(int64(22), 90)
 	ctx := t.Context()
 	l := newLedger(t, budget.Config{})
@@ -76,7 +79,10 @@ func race(t *testing.T, pool *pgxpool.Pool, level string, isolation func(n int) 
 	for _, amounts := range []string{"units", "mixed"} {
 		scope := level + " " + amounts
 		var admitted, units, refused atomic.Int64
+		var ready sync.WaitGroup
+		ready.Add(workers)
 		require.NoError(t, pgtest.InParallel(workers, func(worker int) error {
+			meet := sync.OnceFunc(func() { ready.Done(); ready.Wait() })
 			for n := range attempts {
 				amount := int64(1)
 				if amounts == "mixed" && n < attempts/2 {
@@ -88,6 +94,7 @@ func race(t *testing.T, pool *pgxpool.Pool, level string, isolation func(n int) 
 					if _, err := tx.Exec(ctx, "select 1"); err != nil {
 						return err
 					}
+					meet()
 					_, err := l.Charge(ctx, tx, c)
 					return err
 				})
@@ -121,9 +128,10 @@ func race(t *testing.T, pool *pgxpool.Pool, level string, isolation func(n int) 
 		require.Equal(t, limit, sum)
 		require.Equal(t, admitted.Load(), count)
 	}
-	if collide {
+	switch {
+	case level != "read committed":
 		require.Positive(t, retry.retries.Load(), "the guard was never needed: this test proves nothing")
-	} else {
+	case locks:
 		require.Zero(t, retry.retries.Load(), "at read committed writers queue and never fail")
 	}
 }
