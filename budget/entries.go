@@ -188,7 +188,7 @@ func (l *Ledger) between(ctx context.Context, db Querier, scope string, opts Ent
 	if len(times) == 2 && !times[0].Before(times[1]) {
 		return 0, 0, invalid("EntriesOptions.To", "is not after From")
 	}
-	at, err := l.sumsAt(ctx, db, scope, times)
+	at, err := l.sumsAt(ctx, db, scope, times, nil)
 	if err != nil {
 		return 0, 0, err
 	}

@@ -3,10 +3,14 @@ package budget
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/pgmetered/metered/internal/sqlstate"
 )
 
 // RangeUsage is the use of a scope from From until before To: held units count when they are
@@ -39,7 +43,10 @@ func (u RangeUsage) Used() int64 { return u.Charged - u.RefundedOfCharged }
 func (u RangeUsage) Billed() int64 { return u.Charged - u.RefundsMade }
 
 const usageAtSQL = `
-select seq, spent, refunded, credited, refunded_after, unsettled, (extract(epoch from known_from) * 1e6)::bigint
+select seq, spent, refunded, credited, refunded_after, unsettled, (extract(epoch from known_from) * 1e6)::bigint, (
+    select (extract(epoch from pg_catalog.min(w.at)) * 1e6)::bigint
+    from rows from (pg_catalog.unnest($2::timestamptz[]), pg_catalog.unnest($4::bigint[])) w(at, shown)
+    where (extract(epoch from pg_catalog.timezone($3::text, w.at)) * 1e6)::bigint operator(pg_catalog.<>) w.shown)
 from metered.usage_at($1::text, $2::timestamptz[])`
 
 // UsageBetween returns the use of a scope from a time (zero: the beginning) until before another,
@@ -50,7 +57,7 @@ func (l *Ledger) UsageBetween(ctx context.Context, db Querier, scope string, fro
 	if err != nil {
 		return RangeUsage{}, err
 	}
-	ranges, err := l.ranges(ctx, db, scope, []time.Time{from, to})
+	ranges, err := l.ranges(ctx, db, scope, []time.Time{from, to}, nil)
 	if err != nil {
 		return RangeUsage{}, err
 	}
@@ -58,7 +65,10 @@ func (l *Ledger) UsageBetween(ctx context.Context, db Querier, scope string, fro
 }
 
 // Series is UsageBetween for each unit of the range, up to 2,000, in one statement. The first
-// begins at from, and the last ends at to. A nil location is UTC.
+// begins at from, and the last ends at to. A nil location is UTC. The units begin by the program's
+// data of the time zone. Where the server, whose data limits go by, shows one of their beginnings
+// at another time of day, Series is ErrTimeZone. Only locations that are named as in the IANA
+// database are compared.
 func (l *Ledger) Series(
 	ctx context.Context, db Querier, scope string, from, to time.Time, unit Unit, location *time.Location,
 ) ([]RangeUsage, error) {
@@ -76,7 +86,7 @@ func (l *Ledger) Series(
 	if err != nil {
 		return nil, err
 	}
-	return l.ranges(ctx, db, scope, edges)
+	return l.ranges(ctx, db, scope, edges, location)
 }
 
 // checkRange returns the range in microseconds. Times are rounded up, which leaves the same entries
@@ -103,19 +113,33 @@ func checkTime(field string, t time.Time) error {
 // sums are the running sums of a chain before some time.
 type sums struct{ seq, spent, refunded, credited, refundedAfter, unsettled int64 }
 
-// sumsAt asks for the sums before each of up to 2,000 + 1 times, which ascend, from one snapshot.
-func (l *Ledger) sumsAt(ctx context.Context, db Querier, scope string, times []time.Time) ([]sums, error) {
-	rows, err := db.Query(ctx, l.sql.usageAt, scope, times)
+// sumsAt asks for the sums before each of up to 2,000 + 1 times, which ascend, from one snapshot. The
+// server must show these times in a location, which may be nil, as the program does.
+func (l *Ledger) sumsAt(ctx context.Context, db Querier, scope string, times []time.Time, in *time.Location) ([]sums, error) {
+	var zone *string
+	var shown []int64 // as microseconds of UTC
+	if in != nil && strings.Contains(in.String(), "/") {
+		name := in.String()
+		zone = &name
+		for _, t := range times {
+			_, offset := t.In(in).Zone()
+			shown = append(shown, t.UnixMicro()+int64(offset)*1_000_000)
+		}
+	}
+	rows, err := db.Query(ctx, l.sql.usageAt, scope, times, zone, shown)
 	if err != nil {
 		return nil, failed("usage by time", err)
 	}
 	var purged error
 	all, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (sums, error) {
 		var s sums
-		var seq, spent, refunded, credited, after, unsettled, knownFrom *int64
-		err := row.Scan(&seq, &spent, &refunded, &credited, &after, &unsettled, &knownFrom)
+		var seq, spent, refunded, credited, after, unsettled, knownFrom, differs *int64
+		err := row.Scan(&seq, &spent, &refunded, &credited, &after, &unsettled, &knownFrom, &differs)
 		if err != nil {
 			return s, err
+		}
+		if differs != nil {
+			return s, fmt.Errorf("%w as the program does: %s at %s", ErrTimeZone, *zone, time.UnixMicro(*differs).In(in).Format(time.RFC3339))
 		}
 		if knownFrom != nil {
 			purged = &PurgedError{Scope: scope, KnownFrom: time.UnixMicro(*knownFrom).In(times[0].Location())}
@@ -123,11 +147,17 @@ func (l *Ledger) sumsAt(ctx context.Context, db Querier, scope string, times []t
 		}
 		return sums{*seq, *spent, *refunded, *credited, *after, *unsettled}, nil
 	})
-	return all, cmp.Or(failed("usage by time", err), purged)
+	switch {
+	case zone != nil && sqlstate.Of(err) == sqlstate.InvalidParameter:
+		err = fmt.Errorf("%w: %s: %w", ErrTimeZone, *zone, err)
+	case !errors.Is(err, ErrTimeZone):
+		err = failed("usage by time", err)
+	}
+	return all, cmp.Or(err, purged)
 }
 
-func (l *Ledger) ranges(ctx context.Context, db Querier, scope string, edges []time.Time) ([]RangeUsage, error) {
-	at, err := l.sumsAt(ctx, db, scope, edges)
+func (l *Ledger) ranges(ctx context.Context, db Querier, scope string, edges []time.Time, in *time.Location) ([]RangeUsage, error) {
+	at, err := l.sumsAt(ctx, db, scope, edges, in)
 	if err != nil {
 		return nil, err
 	}

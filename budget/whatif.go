@@ -175,12 +175,13 @@ func (h *history) count(p span, at int64) int64 {
 func (h *history) learn(ctx context.Context, times []int64) error {
 	slices.Sort(times)
 	times = slices.DeleteFunc(slices.Compact(times), func(t int64) bool { _, ok := h.known[t]; return ok })
+	in, _ := time.LoadLocation(h.limit.Period.Zone) // Period.At has found it
 	for some := range slices.Chunk(times, bounds.MaxBuckets) {
 		at := make([]time.Time, len(some))
 		for i, t := range some {
 			at[i] = time.UnixMicro(t).UTC()
 		}
-		sums, err := h.sumsAt(ctx, h.db, h.scope, at)
+		sums, err := h.sumsAt(ctx, h.db, h.scope, at, in)
 		if err != nil {
 			return err
 		}
