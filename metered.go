@@ -458,14 +458,14 @@ func orDefault(d, def time.Duration) time.Duration {
 }
 
 // NoOtherConnections makes a pool that is made of cfg refuse connections to functions of commands,
-// for tests and development. A function writes by its Tx alone. A call of an ORM's handle or of
-// the pool in it takes another connection: its rows stay when the command is refused, and as many
+// for tests and development. A function writes by its Tx alone. A call of an ORM's handle or of the
+// pool in it takes another connection: its rows stay when the command is refused, and as many
 // commands as the pool has connections wait for one another for ever. With this, such a call with
 // the function's context is ErrNested, and the error names the command. A call with another context
 // goes unnoticed.
 //
-// It sets cfg.ConnConfig.Tracer, beside the one that is there. The calls that functions of RunTx and
-// subscribers make are not refused.
+// It sets cfg.ConnConfig.Tracer, beside the one that is there. The calls that functions of RunTx
+// and subscribers make are not refused.
 func NoOtherConnections(cfg *pgxpool.Config) error {
 	if err := notNil("cfg", cfg); err != nil {
 		return err
@@ -558,8 +558,8 @@ func Warm(ctx context.Context, conn *pgx.Conn, schema string) error {
 	return errors.Join(c.warm(ctx, tx), tx.Rollback(ctx))
 }
 
-// warm is nil also where a call fails: it will fail again, for its caller. Calls with one line or one
-// charge have statements of their own.
+// warm is nil also where a call fails: it will fail again, for its caller. Calls with one line or
+// one charge have statements of their own.
 func (c *Client) warm(ctx context.Context, tx pgx.Tx) error {
 	of := "metered/warm"
 	line := func(limits ...budget.Limit) []holds.Line {

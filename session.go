@@ -143,9 +143,9 @@ func Open[R any](ctx context.Context, c *Client, r Reservation) (*Session[R], er
 // hold, and Settle is a *LostError: Close the session.
 //
 // The scopes stay locked until tx ends, so commit before the work begins. Nothing is retried, and
-// OpenTimeout is refused: set one on tx. tx must be READ COMMITTED, or OpenTx is an
-// *ArgumentError: at the other levels it could not see another session of the ID. A replay and its errors are those of
-// DoTx.
+// OpenTimeout is refused: set one on tx. tx must be READ COMMITTED, or OpenTx is an *ArgumentError:
+// at the other levels it could not see another session of the ID. A replay and its errors are those
+// of DoTx.
 func OpenTx[R any](ctx context.Context, c *Client, tx pgx.Tx, r Reservation) (*Session[R], error) {
 	if err := cmp.Or(c.made(), notNil("tx", tx)); err != nil {
 		return nil, err

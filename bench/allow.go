@@ -69,7 +69,8 @@ func allowed(goroutines int, limiter bool) func(context.Context, *bench, *kit) (
 	}
 }
 
-// allowCalls counts by the rows that calls left: a lease is opened and settled, a direct charge is an entry.
+// allowCalls counts by the rows that calls left: a lease is opened and settled, a direct charge is
+// an entry.
 func allowCalls(ctx context.Context, b *bench, k *kit) (samples, error) {
 	p, err := k.lease(leases.Rule{})
 	if err != nil {
@@ -92,7 +93,8 @@ func allowCalls(ctx context.Context, b *bench, k *kit) (samples, error) {
 	return samples{values: []float64{calls / float64(n) * 1e6}, note: fmt.Sprintf("%d decisions in %.1f s", n, seconds)}, err
 }
 
-// against compares Allow in turns with another limiter, 8 goroutines over 1,000 scopes. An op of the other one makes so many decisions.
+// against compares Allow in turns with another limiter, 8 goroutines over 1,000 scopes. An op of
+// the other one makes so many decisions.
 func (k *kit) against(ctx context.Context, b *bench, name string, each int, other func(scope string) (refused bool, err error)) (samples, error) {
 	p, err := k.lease(leases.Rule{Least: 10_000, TTL: hotRule.TTL, Idle: hotRule.Idle})
 	if err != nil {
@@ -154,7 +156,8 @@ func allowAgainstThrottled(ctx context.Context, b *bench, k *kit) (samples, erro
 	})
 }
 
-// stranded lets 4 processes spend a budget to its end, and counts the units that they keep and do not use.
+// stranded lets 4 processes spend a budget to its end, and counts the units that they keep and do
+// not use.
 func stranded(ctx context.Context, b *bench, k *kit) (samples, error) {
 	const processes, patience = 4, 2 * time.Minute
 	whole := int64(b.pick(1_000_000, 200_000))

@@ -14,7 +14,8 @@ import (
 	"github.com/pgmetered/metered/budget"
 )
 
-// batchClients make batches, or single charges, at once. Each has 1,000 scopes of its own: batches do not wait for each other.
+// batchClients make batches, or single charges, at once. Each has 1,000 scopes of its own: batches
+// do not wait for each other.
 const batchClients = 8
 
 // ownScopes are the scopes of each client, in turns.
@@ -58,7 +59,8 @@ func singleCharges(k *kit) contender {
 	}}
 }
 
-// deliveries are numbers of events of each client: one in ten was there before, in another batch mostly.
+// deliveries are numbers of events of each client: one in ten was there before, in another batch
+// mostly.
 type deliveries [batchClients]int
 
 func (d *deliveries) next(client int) (id, scope string) {

@@ -8,7 +8,8 @@ import (
 	"github.com/pgmetered/metered/budget"
 )
 
-// A charge without anything but the entry. Its sums are made up, as nothing is read: they take as many bytes as true ones.
+// A charge without anything but the entry. Its sums are made up, as nothing is read: they take as
+// many bytes as true ones.
 const (
 	floorChargeSQL = `
 insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, operation_tenant, operation)
@@ -56,7 +57,8 @@ func chargeQuiet(k *kit) contender {
 	})
 }
 
-// A hand-written charge: a function that raises a counter if that fits, and inserts a row. It knows no windows, and no sums of the past.
+// A hand-written charge: a function that raises a counter if that fits, and inserts a row. It knows
+// no windows, and no sums of the past.
 const counterSQL = `
 create table metered.bench_counter (scope text collate "C" primary key, used bigint not null) with (fillfactor = 50);
 insert into metered.bench_counter select 'scope/' || lpad(g::text, 18, '0'), 0 from generate_series(0, 999) g;

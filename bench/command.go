@@ -28,8 +28,8 @@ values ($1, $2, $3, clock_timestamp(), clock_timestamp(), $4, 'work', array[$6::
 // fingerprint has the length of a true one.
 var fingerprint = make([]byte, 33)
 
-// commandFloor makes the writes in the library's flushes: first BEGIN and the token, then the job, then charge,
-// operation and COMMIT. It takes no locks beyond those of its writes.
+// commandFloor makes the writes in the library's flushes: first BEGIN and the token, then the job,
+// then charge, operation and COMMIT. It takes no locks beyond those of its writes.
 func commandFloor(k *kit) contender { return k.floor(false) }
 
 // commandLockedFloor takes the scope's lock in its last flush.
@@ -96,7 +96,8 @@ func (k *kit) commandBy(client *metered.Client, earlyRelease bool) contender {
 	}}
 }
 
-// A hand-written command: a key that makes it once, the counter, its row, and the answer for who repeats it, in as many flushes.
+// A hand-written command: a key that makes it once, the counter, its row, and the answer for who
+// repeats it, in as many flushes.
 const (
 	counterKeysSQL   = `create table metered.bench_keys (id text primary key, fingerprint bytea not null, result jsonb);`
 	counterKeySQL    = `insert into metered.bench_keys (id, fingerprint) values ($1, $2) on conflict do nothing returning id`

@@ -20,14 +20,16 @@ type contender struct {
 	// op does it once, for one of the clients.
 	op func(ctx context.Context, client int) error
 
-	// stock prepares n ops or more before each slice, outside the measured time. Nil if they need none.
+	// stock prepares n ops or more before each slice, outside the measured time. Nil if they need
+	// none.
 	stock func(ctx context.Context, n int) error
 
 	watch *watch  // in a comparison. Nil without Postgres
 	rate  float64 // of its last slice
 }
 
-// comparison runs contenders in turns, A B C B C A …, so that disturbances of the machine meet them all alike.
+// comparison runs contenders in turns, A B C B C A …, so that disturbances of the machine meet them
+// all alike.
 type comparison struct {
 	contenders []contender
 	clients    int
@@ -140,8 +142,9 @@ func (o outcome) against(a, b string, values []float64, shown func(rate float64)
 // errOut is an op's answer when it has nothing left to work with.
 var errOut = errors.New("out of stock")
 
-// drive lets clients run op until the time is up, or as many ops have begun as the limit says unless it is 0, and
-// returns how many were done in how many seconds. An op that has begun is finished and counted.
+// drive lets clients run op until the time is up, or as many ops have begun as the limit says
+// unless it is 0, and returns how many were done in how many seconds. An op that has begun is
+// finished and counted.
 func drive(ctx context.Context, op func(context.Context, int) error, clients int, length time.Duration, limit int) (int, float64, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -181,8 +184,8 @@ func drive(ctx context.Context, op func(context.Context, int) error, clients int
 	return int(done.Load()), seconds, nil
 }
 
-// patience is how long a comparison may take after its first rounds, so that a run on a slow or busy machine ends in its time as well, with
-// fewer rounds. It ends when the run is late.
+// patience is how long a comparison may take after its first rounds, so that a run on a slow or
+// busy machine ends in its time as well, with fewer rounds. It ends when the run is late.
 func (b *bench) patience() time.Duration {
 	late, each := 9*time.Minute, 40*time.Second
 	if b.short {
@@ -194,8 +197,8 @@ func (b *bench) patience() time.Duration {
 	return each
 }
 
-// shortTurn is the number of ops in a turn of one client: the load of a shared machine changes by the second, and must
-// not fall to one contender.
+// shortTurn is the number of ops in a turn of one client: the load of a shared machine changes by
+// the second, and must not fall to one contender.
 const shortTurn = 20
 
 // sequential is a comparison by one client.

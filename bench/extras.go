@@ -34,7 +34,8 @@ func charging(quiet bool) func(context.Context, *kit, budget.Charge) error {
 	}
 }
 
-// thresholdCost compares charges with thresholds to charges without, on one database, each with scopes of its own.
+// thresholdCost compares charges with thresholds to charges without, on one database, each with
+// scopes of its own.
 func thresholdCost(charge func(context.Context, *kit, budget.Charge) error) func(context.Context, *bench) (samples, error) {
 	return on(options{conns: 2}, inTurn(1000), func(ctx context.Context, b *bench, k *kit) (s samples, err error) {
 		limit := roomy[0].Tell(budget.Threshold{Name: "80%", Percent: 80}, budget.Threshold{Name: "used up"})
@@ -65,7 +66,8 @@ var observerFigures = []figure{
 		on(options{conns: 2}, oneOf(1000), observerCost)},
 }
 
-// observerCost compares commands with an observer that traces one in 100 to commands without one, on one database.
+// observerCost compares commands with an observer that traces one in 100 to commands without one,
+// on one database.
 func observerCost(ctx context.Context, b *bench, k *kit) (samples, error) {
 	meters := sdkmetric.NewMeterProvider(sdkmetric.WithReader(sdkmetric.NewManualReader()))
 	tracers := sdktrace.NewTracerProvider(sdktrace.WithSampler(sdktrace.TraceIDRatioBased(0.01)), sdktrace.WithBatcher(tracetest.NewNoopExporter()))

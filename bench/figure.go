@@ -46,7 +46,8 @@ func (g goal) met(value float64) bool {
 	return true
 }
 
-// samples are the values of all rounds, in the figure's unit. For a ratio each is that of one round.
+// samples are the values of all rounds, in the figure's unit. For a ratio each is that of one
+// round.
 type samples struct {
 	values []float64
 	note   string    // a remark beside the value
@@ -105,7 +106,8 @@ func number(v float64) string {
 	return fmt.Sprintf("%.3g", v)
 }
 
-// pick returns the figures with the names in a comma-separated list, in that order, or all of them if the list is empty.
+// pick returns the figures with the names in a comma-separated list, in that order, or all of them
+// if the list is empty.
 func pick(all []figure, names string) ([]figure, error) {
 	if names == "" {
 		return all, nil

@@ -83,8 +83,8 @@ func placeAndCommand(k *kit) contender {
 	}}
 }
 
-// loadHoldsSQL places $2 holds of a unit on scope $1, of the key $3, due one a millisecond from $4 on, with the same
-// rows as single placements.
+// loadHoldsSQL places $2 holds of a unit on scope $1, of the key $3, due one a millisecond from $4
+// on, with the same rows as single placements.
 const loadHoldsSQL = `
 with placed as (
     insert into metered.holds (placed_at, deadline, due, ceiling, version, state, tenant, id, holder, fingerprint, keys)
@@ -98,8 +98,8 @@ events as (
 insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due)
 select g, 1, clock_timestamp(), 0, 0, 0, g, 0, 'h', $1, $4::timestamptz + interval '1 ms' from generate_series(1, $2::int) g`
 
-// endHoldsSQL releases all open holds of a scope except the $2 that fall due last. next_due stays as it was, and the
-// ended ones lie after it.
+// endHoldsSQL releases all open holds of a scope except the $2 that fall due last. next_due stays
+// as it was, and the ended ones lie after it.
 const endHoldsSQL = `
 with gone as (select l.hold from metered.hold_lines l where l.scope = $1 order by l.due desc offset $2),
 ended as (update metered.holds h set state = 'r', ended_at = clock_timestamp(), version = 2, pending = false
@@ -120,7 +120,8 @@ func (k *kit) placeOn(ctx context.Context, scope string) error {
 	return err
 }
 
-// askOn asks for that scope's usage and tries to place more than there is: both must say when the first hold falls due.
+// askOn asks for that scope's usage and tries to place more than there is: both must say when the
+// first hold falls due.
 func (k *kit) askOn(ctx context.Context, scope string) error {
 	usage, err := k.client.Budget.Usage(ctx, k.Pool, budget.Query{Scope: scope})
 	if err != nil {
@@ -137,9 +138,9 @@ func (k *kit) askOn(ctx context.Context, scope string) error {
 	return nil
 }
 
-// amongHolds compares a call on a scope with many holds and one on a scope with ten, a fresh one in each turn. With
-// ended, all of the many but ten were released, the last 500 one by one, as in production. An open snapshot is older
-// than that, so that nothing can clean up after them.
+// amongHolds compares a call on a scope with many holds and one on a scope with ten, a fresh one in
+// each turn. With ended, all of the many but ten were released, the last 500 one by one, as in
+// production. An open snapshot is older than that, so that nothing can clean up after them.
 func amongHolds(ended bool, call func(k *kit, ctx context.Context, scope string) error) func(context.Context, *bench) (samples, error) {
 	return on(options{conns: 4}, nil, func(ctx context.Context, b *bench, k *kit) (samples, error) {
 		many := b.pick(100_000, 10_000)
@@ -188,7 +189,8 @@ func amongHolds(ended bool, call func(k *kit, ctx context.Context, scope string)
 	})
 }
 
-// sweepRate ends holds over ten scopes, some seconds' worth of a busy service. Sweep ends them in one op, and release a tenth of them.
+// sweepRate ends holds over ten scopes, some seconds' worth of a busy service. Sweep ends them in
+// one op, and release a tenth of them.
 func sweepRate(ctx context.Context, b *bench, k *kit) (samples, error) {
 	n := b.pick(5000, 1000)
 	rounds := 0

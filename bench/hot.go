@@ -20,7 +20,8 @@ var commandFigures = []figure{
 		entry{"early release", commandReleased}, entry{"plain", commandMetered}, entry{"locked floor", commandLockedFloor}),
 }
 
-// hot is all contenders on one scope, by 32 clients, behind a proxy with a round trip of 1 ms. Several figures are read from it.
+// hot is all contenders on one scope, by 32 clients, behind a proxy with a round trip of 1 ms.
+// Several figures are read from it.
 func (b *bench) hot(ctx context.Context) (outcome, error) {
 	return share(b, "hot", func() (outcome, error) {
 		p, err := startProxy(time.Millisecond)
@@ -44,7 +45,8 @@ func slowServer(ctx context.Context, b *bench) (*pgserver.Server, error) {
 	return server, err
 }
 
-// slowCommits is the rate of the first contender by that of the second, by 64 clients of one scope on a slow server.
+// slowCommits is the rate of the first contender by that of the second, by 64 clients of one scope
+// on a slow server.
 func slowCommits(name string, g goal, meaning string, entries ...entry) figure {
 	return ratio(name, g, meaning, entries[0].name, entries[1].name, func(b *bench, ctx context.Context) (outcome, error) {
 		server, err := slowServer(ctx, b)

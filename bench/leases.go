@@ -96,8 +96,8 @@ func commandLeased(k *kit) contender {
 var carveFigures = []figure{{"carve_two_clusters", "times the rate", atLeast(1.8), "commands/s of two servers under one budget, half of it carved for the second, against those of one, 32 clients each, commits slowed to 2 ms",
 	twoClusters}}
 
-// twoClusters charges one scope at home, or that and a child of it on another server. The processors are not the
-// limit: each scope is a chain of commits.
+// twoClusters charges one scope at home, or that and a child of it on another server. The
+// processors are not the limit: each scope is a chain of commits.
 func twoClusters(ctx context.Context, b *bench) (samples, error) {
 	const clients = 32
 	var kits [2]*kit
@@ -132,7 +132,8 @@ func twoClusters(ctx context.Context, b *bench) (samples, error) {
 	return out.ratio(both.name, one.name), err
 }
 
-// carveHalf gives the first database a budget, and half of it to the second. How it gets there is not measured.
+// carveHalf gives the first database a budget, and half of it to the second. How it gets there is
+// not measured.
 func carveHalf(ctx context.Context, kits [2]*kit) error {
 	const all = 1 << 40
 	ledger := kits[0].client.Budget

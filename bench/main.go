@@ -1,9 +1,10 @@
-// Command bench measures the cost of metering, mostly as ratios between things done in turns in one run, and reports which goals are met.
+// Command bench measures the cost of metering, mostly as ratios between things done in turns in one
+// run, and reports which goals are met.
 //
 //	go -C bench run . [-short] [-figure name,name] [-list]
 //
-// It starts a throwaway Postgres with durable settings, or uses DATABASE_URL (the databases it makes there are
-// dropped again). It ends with a table.
+// It starts a throwaway Postgres with durable settings, or uses DATABASE_URL (the databases it
+// makes there are dropped again). It ends with a table.
 package main
 
 import (
@@ -77,7 +78,8 @@ func run(ctx context.Context) error {
 	return failed
 }
 
-// measure measures the figures in their order. One that fails is reported as not run, and its error is returned in the end.
+// measure measures the figures in their order. One that fails is reported as not run, and its error
+// is returned in the end.
 func (b *bench) measure(ctx context.Context, picked []figure) ([]result, error) {
 	var results []result
 	var failed []error
@@ -102,7 +104,8 @@ func (b *bench) measure(ctx context.Context, picked []figure) ([]result, error) 
 	return results, errors.Join(failed...)
 }
 
-// neededConnections are those of the largest comparison: three contenders with 64 clients each, or five with 32, and the watchers.
+// neededConnections are those of the largest comparison: three contenders with 64 clients each, or
+// five with 32, and the watchers.
 const neededConnections = 220
 
 const serverSQL = `
@@ -111,8 +114,8 @@ select format('Postgres %s, fsync %s, synchronous_commit %s, full_page_writes %s
     'off' in (current_setting('fsync'), current_setting('synchronous_commit'), current_setting('full_page_writes')),
     current_setting('max_connections')::int`
 
-// server describes the server and the machine. It warns of settings that make commits cheaper than durable ones, and of
-// too few connections, since some figures do with less.
+// server describes the server and the machine. It warns of settings that make commits cheaper than
+// durable ones, and of too few connections, since some figures do with less.
 func (b *bench) server(ctx context.Context) (string, error) {
 	conn, err := pgx.Connect(ctx, b.connString)
 	if err != nil {

@@ -15,7 +15,8 @@ func exactSleeps() {
 	_, _, _ = syscall.RawSyscall(syscall.SYS_PRCTL, prSetTimerSlack, 1, 0)
 }
 
-// sleep is in the kernel, since the timers of the runtime are a millisecond coarse when nothing else runs. It may end early.
+// sleep is in the kernel, since the timers of the runtime are a millisecond coarse when nothing
+// else runs. It may end early.
 func sleep(d time.Duration) {
 	t := syscall.NsecToTimespec(int64(d))
 	_ = syscall.Nanosleep(&t, nil)

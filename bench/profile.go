@@ -40,7 +40,8 @@ select coalesce(sum(split_part(pg_read_file('/proc/' || pid || '/schedstat', 0, 
 from pg_stat_activity
 where datname = current_database() and backend_type = 'client backend' and pid <> pg_backend_pid()`
 
-// note reads the counters, and adds what the ops took since the last note if they count. A nil watch notes nothing.
+// note reads the counters, and adds what the ops took since the last note if they count. A nil
+// watch notes nothing.
 func (w *watch) note(ctx context.Context, ops int, counts bool) error {
 	if w == nil {
 		return nil

@@ -9,9 +9,11 @@ import (
 
 const maxPending = 4096 // chunks on their way
 
-// proxy relays connections by TCP on the loopback and lets every byte arrive half a round trip after it was sent, in both directions.
+// proxy relays connections by TCP on the loopback and lets every byte arrive half a round trip
+// after it was sent, in both directions.
 //
-// One goroutine delivers everything: the delay is the same for all chunks, so the first to come is the first due.
+// One goroutine delivers everything: the delay is the same for all chunks, so the first to come is
+// the first due.
 type proxy struct {
 	listener net.Listener // its own dial is the only one that connects to it
 	oneWay   time.Duration

@@ -32,8 +32,9 @@ const (
 	seatsViewers = 20
 )
 
-// seatsOverHTTP runs two processes of examples/seats on one database, and sends holds at a fixed rate, however long
-// their answers take. It gives each seat back after a while, so that 500 seats are enough. Some browsers watch.
+// seatsOverHTTP runs two processes of examples/seats on one database, and sends holds at a fixed
+// rate, however long their answers take. It gives each seat back after a while, so that 500 seats
+// are enough. Some browsers watch.
 func seatsOverHTTP(ctx context.Context, b *bench) (out samples, err error) {
 	if !b.thorough {
 		return samples{}, notRun("a short run leaves it out, unless it is named")

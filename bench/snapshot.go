@@ -10,8 +10,9 @@ import (
 	"github.com/pgmetered/metered/wallet"
 )
 
-// Postgres cleans up no row that an open snapshot may still see. A row that is updated in place gets slower with each of its versions, until the
-// snapshot ends: an idle transaction, a long report, a standby that is stuck.
+// Postgres cleans up no row that an open snapshot may still see. A row that is updated in place
+// gets slower with each of its versions, until the snapshot ends: an idle transaction, a long
+// report, a standby that is stuck.
 var snapshotFigures = []figure{
 	besideSnapshot("hot_under_open_snapshot_vs_start", atLeast(0.95), "charge", "charge"+fresh, "direct charges"),
 	besideSnapshot("hot_under_open_snapshot_vs_counter_row", atLeast(3), "charge", "counter", "direct charges against a counter by hand, both"),
@@ -34,7 +35,8 @@ func besideSnapshot(name string, g goal, one, other, things string) figure {
 	})
 }
 
-// besideSnapshot has each contender work beside an open snapshot for a while, and then against one of its kind that begins, in a database without one.
+// besideSnapshot has each contender work beside an open snapshot for a while, and then against one
+// of its kind that begins, in a database without one.
 func (b *bench) besideSnapshot(ctx context.Context, name string, entries ...entry) (outcome, error) {
 	return share(b, "open snapshot: "+name, func() (outcome, error) {
 		n := len(entries)

@@ -51,7 +51,8 @@ func (b *bench) wallets(ctx context.Context) (*wallets, error) {
 	})
 }
 
-// load makes the lots by the calls that users make. Those that end do so within a millisecond: the next grant writes it.
+// load makes the lots by the calls that users make. Those that end do so within a millisecond: the
+// next grant writes it.
 func (w *wallets) load(ctx context.Context, b *bench) error {
 	const enough = 1 << 40
 	ended := b.pick(10_000, 500)

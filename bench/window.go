@@ -27,7 +27,8 @@ var windowFigures = []figure{
 	{"charge_cold_start", "times the cost", atMost(1.3), "the last 1,000 of 100,000 charges on a database that was never analysed, against the first 1,000", chargeColdStart},
 }
 
-// loadChainSQL writes a chain of $2 charges of one unit, one a second, the last of them $3 ago, with the same rows as single charges.
+// loadChainSQL writes a chain of $2 charges of one unit, one a second, the last of them $3 ago,
+// with the same rows as single charges.
 const loadChainSQL = `
 insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope)
 select g, 1, clock_timestamp() - $3::interval - ($2 - g) * interval '1 s', g, 0, 0, 0, 0, 'c', $1
@@ -38,7 +39,8 @@ const refundChainSQL = `
 select count(metered.refund($1, null, g, 1, 1000, null, false))
 from generate_series(1, $2::bigint, 100) g`
 
-// chains is a kit with a long chain and short ones of a hundred entries. Each turn takes another short one, before it has grown much.
+// chains is a kit with a long chain and short ones of a hundred entries. Each turn takes another
+// short one, before it has grown much.
 type chains struct {
 	*kit
 	long   int
@@ -47,7 +49,8 @@ type chains struct {
 
 func chainName(size, i int) string { return fmt.Sprintf("chain/%08d/%09d", size, i) }
 
-// restoreChainsSQL deletes entries made since the chains were loaded. A chain has a refund of every hundredth charge.
+// restoreChainsSQL deletes entries made since the chains were loaded. A chain has a refund of every
+// hundredth charge.
 const restoreChainsSQL = `
 delete from metered.ledger where scope like 'chain/%' and seq > split_part(scope, '/', 2)::bigint * 101 / 100`
 
@@ -105,7 +108,8 @@ func chargeByWindow(ctx context.Context, b *bench, limits []budget.Limit) (sampl
 	return s, errors.Join(err, c.verified(ctx, chainName(c.long, 0)))
 }
 
-// seriesByEntries asks for a chain from its first entry to its last in 31 buckets, as for a month by day.
+// seriesByEntries asks for a chain from its first entry to its last in 31 buckets, as for a month
+// by day.
 func seriesByEntries(ctx context.Context, b *bench) (samples, error) {
 	c, err := b.chains(ctx)
 	if err != nil {
@@ -210,8 +214,9 @@ func chargeByScopes(ctx context.Context, b *bench) (samples, error) {
 	return s, nil
 }
 
-// chargeColdStart charges one scope of a fresh database that nothing ever analyses, and compares its last thousand charges with the first
-// thousand of another one. The connection keeps the plans that it made while the table was empty.
+// chargeColdStart charges one scope of a fresh database that nothing ever analyses, and compares
+// its last thousand charges with the first thousand of another one. The connection keeps the plans
+// that it made while the table was empty.
 func chargeColdStart(ctx context.Context, b *bench) (samples, error) {
 	charges := b.pick(100_000, 3_000)
 	never := options{conns: 1, setUp: `

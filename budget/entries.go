@@ -10,7 +10,8 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Kinds of entries (Entry.Kind). A switch over them names these, since a mistyped text counts nothing.
+// Kinds of entries (Entry.Kind). A switch over them names these, since a mistyped text counts
+// nothing.
 const (
 	EntryCharge      = "charge"       // units were spent
 	EntryCredit      = "credit"       // units were added

@@ -113,8 +113,8 @@ func checkTime(field string, t time.Time) error {
 // sums are the running sums of a chain before some time.
 type sums struct{ seq, spent, refunded, credited, refundedAfter, unsettled int64 }
 
-// sumsAt asks for the sums before each of up to 2,000 + 1 times, which ascend, from one snapshot. The
-// server must show these times in a location, which may be nil, as the program does.
+// sumsAt asks for the sums before each of up to 2,000 + 1 times, which ascend, from one snapshot.
+// The server must show these times in a location, which may be nil, as the program does.
 func (l *Ledger) sumsAt(ctx context.Context, db Querier, scope string, times []time.Time, in *time.Location) ([]sums, error) {
 	var zone *string
 	var shown []int64 // as microseconds of UTC

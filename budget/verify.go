@@ -89,10 +89,9 @@ having sum(r.amount) > case when c.kind in ('c', 'u') then c.amount else 0 end
 order by c.seq`
 
 // heldSQL sums the units of a scope that the open lines of holds, and open leases, keep. Lines that
-// were freed with a sum are left out: they are due before next_due, at the last entry's time or before
-// (expiry.sql). A line
-// that keeps less than nothing, or of which less than nothing was captured, counts as a difference
-// of its own. Beside that, the sum kept of the open leases.
+// were freed with a sum are left out: they are due before next_due, at the last entry's time or
+// before (expiry.sql). A line that keeps less than nothing, or of which less than nothing was
+// captured, counts as a difference of its own. Beside that, the sum kept of the open leases.
 const heldSQL = `
 select coalesce(sum(l.open) filter (where not exists (
         select from (select * from metered.ledger t where t.scope = $1 order by t.seq desc limit 1) t

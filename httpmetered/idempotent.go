@@ -85,8 +85,8 @@ type flight struct{ tenant, key string }
 
 // Idempotent returns a middleware that carries out a request with an Idempotency-Key once, in a
 // metered command: the key is its id, method, path, query and body are its Input, and the handler's
-// answer is its result, stored in clear: see IdempotentConfig.Reveal. A repetition gets that answer,
-// with Idempotent-Replayed: true. Safe methods pass through.
+// answer is its result, stored in clear: see IdempotentConfig.Reveal. A repetition gets that
+// answer, with Idempotent-Replayed: true. Safe methods pass through.
 //
 // The handler writes through Tx(r), and may run several times: it must have no effect elsewhere.
 // Nothing is sent before COMMIT. A refusal or failure of the command replaces its answer. A panic

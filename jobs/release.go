@@ -329,8 +329,8 @@ func readReleased(raw []byte, each bool) (*releasedJob, error) {
 	return j, err
 }
 
-// limitsNow asks Config.Limits, nil without it. If each scope is asked by itself, those whose limits
-// are not known have the reason in their place, and are in unknown.
+// limitsNow asks Config.Limits, nil without it. If each scope is asked by itself, those whose
+// limits are not known have the reason in their place, and are in unknown.
 func (e *Enqueuer) limitsNow(ctx context.Context, tx pgx.Tx, scopes []string, wait int32, each bool) (given any, unknown map[string]error, err error) {
 	if e.gate.config.Limits == nil {
 		return nil, nil, nil

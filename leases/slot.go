@@ -163,7 +163,8 @@ func (s *slot) ask(p *Pool) {
 	})
 }
 
-// arrived takes the slice that was asked for, if any. recalled says that the slot gave up its slices meanwhile. mu is held.
+// arrived takes the slice that was asked for, if any. recalled says that the slot gave up its
+// slices meanwhile. mu is held.
 func (s *slot) arrived(p *Pool, got *slice, err error, recalled bool) {
 	s.failed = err
 	switch {

@@ -12,8 +12,8 @@
 // Consume on POST.
 //
 // The result of a command, and an answer below httpmetered.Idempotent, is stored in clear: keep the
-// text of a token out of it. Mint with a derived Secret (metered.Tx.Secret), and derive it again for
-// the answer and for each replay (metered.Client.Secret, httpmetered.IdempotentConfig.Reveal).
+// text of a token out of it. Mint with a derived Secret (metered.Tx.Secret), and derive it again
+// for the answer and for each replay (metered.Client.Secret, httpmetered.IdempotentConfig.Reveal).
 //
 // Every call may fail with ErrArgument, and writes with ErrBusy and ErrSerialization. Rolling back
 // undoes a write. Locks are kept until the transaction ends. Reads take none.

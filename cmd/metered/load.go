@@ -154,7 +154,8 @@ func startLoad(ctx context.Context, pool *pgxpool.Pool, schema string, rate int,
 	return l, nil
 }
 
-// print enqueues a job of about three seconds each two seconds, so that some wait in the printer's line, and the last ones in vain.
+// print enqueues a job of about three seconds each two seconds, so that some wait in the printer's
+// line, and the last ones in vain.
 func (l *load) print(ctx context.Context) error {
 	return l.inTx(ctx, func(ctx context.Context, tx pgx.Tx) error {
 		_, err := l.client.Jobs.Enqueue(ctx, tx, printArgs{1 + rand.IntN(30)}, &jobs.Options{

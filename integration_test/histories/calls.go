@@ -19,7 +19,8 @@ import (
 	"github.com/pgmetered/metered/wallet"
 )
 
-// app is the library as one program has it. It is compiled with the release before as well: a new call has a place in the test alone.
+// app is the library as one program has it. It is compiled with the release before as well: a new
+// call has a place in the test alone.
 type app struct {
 	db      *pgxpool.Pool
 	c       *metered.Client

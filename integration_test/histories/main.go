@@ -1,7 +1,8 @@
-// Command histories is an application whose calls a test judges: it records the calls of many clients and their answers, while connections are
-// cut, processes are killed and stopped, and callers leave. Then it looks for an order of the calls, one after the other, that explains all
-// answers. Compiled with the release before, the program makes the calls that its input names, beside the test's own. As "migrate" it makes the
-// schema instead.
+// Command histories is an application whose calls a test judges: it records the calls of many
+// clients and their answers, while connections are cut, processes are killed and stopped, and
+// callers leave. Then it looks for an order of the calls, one after the other, that explains all
+// answers. Compiled with the release before, the program makes the calls that its input names,
+// beside the test's own. As "migrate" it makes the schema instead.
 package main
 
 import (

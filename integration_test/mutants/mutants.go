@@ -1,4 +1,5 @@
-// Package mutants breaks the library on purpose, one place at a time, and runs the test that must notice.
+// Package mutants breaks the library on purpose, one place at a time, and runs the test that must
+// notice.
 package mutants
 
 import (
@@ -15,8 +16,8 @@ const root = "../.."
 // A Mutant is one deliberate breakage.
 type Mutant struct {
 	Name string // the guarantee that is gone
-	// In is the function of schema.sql, or the path of the Go file, in which New takes the place of Old. Old is there
-	// once. Without In, New is a statement that breaks a table.
+	// In is the function of schema.sql, or the path of the Go file, in which New takes the place of
+	// Old. Old is there once. Without In, New is a statement that breaks a table.
 	In, Old, New string
 	Pkg, Test    string // the test that fails then, such as "./budget" and "TestCharge_X" or "TestCharge_X/sub test"
 }
@@ -49,8 +50,8 @@ func (m Mutant) apply(schema string) (string, error) {
 	return text, nil
 }
 
-// bypassed are the functions that the short way of plain calls (plain.sql) does without. Their mutants
-// are run by the full way.
+// bypassed are the functions that the short way of plain calls (plain.sql) does without. Their
+// mutants are run by the full way.
 var bypassed = map[string]bool{"_write_charges": true, "begin_command": true, "complete_command": true}
 
 const theFullWay = "create or replace function metered._goes_short() returns boolean language sql immutable as 'select false';\n"

@@ -223,7 +223,8 @@ var all = []Mutant{
 	{"a due hold frees units of a use for all", "_due_lots", "case when (child.plan).uses is not null then held.back else 0 end", "0", "./wallet", "TestUses_AHoldGivesUnitsBackToTheirUse"},
 	{"a due hold gives to a lot that has ended", "_free_lots", "if l.expires_at <= freed.at then", "if false then", "./wallet", "TestReservation_FreedUnitsOfAnEndedLotLapseAtOnce"},
 
-	// What time does to a wallet: holds fall due, with minima, and lots begin, end, roll over and renew.
+	// What time does to a wallet: holds fall due, with minima, and lots begin, end, roll over and
+	// renew.
 	{"a name is looked up before what is due", "_name_lot", "entry := metered._after_due(entry, 0, wait_ms);\n    lot := metered._find_lot(e.scope, of_lot, of_reference);",
 		"lot := metered._find_lot(e.scope, of_lot, of_reference);\n    entry := metered._after_due(entry, 0, wait_ms);", "./wallet", twins},
 	{"a balance lists lots by number", "wallet_balance", "order by x.priority, x.expires_at, x.age)", "order by x.priority, x.expires_at, x.no)", "./wallet", twins},

@@ -1,5 +1,5 @@
-// Package orders runs pairs and triples of the library's calls in each order of their statements, and compares each with a
-// model that knows no SQL.
+// Package orders runs pairs and triples of the library's calls in each order of their statements,
+// and compares each with a model that knows no SQL.
 package orders
 
 import (
@@ -9,7 +9,8 @@ import (
 	"strings"
 )
 
-// model is the naive state of one world: sums, and sets of names. Calls run on it one after the other.
+// model is the naive state of one world: sums, and sets of names. Calls run on it one after the
+// other.
 type model struct {
 	scopes   map[string]*sums
 	aged     int64             // units of "s" that have left its window
@@ -138,7 +139,8 @@ func (m *model) park() string {
 	return ok
 }
 
-// parkBurst enqueues a job that takes 30 units of "t" where it would wait for "s". In these orders the line of "t" is not looked at.
+// parkBurst enqueues a job that takes 30 units of "t" where it would wait for "s". In these orders
+// the line of "t" is not looked at.
 func (m *model) parkBurst() string {
 	if !m.ahead && (m.parked > 0 || m.use("s")+m.wants > limit) && m.use("t")+30 <= limit {
 		m.started++

@@ -131,7 +131,8 @@ func (w *world) charge(scope string, amount int64) budget.Charge {
 	return budget.Charge{Scope: w.scope(scope), Amount: amount, Limits: []budget.Limit{hour}}
 }
 
-// openLease and the like are the statements of package leases, for which a Pool would choose the moment.
+// openLease and the like are the statements of package leases, for which a Pool would choose the
+// moment.
 const (
 	openLease = `select o.no, o.fence from metered.open_lease(
 		row($1::text, null, 20, 0, array[row(100, '1 hour', null, null, null, null)::metered.charge_limit], null, null, null, null)::metered.new_charge,
@@ -268,7 +269,8 @@ func (p pieces) build(ctx context.Context, db *pgxpool.Pool, name string, needs 
 	return w, err
 }
 
-// failed enqueues a job whose first attempt has failed, and returns its hold. Its next attempt is at a time of River's clock.
+// failed enqueues a job whose first attempt has failed, and returns its hold. Its next attempt is
+// at a time of River's clock.
 func (w *world) failed(ctx context.Context, tx pgx.Tx, amount int64, at string) (hold string, err error) {
 	r, err := w.enqueue(ctx, tx, amount)
 	if err != nil {

@@ -11,8 +11,8 @@ import (
 	"github.com/pgmetered/metered/budget"
 )
 
-// worlds keeps the rows with which the orders of some calls begin, to put them back before each order. They are made once for each set
-// of needs. All rows of a database are those of one world.
+// worlds keeps the rows with which the orders of some calls begin, to put them back before each
+// order. They are made once for each set of needs. All rows of a database are those of one world.
 type worlds struct {
 	db     *pgxpool.Pool
 	look   string   // reads now
@@ -30,8 +30,9 @@ type beginning struct {
 	at   time.Time
 }
 
-// keepSQL makes a copy of each table for the rows of all beginnings, and the functions that keep one and put it back. Entries come
-// before the lines of jobs, which a trigger marks, and River's rows have times of its own: both are always put back.
+// keepSQL makes a copy of each table for the rows of all beginnings, and the functions that keep
+// one and put it back. Entries come before the lines of jobs, which a trigger marks, and River's
+// rows have times of its own: both are always put back.
 const keepSQL = `
 create schema worlds;
 create table worlds.sequences (world int, name regclass, last bigint, called boolean);
@@ -64,13 +65,15 @@ begin
 end
 $do$`
 
-// lookSQL leaves out what is random or of another clock: the ids of sessions, of claims and of the holds of jobs.
+// lookSQL leaves out what is random or of another clock: the ids of sessions, of claims and of the
+// holds of jobs.
 const lookSQL = `
 select string_agg(format('(select count(*) || '' '' || coalesce(sum(hashtextextended(regexp_replace(%s, ''(job/[0-9]+/|session_|claim_)[0-9a-f_-]+'', ''\1'', ''g''), 0)), 0) from %s t)',
         row, name), ', ' order by nth),
 	array_agg(name::text order by nth) from worlds.tables`
 
-// clockSQL is the clock of pgtest as an expression, which Postgres inlines: a function is planned again in each statement.
+// clockSQL is the clock of pgtest as an expression, which Postgres inlines: a function is planned
+// again in each statement.
 const clockSQL = `create or replace function metered.clock() returns timestamptz language sql volatile
 	as $$ select timestamptz 'epoch' + pg_catalog.pg_sequence_last_value('pgtest.clock') / 1000000 * interval '1 second'
 		+ pg_catalog.pg_sequence_last_value('pgtest.clock') % 1000000 * interval '1 microsecond' $$`
@@ -120,7 +123,8 @@ func (w *worlds) restore(ctx context.Context, b *beginning) error {
 	return err
 }
 
-// state reads the state of a world, and verifies it. What it read of the same rows at the same time it does not read again.
+// state reads the state of a world, and verifies it. What it read of the same rows at the same time
+// it does not read again.
 func (w *worlds) state(ctx context.Context, of *world, at time.Time) (string, error) {
 	rows, err := w.rows(ctx)
 	if err != nil {

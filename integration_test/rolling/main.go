@@ -1,6 +1,7 @@
-// Command rolling is an application, for the test of a rolling deploy: it is built once with this library and once
-// with the next build. It makes calls of every kind until its standard input ends, and then prints the units that it
-// committed. Its third argument is the pause between two calls of a kind. Named "migrate" or "drop previous" it migrates, and prints the report.
+// Command rolling is an application, for the test of a rolling deploy: it is built once with this
+// library and once with the next build. It makes calls of every kind until its standard input ends,
+// and then prints the units that it committed. Its third argument is the pause between two calls of
+// a kind. Named "migrate" or "drop previous" it migrates, and prints the report.
 package main
 
 import (
@@ -110,7 +111,8 @@ func main() {
 	}
 }
 
-// loop makes calls of a kind until ctx ends, and one at least. One that was begun is seen to its end.
+// loop makes calls of a kind until ctx ends, and one at least. One that was begun is seen to its
+// end.
 func (a *app) loop(ctx context.Context, pause time.Duration, kind string, call func(ctx context.Context, id string) (map[string]int64, error)) {
 	for n := 0; ctx.Err() == nil || !a.answered(kind); n++ {
 		began := time.Now()
@@ -283,7 +285,8 @@ func (a *app) due(ctx context.Context, id string) (map[string]int64, error) {
 	return nil, err
 }
 
-// wallet grants a lot that lasts and one that ends at once, and draws, refunds and revokes of wallets that all processes have.
+// wallet grants a lot that lasts and one that ends at once, and draws, refunds and revokes of
+// wallets that all processes have.
 func (a *app) wallet(ctx context.Context, id string) (map[string]int64, error) {
 	err := a.in(ctx, func(tx pgx.Tx) error {
 		for reference, g := range map[string]wallet.Grant{"lasting/": {Amount: 10}, "ending/": {Amount: 5, For: 50 * time.Millisecond}} {

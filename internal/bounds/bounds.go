@@ -1,4 +1,5 @@
-// Package bounds has the bounds of the arguments of packages budget and holds, for them and the packages built on them.
+// Package bounds has the bounds of the arguments of packages budget and holds, for them and the
+// packages built on them.
 package bounds
 
 import "time"

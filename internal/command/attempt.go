@@ -55,10 +55,11 @@ type transaction interface {
 	early(f *flush)
 	// end queues the statements that end the transaction.
 	end(batch *pgx.Batch)
-	// ended reads their answers, and reports whether an error is foreign: of COMMIT, where deferred triggers of others run.
+	// ended reads their answers, and reports whether an error is foreign: of COMMIT, where deferred
+	// triggers of others run.
 	ended(results pgx.BatchResults) (foreign bool, err error)
-	// outcome judges three errors of the last flush: unread, of an answer that cannot be read, err, of reading it otherwise, and closing, of
-	// closing it.
+	// outcome judges three errors of the last flush: unread, of an answer that cannot be read, err,
+	// of reading it otherwise, and closing, of closing it.
 	outcome(ctx context.Context, rec *Record, unread, err, closing error) (unknown bool, _ error)
 
 	// replay ends a transaction that found the record of its operation, and returns when that
@@ -112,7 +113,8 @@ func (e *Engine) attempt(ctx context.Context, op *Operation, t transaction, firs
 	return a
 }
 
-// replayed ends an attempt that found the record of its operation, which is the answer if it is of the same command.
+// replayed ends an attempt that found the record of its operation, which is the answer if it is of
+// the same command.
 func (e *Engine) replayed(ctx context.Context, op *Operation, t transaction, b *begun) (rec Record, unknown bool, err error) {
 	within, span := e.flush(ctx, op, "replay")
 	unknown, err = t.replay(within, &b.rec)
@@ -231,8 +233,8 @@ func (b *begun) readPlain(answer []byte) error {
 	return nil
 }
 
-// begin sends the first flush. First runs between claiming and opening, so an operation that has one begins with the
-// claim alone.
+// begin sends the first flush. First runs between claiming and opening, so an operation that has
+// one begins with the claim alone.
 func (e *Engine) begin(ctx context.Context, op *Operation, t transaction, opening bool) (*begun, error) {
 	b := &begun{marker: newMarker()}
 	f := &flush{}
@@ -308,7 +310,8 @@ func (e *Engine) send(ctx context.Context, op *Operation, name string, tx pgx.Tx
 
 const newestSQL = `select newest, newest_id from metered.take_newest($1::text, $2::text, $3::timestamptz, $4::text, $5::int)`
 
-// look makes op the newest event of its key, if it is one, and asks whether its holds would be refused.
+// look makes op the newest event of its key, if it is one, and asks whether its holds would be
+// refused.
 func (e *Engine) look(ctx context.Context, b *begun, f *flush, op *Operation) {
 	if op.Newest != nil {
 		wait, _ := e.timeouts(ctx)
@@ -384,9 +387,10 @@ select metered.complete_command_plain($1::text, $2::text, $3::text, $4::bytea, $
 // finishSQL lets COMMIT pass where complete_command did not, because subscribers come first.
 const finishSQL = `select metered.finish_command($1::text)`
 
-// finish sends the last flush: the steps, the charges with the record, and the end of the transaction. Subscribers, and
-// OnThreshold for a crossed threshold, are called before the end, which then has a flush of its own. Until that one the
-// server refuses a COMMIT, so after an error nothing is committed.
+// finish sends the last flush: the steps, the charges with the record, and the end of the
+// transaction. Subscribers, and OnThreshold for a crossed threshold, are called before the end,
+// which then has a flush of its own. Until that one the server refuses a COMMIT, so after an error
+// nothing is committed.
 func (e *Engine) finish(ctx context.Context, op *Operation, t transaction, end Ending, marker string) (Record, bool, error) {
 	tx := t.tx()
 	pg := tx.Conn().PgConn()
@@ -477,8 +481,8 @@ func (e *Engine) complete(ctx context.Context, f *flush, op *Operation, end Endi
 		completed.String(), op.Fingerprint, end.Result, end.Refusal, charges, tolerance, wait, !telling)
 }
 
-// tell calls the subscribers of steps, and OnThreshold for the thresholds that steps and charges crossed, in a
-// transaction that these cannot end.
+// tell calls the subscribers of steps, and OnThreshold for the thresholds that steps and charges
+// crossed, in a transaction that these cannot end.
 func tell(ctx context.Context, tx pgx.Tx, end Ending, crossed []byte) error {
 	over := new(atomic.Bool)
 	defer over.Store(true)

@@ -42,8 +42,8 @@ func NoOthers(cfg *pgxpool.Config) {
 	cfg.ConnConfig.Tracer = noOthers{}
 }
 
-// noOthers is a tracer that ends the context of a connect within a function. pgxpool asks no other hook before it
-// waits for a connection.
+// noOthers is a tracer that ends the context of a connect within a function. pgxpool asks no other
+// hook before it waits for a connection.
 type noOthers struct{}
 
 func (noOthers) TraceAcquireStart(ctx context.Context, _ *pgxpool.Pool, _ pgxpool.TraceAcquireStartData) context.Context {

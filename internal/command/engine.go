@@ -1,6 +1,6 @@
-// Package command is the engine of metered.Do and metered.DoTx: it claims an operation id, runs the command's function,
-// does the command's steps, records the operation, and ends the transaction. It imports neither budget nor holds: their
-// calls come as types of package ledger and as steps.
+// Package command is the engine of metered.Do and metered.DoTx: it claims an operation id, runs the
+// command's function, does the command's steps, records the operation, and ends the transaction. It
+// imports neither budget nor holds: their calls come as types of package ledger and as steps.
 package command
 
 import (
@@ -30,7 +30,8 @@ type Config struct {
 	LockTimeout, MaxFuture, ResolveTimeout time.Duration
 	MaxAttempts                            int
 	Observer                               *observed.To
-	// Usable refuses operations on a schema that they cannot succeed on, before they begin on the connection. nil refuses none.
+	// Usable refuses operations on a schema that they cannot succeed on, before they begin on the
+	// connection. nil refuses none.
 	Usable func(ctx context.Context, db schema.DB) error
 }
 
@@ -83,7 +84,8 @@ type Operation struct {
 	Holds   []*ledger.Placing               // for a first look
 	Newest  *Event                          // that the operation is, nil for none
 
-	// Enter is the statement that comes first in each transaction of the operation, with its longest wait for locks. nil for none.
+	// Enter is the statement that comes first in each transaction of the operation, with its
+	// longest wait for locks. nil for none.
 	Enter func(waitMS int32) Statement
 
 	// First is called once, when the id is claimed and is no replay, before the token and the
@@ -106,7 +108,8 @@ type Operation struct {
 	Until             time.Time // until then transient errors are tried again. Zero for none
 }
 
-// forget drops the answers of an earlier attempt: the first look leaves limits out that a query has yet to answer.
+// forget drops the answers of an earlier attempt: the first look leaves limits out that a query has
+// yet to answer.
 func (op *Operation) forget() {
 	if op.Looking != nil {
 		op.Looking()
@@ -123,7 +126,8 @@ func (op *Operation) forget() {
 	}
 }
 
-// Refused is op after a refusal, with the refusal as JSON: it records the refusal, unless there is a record by now.
+// Refused is op after a refusal, with the refusal as JSON: it records the refusal, unless there is
+// a record by now.
 func (op *Operation) Refused(reason string) *Operation {
 	return &Operation{
 		Tenant: op.Tenant, ID: op.ID, Name: op.Name, Key: op.Key, IssuedAt: op.IssuedAt, Fingerprint: op.Fingerprint, Isolation: pgx.ReadCommitted,
@@ -132,7 +136,8 @@ func (op *Operation) Refused(reason string) *Operation {
 	}
 }
 
-// Ending is the rest of an operation after its function: result, steps, charges, and all that is written at its end.
+// Ending is the rest of an operation after its function: result, steps, charges, and all that is
+// written at its end.
 type Ending struct {
 	Result  []byte           // JSON
 	Steps   []Step           // in this order, before the charges
@@ -177,9 +182,10 @@ func (e *Indefinite) Error() string { return e.Cause.Error() }
 // Unwrap returns the cause.
 func (e *Indefinite) Unwrap() error { return e.Cause }
 
-// Do attempts op until there is an answer. After a COMMIT whose answer was lost the next attempt finds out: its claim waits
-// for the lost transaction to end, and then it finds the record, or runs op again. Where the server, or a pooler, answered
-// COMMIT by an ERROR that leaves it open, and op is not on record, that ERROR is the answer, unless it is a shard's.
+// Do attempts op until there is an answer. After a COMMIT whose answer was lost the next attempt
+// finds out: its claim waits for the lost transaction to end, and then it finds the record, or runs
+// op again. Where the server, or a pooler, answered COMMIT by an ERROR that leaves it open, and op
+// is not on record, that ERROR is the answer, unless it is a shard's.
 func (e *Engine) Do(ctx context.Context, op *Operation) (Record, error) {
 	firstDone := false
 	rec, err := e.repeat(ctx, op, func(ctx context.Context, lost bool) attempt {
@@ -263,7 +269,8 @@ func (e *Engine) repeat(ctx context.Context, op *Operation, try func(ctx context
 	}
 }
 
-// tell reports to the observer a COMMIT without an answer, or the outcome that this attempt found of an earlier one.
+// tell reports to the observer a COMMIT without an answer, or the outcome that this attempt found
+// of an earlier one.
 func (e *Engine) tell(ctx context.Context, lost bool, a *attempt) {
 	to := e.cfg.Observer
 	if lost && a.claimed && !(a.found && a.unknown) {
@@ -335,7 +342,8 @@ func (e *Engine) Again(ctx context.Context, try func() error) error {
 	})
 }
 
-// Begin begins a transaction on a connection of the pool, on another one where that had ended before.
+// Begin begins a transaction on a connection of the pool, on another one where that had ended
+// before.
 func (e *Engine) Begin(ctx context.Context, opts pgx.TxOptions) (*pgxpool.Conn, pgx.Tx, error) {
 	for ended := int32(0); ; ended++ {
 		conn, err := e.connect(ctx)
@@ -356,8 +364,8 @@ func (e *Engine) Begin(ctx context.Context, opts pgx.TxOptions) (*pgxpool.Conn, 
 	}
 }
 
-// DoTx makes the one attempt of op in tx, a transaction of the caller's, between a savepoint and its release. It makes
-// another one where a threshold is to be reported.
+// DoTx makes the one attempt of op in tx, a transaction of the caller's, between a savepoint and
+// its release. It makes another one where a threshold is to be reported.
 func (e *Engine) DoTx(ctx context.Context, tx pgx.Tx, op *Operation) (Record, error) {
 	if err := e.cfg.Usable(ctx, tx); err != nil {
 		return Record{}, cmp.Or((&lent{}).aborted(err), err)

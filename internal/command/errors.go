@@ -46,8 +46,9 @@ func failed(doing string, err error) error {
 	return fmt.Errorf("%w: %s: %w", kind, doing, err)
 }
 
-// foreign wraps an error from outside the engine: of COMMIT, where the triggers run that others deferred, or of a
-// subscriber. Its SQLSTATE is not taken for one of ours, but for that of the guard against a COMMIT.
+// foreign wraps an error from outside the engine: of COMMIT, where the triggers run that others
+// deferred, or of a subscriber. Its SQLSTATE is not taken for one of ours, but for that of the
+// guard against a COMMIT.
 func foreign(doing string, err error) error {
 	if sqlstate.Of(err) == sqlstate.NotFinished {
 		return fmt.Errorf("%w: %s: %w", guardtx.ErrControl, doing, err)
@@ -55,7 +56,8 @@ func foreign(doing string, err error) error {
 	return fmt.Errorf("metered: %s: %w", doing, err)
 }
 
-// ofCharges turns SQLSTATEs raised by charges into their errors, a refusal (MT001) into *budget.ExceededError.
+// ofCharges turns SQLSTATEs raised by charges into their errors, a refusal (MT001) into
+// *budget.ExceededError.
 func ofCharges(c *ledger.Charging, err error) error {
 	if fault.Code(err) != "" {
 		return err // it has them

@@ -37,8 +37,9 @@ func (f *flush) read(results pgx.BatchResults) error {
 	return nil
 }
 
-// readAll reads all answers. An answer that cannot be read stops it no more than one that can: it returns the first such
-// error as unread. Errors of the server or of the connection, after which there are no more answers, are err.
+// readAll reads all answers. An answer that cannot be read stops it no more than one that can: it
+// returns the first such error as unread. Errors of the server or of the connection, after which
+// there are no more answers, are err.
 func (f *flush) readAll(results pgx.BatchResults) (unread, err error) {
 	for _, read := range f.reads {
 		if err := read(results); err != nil {

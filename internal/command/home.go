@@ -12,8 +12,9 @@ import (
 	"github.com/pgmetered/metered/internal/schema"
 )
 
-// Home is a tenant in a cell. Its transactions begin with a statement that fails where the tenant does not live any more, and that
-// keeps it from moving until they end. All methods work on nil, and do nothing.
+// Home is a tenant in a cell. Its transactions begin with a statement that fails where the tenant
+// does not live any more, and that keeps it from moving until they end. All methods work on nil,
+// and do nothing.
 type Home struct {
 	Tenant string
 	sql    string

@@ -46,15 +46,16 @@ func (l *lent) ended(results pgx.BatchResults) (foreign bool, err error) {
 	return false, err
 }
 
-// outcome after an answer that cannot be read leaves a transaction that cannot be committed: its savepoint is gone, which undo asks for.
+// outcome after an answer that cannot be read leaves a transaction that cannot be committed: its
+// savepoint is gone, which undo asks for.
 func (l *lent) outcome(_ context.Context, _ *Record, unread, err, closing error) (unknown bool, _ error) {
 	err = cmp.Or(err, closing, unread)
 	l.set = err != nil
 	return false, err
 }
 
-// replay makes the caller's COMMIT wait for the log, which a COMMIT after mere reads would not do, and takes the
-// transaction back to where it was, as undo does.
+// replay makes the caller's COMMIT wait for the log, which a COMMIT after mere reads would not do,
+// and takes the transaction back to where it was, as undo does.
 func (l *lent) replay(ctx context.Context, _ *Record) (unknown bool, _ error) {
 	l.set = false
 	if _, err := l.bare.Exec(ctx, undoSQL+"; select "+writeSQL, pgx.QueryExecModeSimpleProtocol); err != nil {

@@ -11,9 +11,10 @@ import (
 	"github.com/pgmetered/metered/internal/ledger"
 )
 
-// Once does one step of an operation in a transaction of its own at READ COMMITTED, which writes no record: in one
-// flush with BEGIN and COMMIT, unless limits are to be asked for, or there are subscribers, or op is Telling. It
-// retries as Do does. After a COMMIT whose answer was lost it does the step again: the step must find its own earlier work.
+// Once does one step of an operation in a transaction of its own at READ COMMITTED, which writes no
+// record: in one flush with BEGIN and COMMIT, unless limits are to be asked for, or there are
+// subscribers, or op is Telling. It retries as Do does. After a COMMIT whose answer was lost it
+// does the step again: the step must find its own earlier work.
 func (e *Engine) Once(ctx context.Context, op *Operation, step Step) error {
 	op.Isolation = pgx.ReadCommitted
 	_, err := e.repeat(ctx, op, func(ctx context.Context, lost bool) attempt {
@@ -27,8 +28,8 @@ func (e *Engine) Once(ctx context.Context, op *Operation, step Step) error {
 	return err
 }
 
-// OnceTx is Once in tx, a transaction of the caller's, between a savepoint and its release. It makes one attempt, and
-// takes back one whose step sets refusal, which it returns.
+// OnceTx is Once in tx, a transaction of the caller's, between a savepoint and its release. It
+// makes one attempt, and takes back one whose step sets refusal, which it returns.
 func (e *Engine) OnceTx(ctx context.Context, tx pgx.Tx, op *Operation, step Step, refusal *error) error {
 	l := &lent{bare: tx}
 	if err := e.cfg.Usable(ctx, tx); err != nil {
@@ -58,8 +59,8 @@ func (e *Engine) once(ctx context.Context, op *Operation, step Step) (a attempt)
 	return a
 }
 
-// step sends the flushes of a step. begun is set when the first one was answered, unless it ends the transaction.
-// With a refusal to look at, which the step may set, t ends after it.
+// step sends the flushes of a step. begun is set when the first one was answered, unless it ends
+// the transaction. With a refusal to look at, which the step may set, t ends after it.
 func (e *Engine) step(ctx context.Context, t transaction, op *Operation, step Step, refusal *error, begun *bool) (unknown bool, err error) {
 	wait, _ := e.timeouts(ctx)
 	f := &flush{}

@@ -52,14 +52,14 @@ func (o *owned) settings(timeoutMS int32) *int32 { return &timeoutMS }
 // record is in the log, written to disk or not.
 const releaseSQL = `select pg_catalog.set_config('synchronous_commit', 'off', true)`
 
-// writeSQL makes a transaction one that writes, so that its COMMIT waits for the log, up to and including all that the
-// transaction could see. Nobody reads the message. An id alone (pg_current_xact_id) would not do: COMMIT skips the
-// flush of a transaction that logged nothing.
+// writeSQL makes a transaction one that writes, so that its COMMIT waits for the log, up to and
+// including all that the transaction could see. Nobody reads the message. An id alone
+// (pg_current_xact_id) would not do: COMMIT skips the flush of a transaction that logged nothing.
 const writeSQL = `pg_catalog.pg_logical_emit_message(true, 'metered', ''::pg_catalog.text)`
 
-// barrierSQL is a transaction of its own, which the flush commits. Its COMMIT waits as the session's synchronous_commit
-// says: the disk, a standby's memory, its disk or its replay (local, remote_write, on, remote_apply). Where the session
-// does not wait (off), it waits as with "on".
+// barrierSQL is a transaction of its own, which the flush commits. Its COMMIT waits as the
+// session's synchronous_commit says: the disk, a standby's memory, its disk or its replay (local,
+// remote_write, on, remote_apply). Where the session does not wait (off), it waits as with "on".
 const barrierSQL = `select ` + writeSQL + `, case pg_catalog.current_setting('synchronous_commit')
 	when 'off' then pg_catalog.set_config('synchronous_commit', 'on', true) end`
 
@@ -79,9 +79,10 @@ func (o *owned) end(batch *pgx.Batch) {
 	}
 }
 
-// ended reads COMMIT's tag, the LSN, if it was asked for, and the barrier's tag, if there is one. With a nil error the
-// tag says what happened. An error with COMMIT's tag means that it is committed and seen by others, but not known to be
-// in the log on disk: a crash may take it back. Without early release the answers after COMMIT's tag do not matter.
+// ended reads COMMIT's tag, the LSN, if it was asked for, and the barrier's tag, if there is one.
+// With a nil error the tag says what happened. An error with COMMIT's tag means that it is
+// committed and seen by others, but not known to be in the log on disk: a crash may take it back.
+// Without early release the answers after COMMIT's tag do not matter.
 func (o *owned) ended(results pgx.BatchResults) (foreign bool, err error) {
 	o.tag, err = results.Exec()
 	if err != nil || o.tag.String() != "COMMIT" {
@@ -108,12 +109,12 @@ func (o *owned) ended(results pgx.BatchResults) (foreign bool, err error) {
 	return true, err
 }
 
-// outcome is the outcome of the last flush (commit.Of). With EarlyRelease COMMIT's tag is not enough: until the answers
-// after it have come too, it is unknown whether the commit stays.
+// outcome is the outcome of the last flush (commit.Of). With EarlyRelease COMMIT's tag is not
+// enough: until the answers after it have come too, it is unknown whether the commit stays.
 //
-// A cancel request ends the wait of a COMMIT for a synchronous standby, and the server answers by its tag all the same,
-// with a warning that pgx gives to the pool's owner alone. So where ctx has ended, which pgx may have sent such a
-// request for, the tag is not enough either.
+// A cancel request ends the wait of a COMMIT for a synchronous standby, and the server answers by
+// its tag all the same, with a warning that pgx gives to the pool's owner alone. So where ctx has
+// ended, which pgx may have sent such a request for, the tag is not enough either.
 func (o *owned) outcome(ctx context.Context, rec *Record, unread, err, closing error) (unknown bool, _ error) {
 	tag := o.tag.String()
 	switch {

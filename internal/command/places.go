@@ -10,9 +10,10 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// turns are those of calls that have collided, by the lock that they met at: within the process their next attempts run one
-// after the other. Above READ COMMITTED the lock cannot do that, since a writer that has waited for it has a snapshot from
-// before, and all but one of the waiting calls have to run again.
+// turns are those of calls that have collided, by the lock that they met at: within the process
+// their next attempts run one after the other. Above READ COMMITTED the lock cannot do that, since
+// a writer that has waited for it has a snapshot from before, and all but one of the waiting calls
+// have to run again.
 type turns [64]chan struct{}
 
 func newTurns() *turns {
@@ -23,7 +24,8 @@ func newTurns() *turns {
 	return &t
 }
 
-// take waits for the turn of a lock, no longer than the lock timeout, and returns the function that ends the turn.
+// take waits for the turn of a lock, no longer than the lock timeout, and returns the function that
+// ends the turn.
 func (t *turns) take(ctx context.Context, key int64, wait time.Duration) (over func()) {
 	ctx, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()

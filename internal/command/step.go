@@ -9,7 +9,8 @@ import (
 	"github.com/pgmetered/metered/internal/ledger"
 )
 
-// Step is one call at the end of a command, as a piece made it: its locks, its statement, the reading of its answer.
+// Step is one call at the end of a command, as a piece made it: its locks, its statement, the
+// reading of its answer.
 type Step struct {
 	locks   ledger.Locks
 	sql     string
@@ -36,7 +37,8 @@ func StepOf[R any](call *ledger.Call[R], answered func(R)) Step {
 	return s
 }
 
-// locks are those of an ending, if they must be taken before its steps: these take theirs one after the other.
+// locks are those of an ending, if they must be taken before its steps: these take theirs one after
+// the other.
 func (end *Ending) locks() []ledger.Locks {
 	var all []ledger.Locks
 	if end.Charges != nil {
@@ -48,7 +50,8 @@ func (end *Ending) locks() []ledger.Locks {
 	return all
 }
 
-// turn is the least of the locks of an ending, by which calls that met there wait for each other; 0 without any.
+// turn is the least of the locks of an ending, by which calls that met there wait for each other; 0
+// without any.
 func (end *Ending) turn() int64 {
 	var keys []int64
 	for _, l := range end.locks() {
@@ -71,8 +74,8 @@ func (end *Ending) queries() (all []*ledger.Query) {
 	return all
 }
 
-// queue queues the steps of an ending. If they are more than one, or if it charges too, all locks are
-// taken first, in one order, unless they are taken.
+// queue queues the steps of an ending. If they are more than one, or if it charges too, all locks
+// are taken first, in one order, unless they are taken.
 func (e *Engine) queue(ctx context.Context, f *flush, op *Operation, end Ending, locked, telling bool) {
 	wait, _ := e.timeouts(ctx)
 	if all := end.locks(); len(all) > 1 && !locked {

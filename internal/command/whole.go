@@ -13,8 +13,8 @@ select metered.run_command_plain($1::text, $2::text, $3::bigint, $4::bytea, $5::
     $9::text, $10::bigint, $11::bigint, $12::bigint, $13::interval, $14::metered.period, $15::bigint, $16::interval, $17::metered.period,
     $18::jsonb, $19::bool, $20::interval, $21::int)`
 
-// whole makes an attempt in one flush, with COMMIT, at an operation that does nothing but its one charge.
-// whole is false for another operation, and then nothing was done.
+// whole makes an attempt in one flush, with COMMIT, at an operation that does nothing but its one
+// charge. whole is false for another operation, and then nothing was done.
 func (e *Engine) whole(ctx context.Context, op *Operation, t *owned) (a attempt, whole bool) {
 	if !op.Bare || op.First != nil || op.Token.Digest != nil || len(op.Holds) > 0 || op.Newest != nil || op.Enter != nil || op.EarlyRelease || op.LSN ||
 		op.Telling || op.Isolation != pgx.ReadCommitted {

@@ -25,8 +25,9 @@ func InTx(ctx context.Context, pool *pgxpool.Pool, opts pgx.TxOptions, fn func(p
 // leaveTimeout bounds saying goodbye to a server, also when ctx is done.
 const leaveTimeout = time.Second
 
-// Leave closes a connection whose server answered that it is read-only: a primary that became a standby. The next connection of the pool looks
-// up the name again, and may reach the new primary. A connection that is not closed here would stay in the pool for as long as the server lives.
+// Leave closes a connection whose server answered that it is read-only: a primary that became a
+// standby. The next connection of the pool looks up the name again, and may reach the new primary.
+// A connection that is not closed here would stay in the pool for as long as the server lives.
 func Leave(ctx context.Context, conn *pgx.Conn, err error) {
 	if sqlstate.Of(err) != sqlstate.ReadOnlyTransaction {
 		return

@@ -24,9 +24,9 @@ var (
 	ErrNotGranted = New("not_granted", "metered: the role lacks grants of metered.GrantSQL, of GrantJobsSQL to park and release jobs, or of GrantMaintenanceSQL to purge and repair, or rights on River's tables")
 )
 
-// Failed names the failed act, and its package. It maps errors of Postgres that every package may meet to the errors
-// above. The error of Postgres stays underneath, and its Detail, which has key values, is never printed. It is nil
-// for nil.
+// Failed names the failed act, and its package. It maps errors of Postgres that every package may
+// meet to the errors above. The error of Postgres stays underneath, and its Detail, which has key
+// values, is never printed. It is nil for nil.
 func Failed(pkg, doing string, err error) error {
 	var kind error
 	switch sqlstate.Of(err) {

@@ -12,12 +12,12 @@ import (
 	"unicode/utf8"
 )
 
-// Sentinel identifies a kind of failure by its code. Two packages with the same code mean the same failure, and
-// errors.Is finds the one in the other's errors, under any wrapping.
+// Sentinel identifies a kind of failure by its code. Two packages with the same code mean the same
+// failure, and errors.Is finds the one in the other's errors, under any wrapping.
 type Sentinel struct{ code, text string }
 
-// New returns a sentinel. The code is stable across releases, for metrics and for programs on the other side of a
-// wire. The text is for people.
+// New returns a sentinel. The code is stable across releases, for metrics and for programs on the
+// other side of a wire. The text is for people.
 func New(code, text string) *Sentinel { return &Sentinel{code: code, text: text} }
 
 func (s *Sentinel) Error() string { return s.text }
@@ -49,8 +49,8 @@ func Misuse(kind *Sentinel, field, format string, args ...any) *Argument {
 	return a
 }
 
-// Misused reports whether err refuses an argument that the program makes up, and no client of it: a limit, a
-// configuration, a nil.
+// Misused reports whether err refuses an argument that the program makes up, and no client of it: a
+// limit, a configuration, a nil.
 func Misused(err error) bool {
 	var a *Argument
 	return errors.As(err, &a) && (a.program || slices.ContainsFunc(strings.Split(a.Field, "."), func(part string) bool {
@@ -107,7 +107,8 @@ func Is(err error, code string) bool { return errors.Is(err, &Sentinel{code: cod
 // ErrTooManyAttempts is metered.ErrTooManyAttempts. It has no code: the refusal beside it has.
 var ErrTooManyAttempts = errors.New("metered: too many attempts")
 
-// Code returns the code of the first sentinel in err's tree, "" for none. Code methods of other errors do not count.
+// Code returns the code of the first sentinel in err's tree, "" for none. Code methods of other
+// errors do not count.
 func Code(err error) string {
 	var s *Sentinel
 	if errors.As(err, &s) {

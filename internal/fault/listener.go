@@ -1,7 +1,7 @@
 package fault
 
-// Listener is the error of a function of the caller's that a call runs in its transaction: a subscriber, or OnThreshold. Its code
-// is that of Err.
+// Listener is the error of a function of the caller's that a call runs in its transaction: a
+// subscriber, or OnThreshold. Its code is that of Err.
 type Listener struct {
 	Doing string // the call of the function, for people
 	Err   error

@@ -2,16 +2,19 @@ package guardtx
 
 import "strings"
 
-// controlsTransaction reports whether sql contains a statement that begins or ends a transaction, or closes the
-// cursor that guards it. Savepoints are allowed: they stay inside it. With backslashes set, a backslash is special in
-// plain literals, as it was before standard_conforming_strings.
+// controlsTransaction reports whether sql contains a statement that begins or ends a transaction,
+// or closes the cursor that guards it. Savepoints are allowed: they stay inside it. With
+// backslashes set, a backslash is special in plain literals, as it was before
+// standard_conforming_strings.
 //
-// It also reports a text that leaves a quote or a comment open. Alone that is a syntax error, but in a batch of the
-// simple protocol it swallows the beginning of the next text, and changes its meaning.
+// It also reports a text that leaves a quote or a comment open. Alone that is a syntax error, but
+// in a batch of the simple protocol it swallows the beginning of the next text, and changes its
+// meaning.
 //
-// The server also refuses COMMIT, in any form (see block_commit in schema.sql). It cannot refuse ROLLBACK, and later
-// statements would be committed on their own. So the text is checked before it is sent. A doubtful text is refused,
-// such as an SQL-standard function body, whose END looks like a COMMIT.
+// The server also refuses COMMIT, in any form (see block_commit in schema.sql). It cannot refuse
+// ROLLBACK, and later statements would be committed on their own. So the text is checked before it
+// is sent. A doubtful text is refused, such as an SQL-standard function body, whose END looks like
+// a COMMIT.
 func controlsTransaction(sql string, backslashes bool) bool {
 	for len(sql) > 0 {
 		words, rest, open := statement(sql, backslashes)
@@ -41,9 +44,9 @@ func controlsTransaction(sql string, backslashes bool) bool {
 	return false
 }
 
-// statement returns the first three words of sql's first statement, in lower case, the text after its semicolon, and
-// whether a quote or a comment is left open. The functions that skip those return their end, or else a place after
-// the end of sql.
+// statement returns the first three words of sql's first statement, in lower case, the text after
+// its semicolon, and whether a quote or a comment is left open. The functions that skip those
+// return their end, or else a place after the end of sql.
 func statement(sql string, backslashes bool) (words [3]string, rest string, open bool) {
 	n := 0
 	word := func(w string) {
@@ -132,8 +135,8 @@ func afterComment(sql string, from int) int {
 	return len(sql) + 1
 }
 
-// afterQuoted skips a literal or a quoted name. It takes a doubled quote for an end and a new beginning, which comes
-// out the same.
+// afterQuoted skips a literal or a quoted name. It takes a doubled quote for an end and a new
+// beginning, which comes out the same.
 func afterQuoted(sql string, from int, backslashes bool) int {
 	quote := sql[from]
 	for i := from + 1; i < len(sql); i++ {
@@ -147,8 +150,8 @@ func afterQuoted(sql string, from int, backslashes bool) int {
 	return len(sql) + 1
 }
 
-// afterLiteral skips a literal and the parts that continue it, at once or on another line. The first part decides
-// about backslashes in all of them.
+// afterLiteral skips a literal and the parts that continue it, at once or on another line. The
+// first part decides about backslashes in all of them.
 func afterLiteral(sql string, from int, backslashes bool) int {
 	for {
 		end := afterQuoted(sql, from, backslashes)

@@ -76,8 +76,8 @@ func (g guarded) check(sql string) error {
 	return nil
 }
 
-// options wraps the rewriters among pgx's options, which come before the arguments, so that the rewritten statement
-// is checked too.
+// options wraps the rewriters among pgx's options, which come before the arguments, so that the
+// rewritten statement is checked too.
 func (g guarded) options(args []any) []any {
 	for i, arg := range args {
 		switch arg := arg.(type) {

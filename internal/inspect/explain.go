@@ -23,11 +23,12 @@ type Explanation struct {
 	Amount int64     `json:"amount"`
 	Use    string    `json:"use,omitempty"` // of the charge: lots for it pay, too
 	Fits   bool      `json:"fits"`          // it would be let in
-	// Reason is the error of the charge, if it does not fit: a limit, a scope that is closed or must exist, a window
-	// that reaches purged entries, a clock that is ahead. Code is its code.
+	// Reason is the error of the charge, if it does not fit: a limit, a scope that is closed or
+	// must exist, a window that reaches purged entries, a clock that is ahead. Code is its code.
 	Reason string `json:"reason,omitempty"`
 	Code   string `json:"code,omitempty"`
-	// FitsAfter is how long until it fits if nothing else happens, budget.Never if waiting does not help, 0 if it fits.
+	// FitsAfter is how long until it fits if nothing else happens, budget.Never if waiting does not
+	// help, 0 if it fits.
 	FitsAfter time.Duration    `json:"fits_after_ns"`
 	FitsAt    time.Time        `json:"fits_at,omitzero"` // zero for never, and if it fits
 	Limits    []ExplainedLimit `json:"limits"`           // in the order of the charge
@@ -45,15 +46,16 @@ type ExplainedLimit struct {
 	Leased    int64           `json:"leased"`
 	Available int64           `json:"available"`         // the largest amount that it admits
 	Refusal   *budget.Refusal `json:"refusal,omitempty"` // nil if it lets the charge in
-	// Oldest are the first entries inside the window or period, up to 20: they leave a window first. None of a lifetime.
+	// Oldest are the first entries inside the window or period, up to 20: they leave a window
+	// first. None of a lifetime.
 	Oldest    []budget.Entry `json:"oldest,omitempty"`
 	PeriodEnd time.Time      `json:"period_end,omitzero"` // of a limit by period: its end
 	Purged    bool           `json:"purged,omitempty"`    // the window reaches purged entries: its usage is not known
 }
 
-// Explain predicts the answer to a charge. It is not binding: it takes no lock, and the next charge may change it.
-// Of Charge.Note the Use matters: lots for it pay for the charge. NoStandings does not. Limit.MaxFrom is refused, since it runs
-// SQL of the caller's.
+// Explain predicts the answer to a charge. It is not binding: it takes no lock, and the next charge
+// may change it. Of Charge.Note the Use matters: lots for it pay for the charge. NoStandings does
+// not. Limit.MaxFrom is refused, since it runs SQL of the caller's.
 func (r *Reader) Explain(ctx context.Context, charge budget.Charge) (Explanation, error) {
 	e := Explanation{Scope: charge.Scope, Amount: charge.Amount, Use: charge.Note.Use}
 	charge.Limits = slices.Clone(charge.Limits)
@@ -154,7 +156,8 @@ func sameLimit(a, b budget.Limit) bool {
 	return a.Max == b.Max && a.Window == b.Window && a.Period == b.Period && a.Name == b.Name
 }
 
-// windowSQL is the last entry before a time, as in ratesSQL: the entries after it are in the window.
+// windowSQL is the last entry before a time, as in ratesSQL: the entries after it are in the
+// window.
 const windowSQL = `
 select coalesce((
     select b.seq

@@ -33,9 +33,10 @@ type HoldList struct {
 	Next  string       `json:"next,omitempty"` // continues the list, "" at its end
 }
 
-// Holds lists holds of any tenant. With Scope and State Held they come in the order in which they fall due, the first
-// MaxLooked of them. All others come newest first, and a page looks at MaxLooked of those: it may be empty and have a
-// Next. See Book.List for one tenant, and by holder, entity or claim, and Book.Due for the next to fall due.
+// Holds lists holds of any tenant. With Scope and State Held they come in the order in which they
+// fall due, the first MaxLooked of them. All others come newest first, and a page looks at
+// MaxLooked of those: it may be empty and have a Next. See Book.List for one tenant, and by holder,
+// entity or claim, and Book.Due for the next to fall due.
 func (r *Reader) Holds(ctx context.Context, f HoldFilter) (HoldList, error) {
 	limit, err := pageSize(f.Limit)
 	if err := cmp.Or(err, checkText("HoldFilter.Scope", f.Scope)); err != nil {
@@ -73,8 +74,9 @@ func (r *Reader) Holds(ctx context.Context, f HoldFilter) (HoldList, error) {
 // holdStates are the states as the filter of the query has them.
 var holdStates = map[holds.State]string{"": "", holds.Held: "h", holds.Captured: "c", holds.Released: "r", holds.Expired: "x", holds.Returned: "b"}
 
-// holdsSQL looks at the newest holds before $1, $2 of them at most, and stops when it has found enough. The line of
-// the scope is a scalar subquery: an EXISTS could be answered by a hash of all lines.
+// holdsSQL looks at the newest holds before $1, $2 of them at most, and stops when it has found
+// enough. The line of the scope is a scalar subquery: an EXISTS could be answered by a hash of all
+// lines.
 const holdsSQL = `
 select x.no, x.due, metered.hold_json(x.no, c.now)
 from (select metered.clock() as now offset 0) c, (

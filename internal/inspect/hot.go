@@ -30,12 +30,12 @@ type HotList struct {
 	Scopes []Hot         `json:"scopes"`    // ordered by how many wait, then by entries
 }
 
-// Hot returns the scopes with most entries within the time before now, 1s to 24h, and those whose lock somebody waits
-// for now: up to 200.
+// Hot returns the scopes with most entries within the time before now, 1s to 24h, and those whose
+// lock somebody waits for now: up to 200.
 //
-// The numbers of each scope are exact. The choice of scopes is not: they are those of the newest 5,000 records of
-// operations, and of the ledger's last pages. A scope that is charged outside of commands alone can be missed where a
-// purge has made room for new entries in older pages.
+// The numbers of each scope are exact. The choice of scopes is not: they are those of the newest
+// 5,000 records of operations, and of the ledger's last pages. A scope that is charged outside of
+// commands alone can be missed where a purge has made room for new entries in older pages.
 func (r *Reader) Hot(ctx context.Context, within time.Duration, limit int) (HotList, error) {
 	limit, err := pageSize(limit)
 	if err == nil && (within < time.Second || within > 24*time.Hour) {
@@ -89,14 +89,15 @@ func (r *Reader) Hot(ctx context.Context, within time.Duration, limit int) (HotL
 	return list, nil
 }
 
-// maxHot is how many scopes are measured. With more of them the planner would have the statement compiled (jit).
+// maxHot is how many scopes are measured. With more of them the planner would have the statement
+// compiled (jit).
 const maxHot = 200
 
 // candidates is how many scopes may be the hottest.
 const candidates = 1000
 
-// candidatesSQL are the scopes that occur most in the newest records and in the last pages of the ledger. The records
-// have an index, the pages are read by their address.
+// candidatesSQL are the scopes that occur most in the newest records and in the last pages of the
+// ledger. The records have an index, the pages are read by their address.
 const candidatesSQL = `
 select c.scope
 from (select u.scope from (
@@ -113,10 +114,10 @@ type rate struct {
 	last  time.Time
 }
 
-// ratesSQL finds the last entry before a time, for each scope and length of time, as metered._base does: by the index
-// of every sixteenth entry, and the fifteen after it. The difference of two entries is the amount written since. If
-// a purge took that entry, the first that is left takes its place. Without the limit the planner expects a thousand
-// epochs, and compiles (jit).
+// ratesSQL finds the last entry before a time, for each scope and length of time, as metered._base
+// does: by the index of every sixteenth entry, and the fifteen after it. The difference of two
+// entries is the amount written since. If a purge took that entry, the first that is left takes its
+// place. Without the limit the planner expects a thousand epochs, and compiles (jit).
 const ratesSQL = `
 select s.scope, (extract(epoch from w.within) * 1e6)::bigint, t.at,
     t.seq - coalesce(m.seq, b.seq, 0), t.spent - coalesce(m.spent, b.spent, 0), m.seq is not null
@@ -160,7 +161,8 @@ type wait struct {
 	longest  time.Duration
 }
 
-// waitsSQL has the key of the lock from its halves. waitstart is by the server's clock, and null for an instant.
+// waitsSQL has the key of the lock from its halves. waitstart is by the server's clock, and null
+// for an instant.
 const waitsSQL = `
 select l.classid::bigint << 32 | l.objid::bigint, count(*),
     coalesce(extract(epoch from pg_catalog.max(pg_catalog.clock_timestamp() - l.waitstart)) * 1e6, 0)::bigint

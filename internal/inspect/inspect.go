@@ -1,12 +1,13 @@
-// Package inspect reads the schema for people who operate the library: hot scopes, held units, the outcome of an
-// operation, the reason of a refusal. The command line and the page are made of it.
+// Package inspect reads the schema for people who operate the library: hot scopes, held units, the
+// outcome of an operation, the reason of a refusal. The command line and the page are made of it.
 //
-// Every call is a few statements without a lock, in the caller's transaction, READ ONLY too, and by a role that has
-// metered.GrantReportingSQL alone. Every call is bounded: it looks at a few times MaxLooked rows at most, in a
-// database of any size, and lists go on by a cursor. No statement reads a large table from end to end.
+// Every call is a few statements without a lock, in the caller's transaction, READ ONLY too, and by
+// a role that has metered.GrantReportingSQL alone. Every call is bounded: it looks at a few times
+// MaxLooked rows at most, in a database of any size, and lists go on by a cursor. No statement
+// reads a large table from end to end.
 //
-// Let connections have jit = off: with old statistics the planner expects all rows that a statement may read, and
-// compiling it takes half a second.
+// Let connections have jit = off: with old statistics the planner expects all rows that a statement
+// may read, and compiling it takes half a second.
 //
 // It repeats no public call: Ledger and Book are there for that.
 package inspect
@@ -46,8 +47,8 @@ type DB = budget.Querier
 
 // Reader reads one schema. It is safe for concurrent use if its DB is.
 type Reader struct {
-	// Ledger, Book and Wallets answer the rest: Ledger.Usage, Entries and Check, Book.Get, List, Due and History, and
-	// Wallets.Balance and Statement, on DB.
+	// Ledger, Book and Wallets answer the rest: Ledger.Usage, Entries and Check, Book.Get, List,
+	// Due and History, and Wallets.Balance and Statement, on DB.
 	Ledger  *budget.Ledger
 	Book    *holds.Book
 	Wallets *wallet.Book
@@ -57,7 +58,8 @@ type Reader struct {
 	river  string // River's job table, quoted
 }
 
-// New returns a Reader of the schema ("" means "metered"), and of River's tables where the search_path finds them.
+// New returns a Reader of the schema ("" means "metered"), and of River's tables where the
+// search_path finds them.
 func New(db DB, schemaName string) (*Reader, error) {
 	if err := fault.NotNil(errArgument, "db", db); err != nil {
 		return nil, err
@@ -77,7 +79,8 @@ func New(db DB, schemaName string) (*Reader, error) {
 	return r, err
 }
 
-// WithRiver returns a Reader that finds River's tables in that schema. "" leaves it to the search_path.
+// WithRiver returns a Reader that finds River's tables in that schema. "" leaves it to the
+// search_path.
 func (r *Reader) WithRiver(schemaName string) *Reader {
 	other := *r
 	other.river = pgx.Identifier{"river_job"}.Sanitize()
@@ -113,7 +116,8 @@ func pageSize(limit int) (int, error) {
 
 func checkText(field, text string) error { return fault.Text(errArgument, field, text, 255) }
 
-// query runs a statement of ours. It is planned at each call: a plan kept from when there was little reads all of it.
+// query runs a statement of ours. It is planned at each call: a plan kept from when there was
+// little reads all of it.
 func (r *Reader) query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
 	return r.DB.Query(ctx, r.schema.SQL(sql), append([]any{pgx.QueryExecModeExec}, args...)...)
 }

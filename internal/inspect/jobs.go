@@ -8,7 +8,8 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Parked is the state of a job that waits for units of a scope, or for its next attempt. River does not know it yet, or has it pending.
+// Parked is the state of a job that waits for units of a scope, or for its next attempt. River does
+// not know it yet, or has it pending.
 const Parked = "parked"
 
 // Job is one of River's jobs, or a parked one, without its args.
@@ -35,12 +36,13 @@ type Job struct {
 // JobList are jobs by their ids.
 type JobList struct {
 	Jobs []Job `json:"jobs"`
-	// Unreadable says why only the ids are known: there is no such table, or the role may not read it. Else it is "".
+	// Unreadable says why only the ids are known: there is no such table, or the role may not read
+	// it. Else it is "".
 	Unreadable string `json:"unreadable,omitempty"`
 }
 
-// Lost returns jobs that River has as pending between two attempts, and that stand in no line: nobody would start them.
-// jobs.Enqueuer.Run parks them again.
+// Lost returns jobs that River has as pending between two attempts, and that stand in no line:
+// nobody would start them. jobs.Enqueuer.Run parks them again.
 func (r *Reader) Lost(ctx context.Context, limit int) (JobList, error) {
 	list := JobList{Jobs: []Job{}}
 	limit, err := pageSize(limit)
@@ -65,7 +67,8 @@ where j.state operator(pg_catalog.=) 'pending'
     and not exists (select from metered.parked_jobs_words p where p.job_id operator(pg_catalog.=) j.id)
 order by j.id limit $1`
 
-// unreadable says why River's table cannot be read. It looks first: an error would end a transaction around this call.
+// unreadable says why River's table cannot be read. It looks first: an error would end a
+// transaction around this call.
 func (r *Reader) unreadable(ctx context.Context) (why string, err error) {
 	var there, readable bool
 	err = r.row(ctx, readableSQL, r.river).Scan(&there, &readable)
@@ -90,7 +93,8 @@ func (r *Reader) Jobs(ctx context.Context, ids []int64) (JobList, error) {
 		return list, invalid("ids", "are %d, want at most %d", len(ids), MaxPage)
 	}
 	found := make(map[int64]Job)
-	// Parked jobs first: one that is released meanwhile is seen twice, and River's row is the newer one.
+	// Parked jobs first: one that is released meanwhile is seen twice, and River's row is the newer
+	// one.
 	_, err := collect(ctx, r, parkedSQL, func(row pgx.CollectableRow) (struct{}, error) {
 		j := Job{State: Parked}
 		err := row.Scan(&j.ID, &j.Kind, &j.Queue, &j.Priority, &j.Created, &j.Key, &j.Tenant, &j.WaitsFor, &j.Position)

@@ -37,8 +37,8 @@ type LeaseList struct {
 	Next   string         `json:"next,omitempty"` // continues the list, "" at its end
 }
 
-// Leases lists leases: those that are open (Out, Ended, Open) in the order in which they end; all others newest first. Of
-// those, a page looks at MaxLooked leases: it may be empty and have a Next.
+// Leases lists leases: those that are open (Out, Ended, Open) in the order in which they end; all
+// others newest first. Of those, a page looks at MaxLooked leases: it may be empty and have a Next.
 func (r *Reader) Leases(ctx context.Context, f LeaseFilter) (LeaseList, error) {
 	limit, err := pageSize(f.Limit)
 	if err := cmp.Or(err, checkText("LeaseFilter.Scope", f.Scope)); err != nil {

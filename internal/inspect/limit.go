@@ -13,8 +13,8 @@ import (
 // LimitForms names the ways to write a limit.
 const LimitForms = "1000/1h, 20000/30d, 500/lifetime, 9000/month@Europe/Berlin, prepaid or credit/50"
 
-// ParseLimit reads a limit without a name: units and a window or period, "prepaid", or "credit/50" with an overdraft of 50. 50/credit is
-// the same.
+// ParseLimit reads a limit without a name: units and a window or period, "prepaid", or "credit/50"
+// with an overdraft of 50. 50/credit is the same.
 func ParseLimit(text string) (budget.Limit, error) {
 	units, length, found := strings.Cut(strings.TrimSpace(text), "/")
 	units, length = strings.TrimSpace(units), strings.TrimSpace(length)

@@ -22,8 +22,8 @@ const (
 	Refused   OperationState = "refused"   // metered.Command.RecordRefusal
 )
 
-// Operation is the record of an operation, without its input, which nobody stores, and its result, which only
-// metered.Client.Lookup reads.
+// Operation is the record of an operation, without its input, which nobody stores, and its result,
+// which only metered.Client.Lookup reads.
 type Operation struct {
 	Tenant   string           `json:"tenant,omitempty"`
 	ID       string           `json:"id"`
@@ -46,7 +46,8 @@ type HoldRef struct {
 	State  string `json:"state"`
 }
 
-// OperationFilter selects operations. A zero field selects all. An operation must match every other field.
+// OperationFilter selects operations. A zero field selects all. An operation must match every other
+// field.
 type OperationFilter struct {
 	Tenant *string // nil: all of them
 	Name   string
@@ -63,7 +64,8 @@ type OperationList struct {
 	Next       string      `json:"next,omitempty"` // continues the list, "" at its end
 }
 
-// Operations lists operations, newest first. A page looks at MaxLooked of them: it may be empty and have a Next.
+// Operations lists operations, newest first. A page looks at MaxLooked of them: it may be empty and
+// have a Next.
 func (r *Reader) Operations(ctx context.Context, f OperationFilter) (OperationList, error) {
 	limit, err := pageSize(f.Limit)
 	if err := cmp.Or(err, checkText("OperationFilter.Name", f.Name)); err != nil {
@@ -174,8 +176,8 @@ type OperationDetail struct {
 	Operation
 	Now  time.Time `json:"now"`
 	Jobs JobList   `json:"jobs"`
-	// Met are the entries that the limits of Refusals counted: for each of the first ones the last entry of its scope by
-	// then, 0 if the scope had none, or they were purged.
+	// Met are the entries that the limits of Refusals counted: for each of the first ones the last
+	// entry of its scope by then, 0 if the scope had none, or they were purged.
 	Met []int64 `json:"met,omitempty"`
 }
 

@@ -29,14 +29,15 @@ type Overview struct {
 	Version int       `json:"version"`
 	Scopes  Count     `json:"scopes"`
 	Entries Count     `json:"entries"`
-	// Operations are the records kept. InFlight are the commands that run now, of which Waiting wait for a lock.
+	// Operations are the records kept. InFlight are the commands that run now, of which Waiting
+	// wait for a lock.
 	Operations Count `json:"operations"`
 	InFlight   int   `json:"in_flight"`
 	Waiting    int   `json:"waiting"`
 
 	OpenHolds Count `json:"open_holds"` // held, and not due
-	// Unswept holds have expired and were not announced. OldestDue is when the first of them fell due, and SweepLag how
-	// long ago that was: zero if there is none.
+	// Unswept holds have expired and were not announced. OldestDue is when the first of them fell
+	// due, and SweepLag how long ago that was: zero if there is none.
 	Unswept   Count         `json:"unswept"`
 	OldestDue time.Time     `json:"oldest_due,omitzero"`
 	SweepLag  time.Duration `json:"sweep_lag_ns"`
@@ -45,13 +46,13 @@ type Overview struct {
 	LeasesOut   Count `json:"leases_out"`   // open, and their time is not over
 	UnitsOut    int64 `json:"units_out"`    // granted to those that were counted
 	LeasesEnded Count `json:"leases_ended"` // their time is over, and they are not settled: their units are out of reach
-	// LotsDue have ended and were not swept, or their lapsed units were not reported. OldestLot is when the first of
-	// them ended, and LotLag how long ago that was, both zero if there is none.
+	// LotsDue have ended and were not swept, or their lapsed units were not reported. OldestLot is
+	// when the first of them ended, and LotLag how long ago that was, both zero if there is none.
 	LotsDue   Count         `json:"lots_due"`
 	OldestLot time.Time     `json:"oldest_lot,omitzero"`
 	LotLag    time.Duration `json:"lot_lag_ns"`
-	// ClockAhead is how far the newest entry or record is ahead of the clock, of those that were written last, 0 if
-	// it is not. Reader.ClockAhead looks at every scope.
+	// ClockAhead is how far the newest entry or record is ahead of the clock, of those that were
+	// written last, 0 if it is not. Reader.ClockAhead looks at every scope.
 	ClockAhead time.Duration `json:"clock_ahead_ns"`
 }
 
@@ -71,8 +72,8 @@ from (select metered.clock() as clk offset 0) n,
     lateral (select count(*) as n, pg_catalog.min(x.expires_at) as first from (
         select l.expires_at from metered.lots l where (l.open or l.untold > 0) and l.expires_at <= n.clk order by l.expires_at, l.no limit $1) x) d`
 
-// inFlightSQL counts the transactions that have a lock of ours and have looked at operations, which a command does
-// first and a look-up does without a lock. waitstart is by the server's clock.
+// inFlightSQL counts the transactions that have a lock of ours and have looked at operations, which
+// a command does first and a look-up does without a lock. waitstart is by the server's clock.
 const inFlightSQL = `
 select count(*), count(*) filter (where p.waits)
 from (
@@ -129,7 +130,8 @@ func bounded(n int64) Count {
 	return Count{n, Exact}
 }
 
-// estimateSQL is the planner's estimate of a table: rows to a page, as of the last ANALYZE, and its size now.
+// estimateSQL is the planner's estimate of a table: rows to a page, as of the last ANALYZE, and its
+// size now.
 const estimateSQL = `
 select case when c.reltuples < 0::float4 or c.relpages = 0 then -1
     else (c.reltuples::float8 / c.relpages::float8 * pg_catalog.pg_relation_size(c.oid)::float8 / pg_catalog.current_setting('block_size')::float8)::bigint end,

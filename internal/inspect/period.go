@@ -10,8 +10,9 @@ import (
 	"github.com/pgmetered/metered/budget"
 )
 
-// PeriodText is a period as it is typed: month@Europe/Berlin, 3months@Europe/Berlin, month@Europe/Berlin@2026-01-31T00:00:00Z for one with
-// an anchor, 720h0m0s@2026-01-31T00:00:00Z for a fixed length.
+// PeriodText is a period as it is typed: month@Europe/Berlin, 3months@Europe/Berlin,
+// month@Europe/Berlin@2026-01-31T00:00:00Z for one with an anchor, 720h0m0s@2026-01-31T00:00:00Z
+// for a fixed length.
 func PeriodText(p budget.Period) string {
 	text := strings.ReplaceAll(string(p.Unit), " ", "") + "@" + p.Zone
 	if p.Unit == "" {
@@ -28,8 +29,8 @@ var (
 	severalUnits = regexp.MustCompile(`^([0-9]{1,5}) ?((?:day|week|month|year)s)$`)
 )
 
-// ParsePeriod reads the texts of PeriodText. A unit alone is of UTC. ok is false for any other text, such as a
-// window.
+// ParsePeriod reads the texts of PeriodText. A unit alone is of UTC. ok is false for any other
+// text, such as a window.
 func ParsePeriod(text string) (p budget.Period, ok bool, err error) {
 	parts := strings.Split(text, "@")
 	switch unit := budget.Unit(parts[0]); {

@@ -35,9 +35,9 @@ type RefusalList struct {
 
 // Refusals counts the refusals on record, within the time before now.
 //
-// The database has only refusals of commands with metered.Command.RecordRefusal. Any other is rolled back and leaves
-// nothing behind: the application counts those (metered.Config.OnRefusal, or the observer). A metered.Notice is about
-// a commit, and never about a refusal.
+// The database has only refusals of commands with metered.Command.RecordRefusal. Any other is
+// rolled back and leaves nothing behind: the application counts those (metered.Config.OnRefusal, or
+// the observer). A metered.Notice is about a commit, and never about a refusal.
 func (r *Reader) Refusals(ctx context.Context, within time.Duration, limit int) (RefusalList, error) {
 	limit, err := pageSize(limit)
 	if err == nil && (within < time.Second || within > 366*24*time.Hour) {

@@ -13,8 +13,8 @@ import (
 // refusedLooked is how many records RefusedLimits looks at.
 const refusedLooked = MaxLooked / 10
 
-// RefusedLimits are the limits of a scope that refused one of the newest 1,000 commands on record, the newest first,
-// up to 16. Limits come with each call: the database has seen no others.
+// RefusedLimits are the limits of a scope that refused one of the newest 1,000 commands on record,
+// the newest first, up to 16. Limits come with each call: the database has seen no others.
 func (r *Reader) RefusedLimits(ctx context.Context, scope string) ([]budget.Limit, error) {
 	if err := checkText("scope", scope); err != nil {
 		return nil, err

@@ -43,7 +43,8 @@ func Fullest(a, b Room) int {
 	return cmp.Or(cmp.Compare(b.Share(), a.Share()), cmp.Compare(a.Scope, b.Scope))
 }
 
-// Rest is the number of units that are left: of credit without overdraft, those that can be drawn, less than 0 where it is overdrawn.
+// Rest is the number of units that are left: of credit without overdraft, those that can be drawn,
+// less than 0 where it is overdrawn.
 func (r Room) Rest() int64 { return r.Of() - r.Counts() }
 
 // Least orders rooms by their rests, the fewest first.
@@ -68,7 +69,8 @@ func (r *Reader) Rooms(ctx context.Context, scopes []string, limits func(scope s
 	return rooms, nil
 }
 
-// use reads the usages of limits in one statement. If the usage of one is not known, it reads each apart.
+// use reads the usages of limits in one statement. If the usage of one is not known, it reads each
+// apart.
 func (r *Reader) use(ctx context.Context, list []Room) error {
 	queries := make([]budget.Query, len(list))
 	for i, room := range list {
@@ -95,8 +97,8 @@ func (r *Reader) use(ctx context.Context, list []Room) error {
 	return err
 }
 
-// A Walk looks at all scopes that begin with Prefix, a page at a time, also those to which nothing has happened for long. It keeps those
-// of which least is left.
+// A Walk looks at all scopes that begin with Prefix, a page at a time, also those to which nothing
+// has happened for long. It keeps those of which least is left.
 type Walk struct {
 	Prefix string
 	Limits func(scope string) []budget.Limit // or nil

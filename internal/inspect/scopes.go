@@ -13,8 +13,8 @@ import (
 	"github.com/pgmetered/metered/budget"
 )
 
-// Scope is the state of a scope by its last entry: Held includes due holds that are not swept, and units out on
-// leases. Ledger.Usage has the exact state.
+// Scope is the state of a scope by its last entry: Held includes due holds that are not swept, and
+// units out on leases. Ledger.Usage has the exact state.
 type Scope struct {
 	Scope    string    `json:"scope"`
 	Seq      int64     `json:"seq"` // the number of its last entry: how many were ever made
@@ -62,8 +62,8 @@ type ScopeFilter struct {
 // scopesLooked is the number of scopes that a page of a kind looks at.
 const scopesLooked = 2000
 
-// Scopes lists the scopes that have entries, in the order of the bytes of their names. With a Kind, a page looks at a bounded number of
-// scopes, and may have none though Next is not empty.
+// Scopes lists the scopes that have entries, in the order of the bytes of their names. With a Kind,
+// a page looks at a bounded number of scopes, and may have none though Next is not empty.
 func (r *Reader) Scopes(ctx context.Context, f ScopeFilter) (ScopeList, error) {
 	limit, err := pageSize(f.Limit)
 	if err := cmp.Or(err, checkText("prefix", f.Prefix), checkText("after", f.After)); err != nil {
@@ -93,8 +93,8 @@ func (r *Reader) Scopes(ctx context.Context, f ScopeFilter) (ScopeList, error) {
 	return list, failed("scopes", err)
 }
 
-// skipSQL are the scopes from the first one after $2 on that begins with $1, by skipping from one to the next in the
-// primary key.
+// skipSQL are the scopes from the first one after $2 on that begins with $1, by skipping from one
+// to the next in the primary key.
 const skipSQL = `
 with recursive s as (
     (select l.scope from metered.ledger l where l.scope > $2 and l.scope >= $1 order by l.scope limit 1)

@@ -17,8 +17,9 @@ type Told struct {
 	Rearm *int64    `json:"rearm,omitempty"` // of a lifetime: the usage that arms it again
 }
 
-// toldOf reads the reported thresholds of a scope's last entry (ledger.crossed). Its keys are the kind of limit, in
-// upper case for a threshold on spending alone, its name and the threshold's name, with slashes between.
+// toldOf reads the reported thresholds of a scope's last entry (ledger.crossed). Its keys are the
+// kind of limit, in upper case for a threshold on spending alone, its name and the threshold's
+// name, with slashes between.
 func toldOf(crossed []byte, now time.Time) ([]Told, error) {
 	if len(crossed) == 0 {
 		return nil, nil

@@ -59,7 +59,8 @@ select y.scope, y.no, coalesce(y.reference, ''), y.units, y.expires_at from (
      order by l.expires_at, l.no limit $2)) y
 order by y.expires_at, y.no limit $2`
 
-// Ending returns the lots of all wallets that end within a time and have units left, the first to end first.
+// Ending returns the lots of all wallets that end within a time and have units left, the first to
+// end first.
 func (r *Reader) Ending(ctx context.Context, within time.Duration, limit int) ([]Ending, error) {
 	limit, err := pageSize(limit)
 	if err != nil {
@@ -73,8 +74,8 @@ func (r *Reader) Ending(ctx context.Context, within time.Duration, limit int) ([
 	return list, failed("ending lots", err)
 }
 
-// Wallet returns the present content of a wallet, by Wallets.Balance, or nil if the scope is none. Due lots have
-// ended.
+// Wallet returns the present content of a wallet, by Wallets.Balance, or nil if the scope is none.
+// Due lots have ended.
 func (r *Reader) Wallet(ctx context.Context, name string) (*Wallet, error) {
 	if err := checkText("name", name); err != nil {
 		return nil, err

@@ -1,10 +1,11 @@
-// Package interleave runs a few transactions of Postgres in each order of their statements, also of those inside
-// functions.
+// Package interleave runs a few transactions of Postgres in each order of their statements, also of
+// those inside functions.
 //
-// Gated puts a gate before each statement of a schema's functions, for a test's database. An Explorer opens one gate at a
-// time, so one session runs at a time, from a gate to its next gate, until it has to wait for another session's lock, or
-// until its call has ended. Explore walks the orders depth first, with a bound on preemptions: a preemption is a switch away
-// from a session that could have gone on. The package knows nothing of the schema that it explores.
+// Gated puts a gate before each statement of a schema's functions, for a test's database. An
+// Explorer opens one gate at a time, so one session runs at a time, from a gate to its next gate,
+// until it has to wait for another session's lock, or until its call has ended. Explore walks the
+// orders depth first, with a bound on preemptions: a preemption is a switch away from a session
+// that could have gone on. The package knows nothing of the schema that it explores.
 package interleave
 
 import (
@@ -21,7 +22,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// A Call is one transaction or more, on a pool of one connection. Its context ends only with the exploration.
+// A Call is one transaction or more, on a pool of one connection. Its context ends only with the
+// exploration.
 type Call func(ctx context.Context, pool *pgxpool.Pool) error
 
 // Order names the session of each step. It is printed and parsed as "0.0.1".
@@ -114,14 +116,14 @@ func (e *Explorer) Close(ctx context.Context) {
 	_ = e.control.Close(ctx)
 }
 
-// Run runs one call in each session. It follows the order, and where that has ended it goes on with the session that ran
-// last, as long as that can, and then with the first that can.
+// Run runs one call in each session. It follows the order, and where that has ended it goes on with
+// the session that ran last, as long as that can, and then with the first that can.
 func (e *Explorer) Run(ctx context.Context, order Order, calls []Call) (*Run, error) {
 	return e.run(ctx, plan{order: order, most: math.MaxInt}, calls)
 }
 
-// plan is an order to follow, and the most preemptions. server says which gates of the order are inside functions, as far as an earlier run has
-// shown.
+// plan is an order to follow, and the most preemptions. server says which gates of the order are
+// inside functions, as far as an earlier run has shown.
 type plan struct {
 	order  Order
 	server []bool
@@ -180,7 +182,8 @@ func (e *Explorer) run(ctx context.Context, p plan, calls []Call) (*Run, error) 
 			c.took = c.could[0]
 		}
 		r.spent += preempts(c, c.took)
-		// While no session is blocked, one may pass many gates at once. Another's lock is free where a statement of the client ends.
+		// While no session is blocked, one may pass many gates at once. Another's lock is free
+		// where a statement of the client ends.
 		var ahead gates
 		alone := len(c.could) == open
 		switch {
@@ -246,7 +249,8 @@ func (r *Run) note(c choice, server bool, step string) {
 	}
 }
 
-// ErrDiverged is that of an order which could not be followed, since the calls did not do the same as before.
+// ErrDiverged is that of an order which could not be followed, since the calls did not do the same
+// as before.
 var ErrDiverged = errors.New("the calls took another way")
 
 // Open opens every gate, until the next run.
@@ -299,7 +303,8 @@ func (e *Explorer) open(ctx context.Context, s *session, ahead gates) (err error
 	return err
 }
 
-// shutAhead shuts the gates before a session that was free to pass every one, and counts those that it has passed.
+// shutAhead shuts the gates before a session that was free to pass every one, and counts those that
+// it has passed.
 func (e *Explorer) shutAhead(ctx context.Context, s *session, ahead gates) (gates, error) {
 	if ahead.client == every {
 		ahead.client -= max(0, s.ahead.Swap(0))
@@ -331,7 +336,8 @@ func (e *Explorer) settleOthers(ctx context.Context, all []*session, s *session,
 	return nil
 }
 
-// await waits for an event of s, or until s is blocked. Without s it waits for an event of any session.
+// await waits for an event of s, or until s is blocked. Without s it waits for an event of any
+// session.
 func (e *Explorer) await(ctx context.Context, all []*session, s *session, r *Run) error {
 	began := time.Now()
 	pause := 500 * time.Microsecond // most steps have ended by then, and need no look at the locks
@@ -394,9 +400,9 @@ func (e *Explorer) note(all []*session, s *session, ev event, r *Run) {
 	s.state, s.at, s.server = waiting, ev.place, ev.server
 }
 
-// Explore runs the calls that setup makes, in each order with at most so many preemptions, until visit says no. setup makes
-// the calls for each run anew, on data of their own. It returns how many orders were run. An order that a run did not follow is run again, a few
-// times.
+// Explore runs the calls that setup makes, in each order with at most so many preemptions, until
+// visit says no. setup makes the calls for each run anew, on data of their own. It returns how many
+// orders were run. An order that a run did not follow is run again, a few times.
 func (e *Explorer) Explore(ctx context.Context, preemptions int, setup func(n int) ([]Call, error), visit func(n int, r *Run) (bool, error)) (int, error) {
 	stack := []plan{{most: preemptions}}
 	again := 0

@@ -15,10 +15,11 @@ var (
 	language  = regexp.MustCompile(`(?m)^language (\w+)`)
 )
 
-// Gated puts a gate before each statement of a PL/pgSQL function that reads or writes what other sessions see: shared
-// matches the text of such a statement. A statement that only calls another PL/pgSQL function needs none, since that
-// function has its own. Functions in SQL are inlined, or run inside a statement, and get none: shared must match their
-// names. The rest of the script stays as it is.
+// Gated puts a gate before each statement of a PL/pgSQL function that reads or writes what other
+// sessions see: shared matches the text of such a statement. A statement that only calls another
+// PL/pgSQL function needs none, since that function has its own. Functions in SQL are inlined, or
+// run inside a statement, and get none: shared must match their names. The rest of the script stays
+// as it is.
 func Gated(script string, shared *regexp.Regexp) string {
 	var out strings.Builder
 	for {
@@ -49,7 +50,8 @@ func Places(script string) []string {
 	return all
 }
 
-// gatedBody scans the body of a function in PL/pgSQL. It knows where statements begin, and skips expressions.
+// gatedBody scans the body of a function in PL/pgSQL. It knows where statements begin, and skips
+// expressions.
 func gatedBody(name, body string, shared *regexp.Regexp) string {
 	var (
 		out      strings.Builder
@@ -57,7 +59,8 @@ func gatedBody(name, body string, shared *regexp.Regexp) string {
 		i, gates int
 		written  int
 	)
-	// until moves past the next token that is one of ends, outside of parentheses and CASE expressions.
+	// until moves past the next token that is one of ends, outside of parentheses and CASE
+	// expressions.
 	until := func(ends ...string) {
 		depth, cases := 0, 0
 		for ; i < len(toks); i++ {

@@ -11,8 +11,9 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// gatesSQL makes the gate. A session that has no key passes. Another counts the gate, passes if the explorer has opened it ahead, and else says
-// which gate it has reached, and waits for one of two locks by turns, which the explorer holds. Sequences count, since they are not rolled back.
+// gatesSQL makes the gate. A session that has no key passes. Another counts the gate, passes if the
+// explorer has opened it ahead, and else says which gate it has reached, and waits for one of two
+// locks by turns, which the explorer holds. Sequences count, since they are not rolled back.
 const gatesSQL = `
 create schema gates;
 create function gates.pass(place text) returns void

@@ -5,7 +5,8 @@ import (
 	"strings"
 )
 
-// Shared matches statements that read or write tables of a schema, take advisory locks or read its clock, themselves or by a function in SQL.
+// Shared matches statements that read or write tables of a schema, take advisory locks or read its
+// clock, themselves or by a function in SQL.
 func Shared(script, schema string) *regexp.Regexp {
 	table := `\b(?:from|join|into|update|delete from)\s+` + schema + `\.[a-z_]+\b(?:[^(]|$)|\bpg_(?:try_)?advisory_`
 	direct := regexp.MustCompile(table)

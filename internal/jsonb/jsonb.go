@@ -15,8 +15,8 @@ const (
 	maxScale  = 16383  // after it
 )
 
-// Check says why jsonb refuses text, which is valid JSON otherwise: encoding/json accepts it and Postgres does not.
-// Valid JSON (json.Valid) is never nested deeper than jsonb allows.
+// Check says why jsonb refuses text, which is valid JSON otherwise: encoding/json accepts it and
+// Postgres does not. Valid JSON (json.Valid) is never nested deeper than jsonb allows.
 func Check(text []byte) error {
 	if !utf8.Valid(text) {
 		return errors.New("is not valid UTF-8")

@@ -12,14 +12,14 @@ import (
 
 var errNotUTF8 = errors.New("has text that is not UTF-8, which JSON cannot hold")
 
-// Check refuses encoded, which encoding/json made of v, if text of v was lost in it. For each byte that is not UTF-8
-// encoding/json writes U+FFFD, so "a\xff" and "a\xfe" come out equal.
+// Check refuses encoded, which encoding/json made of v, if text of v was lost in it. For each byte
+// that is not UTF-8 encoding/json writes U+FFFD, so "a\xff" and "a\xfe" come out equal.
 //
-// encoded alone does not show that: a U+FFFD in it can be v's own. If there is one, Check walks v by the rules of
-// encoding/json: its strings, its map keys and the results of its MarshalText methods must be UTF-8. A
-// json.RawMessage is encoded as it is. The inside of another MarshalJSON cannot be seen. So if its output has a
-// U+FFFD, all strings inside the value must be UTF-8, whether it encodes them or not, and bytes only where the output
-// has them as text.
+// encoded alone does not show that: a U+FFFD in it can be v's own. If there is one, Check walks v
+// by the rules of encoding/json: its strings, its map keys and the results of its MarshalText
+// methods must be UTF-8. A json.RawMessage is encoded as it is. The inside of another MarshalJSON
+// cannot be seen. So if its output has a U+FFFD, all strings inside the value must be UTF-8,
+// whether it encodes them or not, and bytes only where the output has them as text.
 func Check(v any, encoded []byte) error {
 	if utf8.Valid(encoded) && (!replaced(encoded) || !newWalk(nil).broken(reflect.ValueOf(v))) {
 		return nil

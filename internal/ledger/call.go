@@ -9,8 +9,8 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 )
 
-// Locks are the locks of a call. Their order is: its scopes and those of its holds, the ids of holds that it places,
-// the rows of its holds and of due holds in scopes that it may charge.
+// Locks are the locks of a call. Their order is: its scopes and those of its holds, the ids of
+// holds that it places, the rows of its holds and of due holds in scopes that it may charge.
 type Locks struct {
 	Scopes []string // that it may charge
 	Keys   []int64  // of the locks of scopes. None for a capture, whose scopes are its hold's
@@ -100,7 +100,8 @@ type ChargeCall[R any] struct {
 	Crossed func(crossed []byte) (R, error) // a receipt of crossings alone
 }
 
-// Answer is the entries by charge and the usage by limit, or else the refusal as JSON. A check has no Seqs and Ats.
+// Answer is the entries by charge and the usage by limit, or else the refusal as JSON. A check has
+// no Seqs and Ats.
 type Answer struct {
 	Amount     int64 // of each entry, if it is not that of its charge
 	Seqs       []int64

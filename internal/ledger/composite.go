@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// Composites are sent as text: pgx knows a type of the schema only on connections that registered it, and connections
-// are the caller's.
+// Composites are sent as text: pgx knows a type of the schema only on connections that registered
+// it, and connections are the caller's.
 
 // composite is the text form of a row. Its fields are numbers, quoted text, or "" for null.
 func composite(fields ...string) string { return "(" + strings.Join(fields, ",") + ")" }

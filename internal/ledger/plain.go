@@ -7,9 +7,9 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 )
 
-// Plain reports whether charges go the short way, as charge_plain and complete_command_plain take them: one
-// charge, with at most two limits, and nothing that the full functions alone know. None at all are
-// plain, too.
+// Plain reports whether charges go the short way, as charge_plain and complete_command_plain take
+// them: one charge, with at most two limits, and nothing that the full functions alone know. None
+// at all are plain, too.
 func (c *Charging) Plain() bool {
 	if c == nil || len(c.Charges) == 0 {
 		return true
@@ -17,8 +17,8 @@ func (c *Charging) Plain() bool {
 	return len(c.Charges) == 1 && c.Charges[0].Held == 0 && c.Charges[0].plain()
 }
 
-// PlainHold is Plain for a placement, all of whose units are held, with at most one limit, by window or
-// lifetime.
+// PlainHold is Plain for a placement, all of whose units are held, with at most one limit, by
+// window or lifetime.
 func (c *Charging) PlainHold() bool {
 	return len(c.Charges) == 1 && c.Charges[0].Held == c.Charges[0].Amount && c.Charges[0].plain() &&
 		(len(c.Charges[0].Limits) == 0 || len(c.Charges[0].Limits) == 1 && c.Charges[0].Limits[0].Period.IsZero())
@@ -53,8 +53,8 @@ func (c *Charging) PlainArgs() []any {
 	return args
 }
 
-// PlainPlacing are the arguments of place_plain and open_session_plain from the hold's tenant on to the
-// operation. A made up id has no key.
+// PlainPlacing are the arguments of place_plain and open_session_plain from the hold's tenant on to
+// the operation. A made up id has no key.
 func (c *Charging) PlainPlacing(h NewHold, keyed bool, s Sending) []any {
 	var lifetime, metadata any
 	if h.Lifetime > 0 {
@@ -136,7 +136,8 @@ func timeOf(us *int64) *time.Time {
 	return &t
 }
 
-// Captured reads the answer of capture_holds_plain: a hold, or an array of the answer of capture_holds.
+// Captured reads the answer of capture_holds_plain: a hold, or an array of the answer of
+// capture_holds.
 func Captured(answer []byte) (refused []byte, holds [][]byte, crossed []byte, err error) {
 	if !isArray(answer) {
 		return nil, [][]byte{answer}, nil, nil
@@ -187,7 +188,8 @@ func (a *Answer) ScanPlain(answer []byte, of *Charging) error {
 	return err
 }
 
-// ScanCompleted reads the answer of complete_command_plain, which begins with the time of the record.
+// ScanCompleted reads the answer of complete_command_plain, which begins with the time of the
+// record.
 func (a *Answer) ScanCompleted(answer []byte, of *Charging) (at time.Time, err error) {
 	if isShort(answer) {
 		var short []*int64
@@ -202,8 +204,8 @@ func (a *Answer) ScanCompleted(answer []byte, of *Charging) (at time.Time, err e
 	return a.full(answer)
 }
 
-// short takes the answer of _append_limited: seq, time, held units, and with standings the used units
-// of each limit, and the start and the end of the period of each.
+// short takes the answer of _append_limited: seq, time, held units, and with standings the used
+// units of each limit, and the start and the end of the period of each.
 func (a *Answer) short(n []*int64, of *Charging) {
 	a.Seqs, a.Ats, a.Held = []int64{*n[0]}, []time.Time{time.UnixMicro(*n[1])}, []int64{*n[2]}
 	if !of.Standing {

@@ -41,8 +41,8 @@ func inOrder(keys []int64) []int64 {
 	return slices.Compact(keys)
 }
 
-// Ask takes locks and runs queries, in one flush. The queries see the commits that the locks waited for. failed maps
-// the errors of the locks.
+// Ask takes locks and runs queries, in one flush. The queries see the commits that the locks waited
+// for. failed maps the errors of the locks.
 func Ask(ctx context.Context, tx Sender, lockSQL string, lockArgs []any, queries []*Query, failed func(error) error) error {
 	batch := &pgx.Batch{}
 	batch.Queue(lockSQL, lockArgs...)
@@ -85,7 +85,8 @@ func answers(results pgx.BatchResults, queries []*Query, failed func(error) erro
 	return nil
 }
 
-// Read sets the limit to the one answer of the query. current is false if that may be from before the locks.
+// Read sets the limit to the one answer of the query. current is false if that may be from before
+// the locks.
 func (q *Query) Read(rows pgx.Rows, current bool, failed func(error) error) error {
 	most, err := pgx.CollectExactlyOneRow(rows, pgx.RowTo[*int64])
 	switch {
@@ -99,7 +100,8 @@ func (q *Query) Read(rows pgx.Rows, current bool, failed func(error) error) erro
 	return q.Set(most, err)
 }
 
-// wrong reports whether err is the fault of a query, and neither of the moment nor of the connection.
+// wrong reports whether err is the fault of a query, and neither of the moment nor of the
+// connection.
 func wrong(err error) bool {
 	return err != nil && !fault.Retryable(err) && !errors.Is(err, context.Canceled)
 }

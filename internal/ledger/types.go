@@ -1,5 +1,5 @@
-// Package ledger is the wire form of calls of the schema's functions: a Go type for each composite type of
-// internal/schema/sql/types.sql, and its text.
+// Package ledger is the wire form of calls of the schema's functions: a Go type for each composite
+// type of internal/schema/sql/types.sql, and its text.
 package ledger
 
 import (
@@ -68,7 +68,8 @@ type Charge struct {
 	Lease        *Slice // the lease that it is spent from, nil for the chain
 }
 
-// ClosedError says that a lease cannot be spent from: it is closed, or the range was spent. Nothing was written.
+// ClosedError says that a lease cannot be spent from: it is closed, or the range was spent. Nothing
+// was written.
 type ClosedError struct {
 	Lease int64
 	Cause error // of Postgres, where it was raised, else nil
@@ -125,7 +126,8 @@ func tells(of []Limit) bool {
 	return slices.ContainsFunc(of, func(l Limit) bool { return l.Thresholds != "" })
 }
 
-// Silent are the charges without thresholds: the next call that carries them reports what is reached.
+// Silent are the charges without thresholds: the next call that carries them reports what is
+// reached.
 func Silent(of []Charge) []Charge {
 	if !Tells(of) {
 		return of

@@ -7,7 +7,8 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Whole runs statements that commit themselves, and reads their answers by ReadAll: an error of scanning then says nothing of the commit.
+// Whole runs statements that commit themselves, and reads their answers by ReadAll: an error of
+// scanning then says nothing of the commit.
 type Whole struct{ Conn *pgx.Conn }
 
 // QueryRow is that of a connection.
@@ -20,8 +21,8 @@ func (w Whole) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, er
 	return ReadAll(w.Conn.Query(ctx, sql, args...))
 }
 
-// ReadAll reads rows to their end before the first is scanned. Then an error of the server is known, and one of scanning, after which pgx
-// reads nothing more, hides no other.
+// ReadAll reads rows to their end before the first is scanned. Then an error of the server is
+// known, and one of scanning, after which pgx reads nothing more, hides no other.
 func ReadAll(rows pgx.Rows, err error) (pgx.Rows, error) {
 	if err != nil {
 		return rows, err

@@ -50,7 +50,8 @@ const (
 	maxQueued      = 10_000
 	maxQueuedBytes = 16 << 20
 
-	// Anybody may send notices. handle is called so often in a second at most, and others wait, or are missed.
+	// Anybody may send notices. handle is called so often in a second at most, and others wait, or
+	// are missed.
 	maxPerSecond = 1000
 )
 

@@ -6,10 +6,10 @@ import (
 	"encoding/binary"
 )
 
-// Of returns the first 8 bytes of the SHA-256 of space, a zero byte and name, as Postgres's bigint. All programs
-// share the advisory locks of a database: space keeps ours apart. With 32 bits or a weak hash a tenant could choose a
-// name whose lock is another tenant's, and block it. A collision costs a wait, never a wrong answer. space must not
-// contain a zero byte.
+// Of returns the first 8 bytes of the SHA-256 of space, a zero byte and name, as Postgres's bigint.
+// All programs share the advisory locks of a database: space keeps ours apart. With 32 bits or a
+// weak hash a tenant could choose a name whose lock is another tenant's, and block it. A collision
+// costs a wait, never a wrong answer. space must not contain a zero byte.
 func Of(space, name string) int64 {
 	h := sha256.New()
 	h.Write([]byte(space))
@@ -22,7 +22,8 @@ func Of(space, name string) int64 {
 // OfTenant is the key of a tenant, in a cell.
 func OfTenant(schema, tenant string) int64 { return Of("metered/tenant/"+schema, tenant) }
 
-// OfOperation is the key of an operation's id, in a schema. Tenant and id cannot run into each other.
+// OfOperation is the key of an operation's id, in a schema. Tenant and id cannot run into each
+// other.
 func OfOperation(schema, tenant, id string) int64 {
 	b := binary.BigEndian.AppendUint64(nil, uint64(len(tenant)))
 	b = binary.BigEndian.AppendUint64(append(b, tenant...), uint64(len(id)))

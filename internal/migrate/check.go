@@ -33,11 +33,12 @@ type look struct {
 	err     error
 }
 
-// Usable refuses a call for which the schema is too old or incomplete. It looks on the call's own connection, before
-// the call writes. If the look fails, so does the call, with the same error. Only a good answer is remembered.
+// Usable refuses a call for which the schema is too old or incomplete. It looks on the call's own
+// connection, before the call writes. If the look fails, so does the call, with the same error.
+// Only a good answer is remembered.
 //
-// Calls that come at once share a look. A call in a caller's transaction looks for itself: its transaction may hold a
-// lock that another look waits for.
+// Calls that come at once share a look. A call in a caller's transaction looks for itself: its
+// transaction may hold a lock that another look waits for.
 func (c *Check) Usable(ctx context.Context, db schema.DB) error {
 	if c.passed.Load() {
 		return nil
@@ -98,8 +99,9 @@ func (c *Check) Doubt(err error) {
 	}
 }
 
-// usable is nil if calls of this build can succeed. It leaves bodies and settings of functions to Validate: a
-// function that somebody tuned, or a clock that a test has set, is no reason to refuse every call.
+// usable is nil if calls of this build can succeed. It leaves bodies and settings of functions to
+// Validate: a function that somebody tuned, or a clock that a test has set, is no reason to refuse
+// every call.
 func usable(r *schema.Release, c schema.Catalog) error {
 	wrong := c.Unusable()
 	if c.Version != r.Version || ofVersion(wrong) {

@@ -12,8 +12,8 @@ import (
 	"github.com/pgmetered/metered/internal/schema"
 )
 
-// singly is a transaction that sends River's texts of several statements one by one, and ALTER TABLE with several actions once for each. Citus
-// demands both.
+// singly is a transaction that sends River's texts of several statements one by one, and ALTER
+// TABLE with several actions once for each. Citus demands both.
 type singly struct{ pgx.Tx }
 
 func (s singly) Exec(ctx context.Context, sql string, args ...any) (tag pgconn.CommandTag, err error) {
@@ -67,8 +67,9 @@ where pg_catalog.starts_with(c.relname::text, 'river') and c.relkind = 'r' and c
 	truncateSQL   = `select pg_catalog.truncate_local_data_after_distributing_table($1::text::regclass)`
 )
 
-// distribute makes River's tables whole parts of their schema's shard, where the schema is one. River makes that of its versions in a DO, where Citus
-// does not see it, and that of its leader unlogged, which would keep the shard from being moved while it is written to.
+// distribute makes River's tables whole parts of their schema's shard, where the schema is one.
+// River makes that of its versions in a DO, where Citus does not see it, and that of its leader
+// unlogged, which would keep the shard from being moved while it is written to.
 func (m migration) distribute(ctx context.Context, tx pgx.Tx) error {
 	var citus bool
 	if err := tx.QueryRow(ctx, hasCitusSQL).Scan(&citus); err != nil || !citus {

@@ -16,9 +16,10 @@ import (
 	"github.com/pgmetered/metered/internal/sqlstate"
 )
 
-// locked runs f in a transaction that holds the migration lock. A lock of the session would stay behind on a pooler's
-// server connection. READ COMMITTED lets f see the migration that it waited for. If f meets a locked table, all is
-// rolled back and tried again, so that others who want the table do not queue behind f.
+// locked runs f in a transaction that holds the migration lock. A lock of the session would stay
+// behind on a pooler's server connection. READ COMMITTED lets f see the migration that it waited
+// for. If f meets a locked table, all is rolled back and tried again, so that others who want the
+// table do not queue behind f.
 func (m migration) locked(ctx context.Context, f func(pgx.Tx) error) error {
 	what := ""
 	for n := 1; ; n++ {

@@ -1,5 +1,5 @@
-// Package migrate creates, upgrades and repairs the schema, and reports its state. It is the machinery of
-// metered.Migrate and metered.Validate, and of a Client's look at the schema.
+// Package migrate creates, upgrades and repairs the schema, and reports its state. It is the
+// machinery of metered.Migrate and metered.Validate, and of a Client's look at the schema.
 package migrate
 
 import (
@@ -112,8 +112,9 @@ func (m migration) schema(ctx context.Context, tx pgx.Tx) (Report, error) {
 	return report, irreparable(after, after.Differences())
 }
 
-// run runs a text of several statements, each sent as one of its own, all in one round trip. Citus passes the text of
-// some statements on to the workers, and a text of several is more than it can pass on.
+// run runs a text of several statements, each sent as one of its own, all in one round trip. Citus
+// passes the text of some statements on to the workers, and a text of several is more than it can
+// pass on.
 func (m migration) run(ctx context.Context, tx pgx.Tx, sql string) error {
 	batch := &pgconn.Batch{}
 	for _, text := range schema.Statements("set local search_path = pg_catalog, pg_temp;\n" + m.opts.Schema.SQL(sql)) {
@@ -152,8 +153,8 @@ func (m migration) becomeOwner(ctx context.Context, tx pgx.Tx, wrong []Differenc
 	return nil
 }
 
-// river makes one migration of River's per transaction, since some need an earlier one committed. Each looks again,
-// under the lock, which ones are left.
+// river makes one migration of River's per transaction, since some need an earlier one committed.
+// Each looks again, under the lock, which ones are left.
 func (m migration) river(ctx context.Context) (made []int, err error) {
 	migrator, err := rivermigrate.New(riverpgxv5.New(nil), &rivermigrate.Config{Schema: m.opts.RiverSchema})
 	if err != nil {
@@ -162,7 +163,8 @@ func (m migration) river(ctx context.Context) (made []int, err error) {
 	for {
 		var result *rivermigrate.MigrateResult
 		err := m.locked(ctx, func(tx pgx.Tx) (err error) {
-			// River's first version makes a trigger, and its fourth drops it. The setting is read by Citus alone.
+			// River's first version makes a trigger, and its fourth drops it. The setting is read
+			// by Citus alone.
 			if _, err := tx.Exec(ctx, "set local citus.enable_unsafe_triggers = on"); err != nil {
 				return err
 			}

@@ -52,8 +52,8 @@ func stateOf(r *schema.Release, c schema.Catalog) State {
 
 func (s State) err(needs int) error { return Err(needs, s.Version, s.Differences) }
 
-// Err is metered.SchemaReport.Err, for a schema of that version with those differences, and a build that needs
-// a version.
+// Err is metered.SchemaReport.Err, for a schema of that version with those differences, and a build
+// that needs a version.
 func Err(needs, version int, wrong []Difference) error {
 	switch {
 	case slices.ContainsFunc(wrong, func(d Difference) bool { return schema.Problem(d.Problem).OfVersion() }):

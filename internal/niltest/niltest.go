@@ -16,11 +16,12 @@ import (
 // Given is an argument that may be nil, or that no caller leaves out: it is passed as it is.
 type Given struct{ Arg any }
 
-// Methods calls each exported method of made, a pointer as New returns it, with one argument nil at a time. It also
-// calls all of them on the zero value and on nil. A method that returns an error must return a *fault.Argument. None
-// may panic, except a method without an error on nil.
+// Methods calls each exported method of made, a pointer as New returns it, with one argument nil at
+// a time. It also calls all of them on the zero value and on nil. A method that returns an error
+// must return a *fault.Argument. None may panic, except a method without an error on nil.
 //
-// args has the arguments of each method after its context, as in a correct call. A missing method fails the test.
+// args has the arguments of each method after its context, as in a correct call. A missing method
+// fails the test.
 func Methods(t *testing.T, made any, args map[string][]any) {
 	t.Helper()
 	receiver := reflect.ValueOf(made)

@@ -134,7 +134,8 @@ const (
 	Left         = "left" // unknown to a caller who left: nobody waits for it
 )
 
-// Open is the outcome that stayed open for a call with ctx: its caller left, or nobody could find out.
+// Open is the outcome that stayed open for a call with ctx: its caller left, or nobody could find
+// out.
 func Open(ctx context.Context) string {
 	if errors.Is(ctx.Err(), context.Canceled) {
 		return Left

@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// Before waits before attempt n+1: a random time up to 2^n ms, 200 ms at most. It returns early, with
-// the reason, when ctx is done.
+// Before waits before attempt n+1: a random time up to 2^n ms, 200 ms at most. It returns early,
+// with the reason, when ctx is done.
 func Before(ctx context.Context, n int) error {
 	limit := min(200*time.Millisecond, time.Millisecond<<min(n, 20))
 	timer := time.NewTimer(rand.N(limit) + 1)

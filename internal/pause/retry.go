@@ -8,8 +8,9 @@ import (
 	"github.com/pgmetered/metered/internal/sqlstate"
 )
 
-// Loop makes tries, numbered from 1, until one returns no context. It pauses before the next one, until the context
-// ends at the latest. Then the error is that end, with the last try's, and pkg before it.
+// Loop makes tries, numbered from 1, until one returns no context. It pauses before the next one,
+// until the context ends at the latest. Then the error is that end, with the last try's, and pkg
+// before it.
 func Loop(pkg string, try func(n int) (again context.Context, err error)) error {
 	for n := 1; ; n++ {
 		again, err := try(n)

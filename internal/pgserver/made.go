@@ -11,8 +11,8 @@ import (
 	"strings"
 )
 
-// madeDir returns the place for the cluster that initdb of these binaries makes, or "". A copy of it takes a tenth of initdb's time. A cluster with a
-// password is not kept.
+// madeDir returns the place for the cluster that initdb of these binaries makes, or "". A copy of
+// it takes a tenth of initdb's time. A cluster with a password is not kept.
 func madeDir(cache string, in installation, as account) string {
 	hash := sha256.New()
 	_, _ = hash.Write([]byte(watchdogScript)) // has initdb's arguments
@@ -30,7 +30,8 @@ func madeDir(cache string, in installation, as account) string {
 	return filepath.Join(cache, fmt.Sprintf("initdb-%x", hash.Sum(nil)[:8]))
 }
 
-// keepMade copies a cluster that initdb just made, without the settings that were added. If that fails the next cluster is made anew.
+// keepMade copies a cluster that initdb just made, without the settings that were added. If that
+// fails the next cluster is made anew.
 func keepMade(made, data, conf string) {
 	partial, err := os.MkdirTemp(filepath.Dir(made), "partial-")
 	if err != nil {
@@ -51,7 +52,8 @@ func keepMade(made, data, conf string) {
 	}
 }
 
-// discardMade removes a kept cluster. A copy of it that another process is making fails at once, and is not one of a part.
+// discardMade removes a kept cluster. A copy of it that another process is making fails at once,
+// and is not one of a part.
 func discardMade(made string) error {
 	trash, err := os.MkdirTemp(filepath.Dir(made), "partial-")
 	if err != nil {

@@ -5,9 +5,9 @@ import (
 	"syscall"
 )
 
-// memoryDir returns a directory whose files are in memory, or "" if there is none with room or TMPDIR names another
-// place. Tests make and drop hundreds of databases of hundreds of files. ext4 is slow to make files where it just
-// removed others.
+// memoryDir returns a directory whose files are in memory, or "" if there is none with room or
+// TMPDIR names another place. Tests make and drop hundreds of databases of hundreds of files. ext4
+// is slow to make files where it just removed others.
 func memoryDir() string {
 	const dir, tmpfs, room = "/dev/shm", 0x01021994, 4 << 30
 	var fs syscall.Statfs_t

@@ -1,10 +1,10 @@
 // Package pgserver starts a throwaway Postgres for tests, examples and benchmarks.
 //
-// It uses the server of the environment variable DATABASE_URL, which it leaves as it is. Without one it uses server
-// binaries on this machine, or else binaries downloaded once and cached. From binaries, [Start] makes a new cluster
-// in a private directory, reached through a socket in it. A watchdog process owns the cluster. When this process ends
-// in any way, the watchdog removes the cluster's processes and files: there is nothing to clean up after a panic or a
-// kill.
+// It uses the server of the environment variable DATABASE_URL, which it leaves as it is. Without
+// one it uses server binaries on this machine, or else binaries downloaded once and cached. From
+// binaries, [Start] makes a new cluster in a private directory, reached through a socket in it. A
+// watchdog process owns the cluster. When this process ends in any way, the watchdog removes the
+// cluster's processes and files: there is nothing to clean up after a panic or a kill.
 package pgserver
 
 import (
@@ -22,11 +22,12 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// startTimeout bounds making a cluster and each start of it, within the caller's context. A download is not part of it.
+// startTimeout bounds making a cluster and each start of it, within the caller's context. A
+// download is not part of it.
 const startTimeout = 90 * time.Second
 
-// ErrNotOwned is returned by Kill, Restart and StartStandby for the server of DATABASE_URL. Set Options.Private where they
-// are needed.
+// ErrNotOwned is returned by Kill, Restart and StartStandby for the server of DATABASE_URL. Set
+// Options.Private where they are needed.
 var ErrNotOwned = errors.New("pgserver: the server of DATABASE_URL was not started here, and is neither killed nor restarted nor copied")
 
 // ErrStopped is returned by Kill and Restart after Stop.
@@ -34,20 +35,23 @@ var ErrStopped = errors.New("pgserver: the server is stopped")
 
 // Options describes a server. The zero value is right for tests.
 type Options struct {
-	// Durable leaves the server's own defaults in place: a commit is on disk when it is acknowledged. Defaults to false:
-	// fsync, synchronous_commit and full_page_writes are off, and its files are in /dev/shm if that has 4 GiB to spare and
-	// TMPDIR is not set, since the cluster is removed in the end anyway. With Settings of fsync = off its files are there too.
+	// Durable leaves the server's own defaults in place: a commit is on disk when it is
+	// acknowledged. Defaults to false: fsync, synchronous_commit and full_page_writes are off, and
+	// its files are in /dev/shm if that has 4 GiB to spare and TMPDIR is not set, since the cluster
+	// is removed in the end anyway. With Settings of fsync = off its files are there too.
 	Durable bool
 
-	// Settings are further server parameters, by name, which override this package's. They go to postgresql.conf, so
-	// that alter system still works. Ignored for DATABASE_URL.
+	// Settings are further server parameters, by name, which override this package's. They go to
+	// postgresql.conf, so that alter system still works. Ignored for DATABASE_URL.
 	Settings map[string]string
 
-	// TCP makes the server listen on a free port of 127.0.0.1 too, with a random password, and ConnString name that.
-	// Defaults to false: a socket in a directory that only its user enters. Ignored for DATABASE_URL.
+	// TCP makes the server listen on a free port of 127.0.0.1 too, with a random password, and
+	// ConnString name that. Defaults to false: a socket in a directory that only its user enters.
+	// Ignored for DATABASE_URL.
 	TCP bool
 
-	// Private starts a server even if DATABASE_URL is set, for callers that kill it or depend on Settings.
+	// Private starts a server even if DATABASE_URL is set, for callers that kill it or depend on
+	// Settings.
 	Private bool
 
 	// Log gets a line on each server started, with its source. Defaults to none.
@@ -75,7 +79,8 @@ type Server struct {
 	stopped bool
 }
 
-// Start returns a server that is ready for connections. If there is none to be had, the error is a *[SourcesError].
+// Start returns a server that is ready for connections. If there is none to be had, the error is a
+// *[SourcesError].
 //
 // ctx bounds the start only. The server lives until Stop is called or this process ends.
 func Start(ctx context.Context, opts Options) (*Server, error) {
@@ -94,7 +99,8 @@ func (s *Server) Version() int { return s.version }
 // Owned reports whether the server was started here, and so can be killed.
 func (s *Server) Owned() bool { return s.owned }
 
-// Dir returns the directory that holds the cluster's socket, its log and, in data, its files. "" if not Owned.
+// Dir returns the directory that holds the cluster's socket, its log and, in data, its files. "" if
+// not Owned.
 func (s *Server) Dir() string { return s.dir }
 
 // PID returns the process id of the postmaster. 0 if not Owned, or if it has ended.
@@ -104,8 +110,8 @@ func (s *Server) PID() int {
 	return s.running()
 }
 
-// running returns the postmaster's process id, or 0. One that crashed has been reaped, and by now its number may be that
-// of a stranger. The caller holds s.mu.
+// running returns the postmaster's process id, or 0. One that crashed has been reaped, and by now
+// its number may be that of a stranger. The caller holds s.mu.
 func (s *Server) running() int {
 	select {
 	case <-s.gone:
@@ -115,8 +121,8 @@ func (s *Server) running() int {
 	return s.pid
 }
 
-// Stop shuts the server down without ceremony and removes all of it. It may be called again. It leaves a server of
-// DATABASE_URL alone.
+// Stop shuts the server down without ceremony and removes all of it. It may be called again. It
+// leaves a server of DATABASE_URL alone.
 func (s *Server) Stop() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -133,8 +139,8 @@ func (s *Server) Stop() error {
 	return nil
 }
 
-// Kill ends every process of the server with SIGKILL, as a crash would, and returns when they have gone. The data
-// directory stays for Restart.
+// Kill ends every process of the server with SIGKILL, as a crash would, and returns when they have
+// gone. The data directory stays for Restart.
 func (s *Server) Kill() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -160,8 +166,8 @@ func (s *Server) Kill() error {
 	}
 }
 
-// Restart starts the server again on the same data and at the same address, after a Kill or, with a fast shutdown first,
-// while it runs.
+// Restart starts the server again on the same data and at the same address, after a Kill or, with a
+// fast shutdown first, while it runs.
 func (s *Server) Restart(ctx context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -194,7 +200,8 @@ func (s *Server) usable() error {
 	return nil
 }
 
-// launch starts the postmaster and returns when it accepts connections. The caller holds s.mu or is alone.
+// launch starts the postmaster and returns when it accepts connections. The caller holds s.mu or is
+// alone.
 func (s *Server) launch(ctx context.Context) error {
 	listen, cancel, err := lifeline(filepath.Join(s.dir, "alive"))
 	if err != nil {
@@ -210,7 +217,8 @@ func (s *Server) launch(ctx context.Context) error {
 	go func() {
 		defer close(gone)
 		<-ended
-		// Reaped at once, so that the watchdog never signals a process that got the same number. It fails after Stop.
+		// Reaped at once, so that the watchdog never signals a process that got the same number. It
+		// fails after Stop.
 		_, _ = s.watchdog.do(context.Background(), "reap")
 	}()
 

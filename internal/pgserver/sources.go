@@ -16,7 +16,8 @@ type attempt struct {
 	fix    string // "" where the next attempt's fix covers it
 }
 
-// SourcesError says that no server could be started: everything that was tried, why it failed and how to fix each.
+// SourcesError says that no server could be started: everything that was tried, why it failed and
+// how to fix each.
 type SourcesError struct {
 	attempts []attempt
 }
@@ -42,8 +43,8 @@ func (e *SourcesError) Unwrap() []error {
 	return errs
 }
 
-// errServer marks a cluster that was made but would not serve. Its settings or the machine are at fault, and another
-// source of the same program would not help.
+// errServer marks a cluster that was made but would not serve. Its settings or the machine are at
+// fault, and another source of the same program would not help.
 var errServer = errors.New("the server did not start")
 
 const (

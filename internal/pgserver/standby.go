@@ -10,18 +10,21 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// StandbyName is the application_name under which standbys connect to their primary, for synchronous_standby_names.
+// StandbyName is the application_name under which standbys connect to their primary, for
+// synchronous_standby_names.
 const StandbyName = "standby"
 
-// ErrNoBasebackup is returned by StartStandby if the server's binaries come without pg_basebackup, as downloaded ones do.
+// ErrNoBasebackup is returned by StartStandby if the server's binaries come without pg_basebackup,
+// as downloaded ones do.
 var ErrNoBasebackup = errors.New("no pg_basebackup beside the server's binary: install the client programs of its version")
 
-// StartStandby returns a server that streams from primary and answers reads: a copy made by pg_basebackup, with the
-// settings of the primary and, over them, those of opts. It is a standby until it is promoted (select pg_promote()), and
-// may be killed, restarted and stopped like any other. Stop it before its primary, which waits for it otherwise.
+// StartStandby returns a server that streams from primary and answers reads: a copy made by
+// pg_basebackup, with the settings of the primary and, over them, those of opts. It is a standby
+// until it is promoted (select pg_promote()), and may be killed, restarted and stopped like any
+// other. Stop it before its primary, which waits for it otherwise.
 //
-// It is asynchronous at first. To have commits wait for it, set synchronous_standby_names on the primary once it is there
-// (alter system, then pg_reload_conf).
+// It is asynchronous at first. To have commits wait for it, set synchronous_standby_names on the
+// primary once it is there (alter system, then pg_reload_conf).
 //
 // ctx bounds the start only. The primary must be Owned, and have Options.TCP if the standby is to.
 func StartStandby(ctx context.Context, primary *Server, opts Options) (*Server, error) {
@@ -45,7 +48,8 @@ func StartStandby(ctx context.Context, primary *Server, opts Options) (*Server, 
 	return server, nil
 }
 
-// withBasebackup is the same installation where pg_basebackup is: not always in $PATH, where a link to the server may be.
+// withBasebackup is the same installation where pg_basebackup is: not always in $PATH, where a link
+// to the server may be.
 func (in installation) withBasebackup() (installation, error) {
 	postgres, err := filepath.EvalSymlinks(filepath.Join(in.dir, "postgres"))
 	if err != nil {

@@ -22,8 +22,8 @@ var watchdogScript string
 // cleanupTimeout bounds how long Stop waits. The watchdog goes on by itself afterwards.
 const cleanupTimeout = 60 * time.Second
 
-// watchdog is the process that owns one cluster, a shell that runs watchdog.sh. This binary would, started again,
-// first run the init functions of the program or test that it is linked into.
+// watchdog is the process that owns one cluster, a shell that runs watchdog.sh. This binary would,
+// started again, first run the init functions of the program or test that it is linked into.
 type watchdog struct {
 	cmd *exec.Cmd
 	in  io.WriteCloser // its end, wanted or not, is the order to clean up
@@ -52,8 +52,8 @@ func startWatchdog(as account, dir, bin, conf, hostAuth string) (*watchdog, erro
 	return &watchdog{cmd: cmd, in: in, out: bufio.NewReader(out)}, nil
 }
 
-// do sends a command and returns the rest of its answer after "ok". After an error the watchdog is only good for
-// stop.
+// do sends a command and returns the rest of its answer after "ok". After an error the watchdog is
+// only good for stop.
 func (w *watchdog) do(ctx context.Context, command string) (string, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -109,8 +109,8 @@ func (w *watchdog) stop() error {
 	}
 }
 
-// environment is the environment of the server's processes: without PG*, which would change initdb and clients, and
-// with a fixed locale and time zone.
+// environment is the environment of the server's processes: without PG*, which would change initdb
+// and clients, and with a fixed locale and time zone.
 func environment() []string {
 	env := []string{"LC_ALL=C", "TZ=UTC", "PATH=" + os.Getenv("PATH") + ":/usr/local/bin:/usr/bin:/bin"}
 	for _, name := range []string{"LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "DYLD_FALLBACK_LIBRARY_PATH"} {
@@ -121,14 +121,15 @@ func environment() []string {
 	return env
 }
 
-// lifeline returns a channel that is closed when every process of the cluster started next has gone. It must be called
-// before the start command and its result listened to after the answer.
+// lifeline returns a channel that is closed when every process of the cluster started next has
+// gone. It must be called before the start command and its result listened to after the answer.
 func lifeline(path string) (listen func() <-chan struct{}, cancel func(), err error) {
 	fd, err := syscall.Open(path, syscall.O_RDONLY|syscall.O_NONBLOCK|syscall.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, nil, fmt.Errorf("opening %s: %w", path, err)
 	}
-	// Not waiting was for open only. Reads block in a thread of their own: kqueue does not report the end of a fifo.
+	// Not waiting was for open only. Reads block in a thread of their own: kqueue does not report
+	// the end of a fifo.
 	if err := syscall.SetNonblock(fd, false); err != nil {
 		syscall.Close(fd)
 		return nil, nil, err

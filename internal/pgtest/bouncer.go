@@ -37,8 +37,9 @@ func BouncerVersion(t testing.TB) (path string, version [2]int) {
 // TracksStatements reports whether PgBouncer has max_prepared_statements.
 func TracksStatements(version [2]int) bool { return version[0] > 1 || version[1] >= 21 }
 
-// Bounce puts a PgBouncer in transaction mode before the database of a pool, and returns its port. A session's transactions go round three
-// connections of the server, so that nothing that one leaves behind is there for the next. prepared is max_prepared_statements, 0 for off.
+// Bounce puts a PgBouncer in transaction mode before the database of a pool, and returns its port.
+// A session's transactions go round three connections of the server, so that nothing that one
+// leaves behind is there for the next. prepared is max_prepared_statements, 0 for off.
 func Bounce(t testing.TB, pool *pgxpool.Pool, prepared int) (port uint16) {
 	t.Helper()
 	path, version := BouncerVersion(t)
@@ -105,7 +106,8 @@ func bounce(t testing.TB, path string, server *pgx.ConnConfig, also string) (uin
 	return uint16(port), cmd, cmd.Start()
 }
 
-// notRoot is another user, since PgBouncer refuses to run as root: the owner of the server's socket.
+// notRoot is another user, since PgBouncer refuses to run as root: the owner of the server's
+// socket.
 func notRoot(host string) (*syscall.Credential, error) {
 	if os.Geteuid() != 0 {
 		return nil, nil

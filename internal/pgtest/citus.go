@@ -15,8 +15,9 @@ import (
 	"github.com/pgmetered/metered/internal/pgserver"
 )
 
-// CitusEnv is the environment variable that has tests run on a cluster of Citus: through its "coordinator", or through "home", the worker that has
-// the schema. River's tables are in the schema then.
+// CitusEnv is the environment variable that has tests run on a cluster of Citus: through its
+// "coordinator", or through "home", the worker that has the schema. River's tables are in the
+// schema then.
 const CitusEnv = "METERED_TEST_CITUS"
 
 var citusDatabases atomic.Int64
@@ -27,7 +28,8 @@ var citus = sync.OnceValues(func() (*pgserver.Citus, error) {
 
 var makingOnCitus sync.Mutex // one database at a time
 
-// citusDatabase makes a database of a cluster, with the schema or empty, and returns where the node is.
+// citusDatabase makes a database of a cluster, with the schema or empty, and returns where the node
+// is.
 func citusDatabase(ctx context.Context, node string, empty bool) (connString string, drop func(context.Context) error, err error) {
 	cluster, err := citus()
 	if err != nil {
@@ -87,7 +89,8 @@ func onNode(ctx context.Context, connString, sql string) error {
 	return nil
 }
 
-// connectEach connects to each node of Citus, such that what a connection changes is changed on that node alone, or to the one server.
+// connectEach connects to each node of Citus, such that what a connection changes is changed on
+// that node alone, or to the one server.
 func connectEach(ctx context.Context, to *pgx.ConnConfig) (conns []*pgx.Conn, err error) {
 	conn, err := pgx.ConnectConfig(ctx, to)
 	if err != nil || os.Getenv(CitusEnv) == "" {

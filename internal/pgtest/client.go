@@ -25,8 +25,8 @@ func SetUp(t testing.TB, cfg metered.Config, opts ...Options) (*pgxpool.Pool, *m
 	return pool, NewClient(t, pool, cfg)
 }
 
-// NewClient returns a client of pool that can enqueue. It waits a minute for locks unless cfg says otherwise, since five seconds
-// can pass on a busy machine in a test that is not about them.
+// NewClient returns a client of pool that can enqueue. It waits a minute for locks unless cfg says
+// otherwise, since five seconds can pass on a busy machine in a test that is not about them.
 func NewClient(t testing.TB, pool *pgxpool.Pool, cfg metered.Config) *metered.Client {
 	t.Helper()
 	if cfg.LockTimeout == 0 {
@@ -35,7 +35,8 @@ func NewClient(t testing.TB, pool *pgxpool.Pool, cfg metered.Config) *metered.Cl
 	var err error
 	cfg.River, err = river.NewClient(riverpgxv5.New(pool), &river.Config{
 		Plugins: []rivertype.Plugin{jobs.Plugin()},
-		// River notifies a queue once per cooldown: once per client, so that round trips can be counted.
+		// River notifies a queue once per cooldown: once per client, so that round trips can be
+		// counted.
 		FetchCooldown: time.Hour, FetchPollInterval: time.Hour,
 	})
 	if err != nil {

@@ -10,8 +10,9 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Clock is the library's time in one database. Every session sees Set and Advance at once, in open transactions and
-// under old snapshots too. Only the owner of the schema can set one up: production roles cannot.
+// Clock is the library's time in one database. Every session sees Set and Advance at once, in open
+// transactions and under old snapshots too. Only the owner of the schema can set one up: production
+// roles cannot.
 type Clock struct {
 	t     testing.TB
 	mu    sync.Mutex
@@ -19,11 +20,12 @@ type Clock struct {
 	now   time.Time
 }
 
-// A sequence keeps the time, in microseconds since 1970: setval is seen at once and survives a rollback, while a
-// table's row would be hidden from older snapshots. The function is a security definer so that any role can read the
-// time and only the owner can reach the sequence. Whole seconds are apart, since an interval is multiplied in
-// floating point. A SELECT from the sequence would be a sequential scan, so expensive under enable_seqscan = off that
-// Postgres compiles it (jit) each time.
+// A sequence keeps the time, in microseconds since 1970: setval is seen at once and survives a
+// rollback, while a table's row would be hidden from older snapshots. The function is a security
+// definer so that any role can read the time and only the owner can reach the sequence. Whole
+// seconds are apart, since an interval is multiplied in floating point. A SELECT from the sequence
+// would be a sequential scan, so expensive under enable_seqscan = off that Postgres compiles it
+// (jit) each time.
 const clockSQL = `
 do $do$
 declare
@@ -50,18 +52,19 @@ $do$`
 
 const setClockSQL = `select setval('pgtest.clock', $1)`
 
-// Tomorrow is an hour of tomorrow's date, for a clock under which operations have ids of metered.NewID: those carry
-// this machine's time, which is in the future for a clock of the past.
+// Tomorrow is an hour of tomorrow's date, for a clock under which operations have ids of
+// metered.NewID: those carry this machine's time, which is in the future for a clock of the past.
 func Tomorrow(hour int) time.Time {
 	y, m, d := time.Now().UTC().Date()
 	return time.Date(y, m, d+1, hour, 0, 0, 0, time.UTC)
 }
 
-// SetClock stops the library's clock in the pool's database at the given time, in a schema of any name. From then on
-// only Set and Advance move it. The time is cut to microseconds.
+// SetClock stops the library's clock in the pool's database at the given time, in a schema of any
+// name. From then on only Set and Advance move it. The time is cut to microseconds.
 //
-// Call it before the transactions that need it. An open transaction that has read the time may keep a plan with the
-// real clock until it ends: Postgres looks for replaced functions when a transaction starts or takes a new lock.
+// Call it before the transactions that need it. An open transaction that has read the time may keep
+// a plan with the real clock until it ends: Postgres looks for replaced functions when a
+// transaction starts or takes a new lock.
 func SetClock(t testing.TB, pool *pgxpool.Pool, at time.Time) *Clock {
 	t.Helper()
 	ctx := context.Background()

@@ -19,13 +19,14 @@ import (
 	"github.com/pgmetered/metered/internal/pgserver"
 )
 
-// The name of a database shows its kind and its user, so that any process can tell which are left over:
+// The name of a database shows its kind and its user, so that any process can tell which are left
+// over:
 //
 //	metered_template_<schema hash>    made once per schema, in use while somebody holds the hash's lock shared
 //	metered_test_<run>_<number>       one test's, in use while somebody holds the run's lock
 //
-// The locks are session-level advisory locks in the database of DATABASE_URL. They end with their process in any
-// case. The next process that starts drops databases without a holder.
+// The locks are session-level advisory locks in the database of DATABASE_URL. They end with their
+// process in any case. The next process that starts drops databases without a holder.
 const (
 	templatePrefix = "metered_template_"
 	testPrefix     = "metered_test_"
@@ -45,13 +46,15 @@ type cluster struct {
 	nextTest atomic.Int64
 }
 
-// shared starts the server with the first test that needs it. There is nothing to stop: see pgserver.
+// shared starts the server with the first test that needs it. There is nothing to stop: see
+// pgserver.
 var shared = sync.OnceValues(func() (*cluster, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), openTimeout)
 	defer cancel()
-	// Some tests switch locks off, and each deadlock then lasts until Postgres looks for it, by default after a second.
-	// Autovacuum would go round hundreds of databases that live for seconds. Compiled statements (jit) cost a tenth of the tests' time: tests of what
-	// is compiled switch it on.
+	// Some tests switch locks off, and each deadlock then lasts until Postgres looks for it, by
+	// default after a second. Autovacuum would go round hundreds of databases that live for
+	// seconds. Compiled statements (jit) cost a tenth of the tests' time: tests of what is compiled
+	// switch it on.
 	server, err := pgserver.Start(ctx, pgserver.Options{Settings: map[string]string{
 		"deadlock_timeout": "100ms", "autovacuum": "off", "jit": "off", "max_prepared_transactions": "16",
 	}})
@@ -168,8 +171,8 @@ func (c *cluster) nextName() string {
 func (c *cluster) copyDatabase(ctx context.Context, template string) (name string, err error) {
 	name = c.nextName()
 	clone := "create database %s template %s"
-	// On a throwaway server copying files is cheaper than logging each page of the copy, which is the default and
-	// better where files are synced to disk.
+	// On a throwaway server copying files is cheaper than logging each page of the copy, which is
+	// the default and better where files are synced to disk.
 	if c.server.Owned() && c.server.Version() >= 150000 {
 		clone += " strategy file_copy"
 	}

@@ -12,7 +12,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Cutter sits between a pool and its server, counts the messages of both, and cuts the connection at one of them.
+// Cutter sits between a pool and its server, counts the messages of both, and cuts the connection
+// at one of them.
 type Cutter struct {
 	mu      sync.Mutex
 	n, at   int
@@ -44,15 +45,16 @@ func Cut(t testing.TB, pool *pgxpool.Pool) (*pgxpool.Pool, *Cutter) {
 	}), c
 }
 
-// Arm counts messages from here. Message number at, from 1, is lost with its connection, and then cut is called. 0
-// loses none.
+// Arm counts messages from here. Message number at, from 1, is lost with its connection, and then
+// cut is called. 0 loses none.
 func (c *Cutter) Arm(at int, cut func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.n, c.at, c.cut, c.ending = 0, at, cut, false
 }
 
-// ArmAtCommit is Arm that counts only COMMITs and the messages until the answer to each is complete.
+// ArmAtCommit is Arm that counts only COMMITs and the messages until the answer to each is
+// complete.
 func (c *Cutter) ArmAtCommit(at int, cut func()) {
 	c.Arm(at, cut)
 	c.mu.Lock()
@@ -74,7 +76,8 @@ func (c *Cutter) Refuse(yes bool) {
 	c.refused = yes
 }
 
-// count reports whether the connection is cut at this message. commits says whether it is at COMMIT or after it.
+// count reports whether the connection is cut at this message. commits says whether it is at COMMIT
+// or after it.
 func (c *Cutter) count(commits bool) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -8,8 +8,9 @@ import (
 	"time"
 )
 
-// A Deadline is a context with a deadline that passes when the test says so. The library reads from it how long a
-// statement may take, and on a slow machine the server is still the one that gives up.
+// A Deadline is a context with a deadline that passes when the test says so. The library reads from
+// it how long a statement may take, and on a slow machine the server is still the one that gives
+// up.
 type Deadline struct {
 	context.Context
 	at     atomic.Int64
@@ -17,8 +18,8 @@ type Deadline struct {
 	once   sync.Once
 }
 
-// NewDeadline returns a deadline that is left away. It passes at the latest after two minutes, for a server that never
-// gives up, and when the test ends.
+// NewDeadline returns a deadline that is left away. It passes at the latest after two minutes, for
+// a server that never gives up, and when the test ends.
 func NewDeadline(t testing.TB, left time.Duration) *Deadline {
 	d := &Deadline{Context: t.Context(), passed: make(chan struct{})}
 	d.Set(left)

@@ -7,9 +7,10 @@ import (
 	"testing"
 )
 
-// Histories sets how many random histories each test of pgregory.net/rapid tries, unless -rapid.checks does: quick, full
-// where Long is true, or under -short a quarter of quick. It also sets -rapid.seed, as Seed has it: the same histories in
-// each run, and others where Long is true. A failure prints the seed that repeats it, so there is no need for a file of it.
+// Histories sets how many random histories each test of pgregory.net/rapid tries, unless
+// -rapid.checks does: quick, full where Long is true, or under -short a quarter of quick. It also
+// sets -rapid.seed, as Seed has it: the same histories in each run, and others where Long is true.
+// A failure prints the seed that repeats it, so there is no need for a file of it.
 func Histories(quick, full int) {
 	flag.Parse()
 	checks := Size(quick, full)

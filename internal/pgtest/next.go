@@ -13,9 +13,9 @@ import (
 	"github.com/pgmetered/metered/internal/schema"
 )
 
-// Next is a made-up version of the schema after this build's, for tests of upgrades. It has one change of each kind:
-// a column that a migration fills, an index, a type, a function that gains an argument, a function with another body,
-// and a view that loses a column.
+// Next is a made-up version of the schema after this build's, for tests of upgrades. It has one
+// change of each kind: a column that a migration fills, an index, a type, a function that gains an
+// argument, a function with another body, and a view that loses a column.
 func Next(t testing.TB) *schema.Release {
 	t.Helper()
 	return schema.Load(NextFiles(t), schema.Version+1)

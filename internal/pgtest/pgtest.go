@@ -1,8 +1,9 @@
-// Package pgtest gives each test a database of its own, as a clone of a template that holds the schema.
+// Package pgtest gives each test a database of its own, as a clone of a template that holds the
+// schema.
 //
-// The tests of a binary share a server of internal/pgserver: that of DATABASE_URL, or a throwaway one that ends with
-// the binary. No TestMain is needed. Several binaries may share the server of DATABASE_URL, with the same schema or
-// different ones.
+// The tests of a binary share a server of internal/pgserver: that of DATABASE_URL, or a throwaway
+// one that ends with the binary. No TestMain is needed. Several binaries may share the server of
+// DATABASE_URL, with the same schema or different ones.
 package pgtest
 
 import (
@@ -43,9 +44,9 @@ type Options struct {
 	Config func(*pgxpool.Config)
 }
 
-// Open returns a pool on a database of t's own that holds the schema and River's tables. Its role is a superuser,
-// unless DATABASE_URL names another. When the test ends the pool is closed and the database dropped. A connection
-// that is not returned by then fails the test.
+// Open returns a pool on a database of t's own that holds the schema and River's tables. Its role
+// is a superuser, unless DATABASE_URL names another. When the test ends the pool is closed and the
+// database dropped. A connection that is not returned by then fails the test.
 func Open(t testing.TB) *pgxpool.Pool {
 	t.Helper()
 	return OpenWith(t, Options{})
@@ -125,11 +126,12 @@ func Reopen(t testing.TB, pool *pgxpool.Pool, change func(*pgxpool.Config)) *pgx
 	return other
 }
 
-// ConnString returns a connection string of the pool's database, for programs that cannot use the pool.
+// ConnString returns a connection string of the pool's database, for programs that cannot use the
+// pool.
 func ConnString(pool *pgxpool.Pool) string { return pool.Config().ConnString() }
 
-// closePool fails the test if connections are still out, instead of hanging as Close would. The database is dropped with
-// force, which ends them.
+// closePool fails the test if connections are still out, instead of hanging as Close would. The
+// database is dropped with force, which ends them.
 func closePool(t testing.TB, pool *pgxpool.Pool) {
 	done := make(chan struct{})
 	go func() {
@@ -144,8 +146,9 @@ func closePool(t testing.TB, pool *pgxpool.Pool) {
 	}
 }
 
-// applicationName cuts a name to the length that Postgres keeps, from the left: the name of the subtest says more. It
-// replaces non-ASCII characters, of which Postgres makes "?" or, since 16, four characters a byte.
+// applicationName cuts a name to the length that Postgres keeps, from the left: the name of the
+// subtest says more. It replaces non-ASCII characters, of which Postgres makes "?" or, since 16,
+// four characters a byte.
 func applicationName(test string) string {
 	const maxLen = 63
 	name := strings.Map(func(r rune) rune {
@@ -162,8 +165,8 @@ type execer interface {
 	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
 }
 
-// FlushStatistics makes a connection's activity show in the pg_stat views, for itself too. A server before Postgres
-// 15 cannot flush on request, so FlushStatistics waits.
+// FlushStatistics makes a connection's activity show in the pg_stat views, for itself too. A server
+// before Postgres 15 cannot flush on request, so FlushStatistics waits.
 func FlushStatistics(t testing.TB, db execer) {
 	t.Helper()
 	exec := func(sql string) error {

@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// seed is where all random numbers of the tests begin: at 1, so that a test that passes once passes on each machine. Where Long is true they
-// begin anywhere, and METERED_SEED repeats a run.
+// seed is where all random numbers of the tests begin: at 1, so that a test that passes once passes
+// on each machine. Where Long is true they begin anywhere, and METERED_SEED repeats a run.
 var seed = sync.OnceValue(func() uint64 {
 	if text := os.Getenv("METERED_SEED"); text != "" {
 		n, err := strconv.ParseUint(text, 10, 64)
@@ -27,8 +27,8 @@ var seed = sync.OnceValue(func() uint64 {
 	return 1
 })
 
-// Seed returns the seed of a test's random numbers, and prints how to have them again. It depends on the test's name and, where Long is true,
-// on the run.
+// Seed returns the seed of a test's random numbers, and prints how to have them again. It depends
+// on the test's name and, where Long is true, on the run.
 func Seed(t testing.TB) uint64 {
 	t.Helper()
 	if Long {
@@ -52,7 +52,8 @@ func (s *lockedSource) Uint64() uint64 {
 
 var randoms sync.Map // of *rand.Rand, by test
 
-// Random returns the random numbers of a test, which begin at Seed. It returns the same Rand for the same t, and goroutines may share it.
+// Random returns the random numbers of a test, which begin at Seed. It returns the same Rand for
+// the same t, and goroutines may share it.
 func Random(t testing.TB) *rand.Rand {
 	t.Helper()
 	if r, known := randoms.Load(t); known {

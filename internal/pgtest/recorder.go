@@ -60,7 +60,8 @@ func (r *Recorder) Forget() {
 	r.begun, r.ended, r.events = 0, nil, nil
 }
 
-// Told are the events as "kind name n", with "pending", in their order, without those of the kinds left out.
+// Told are the events as "kind name n", with "pending", in their order, without those of the kinds
+// left out.
 func (r *Recorder) Told(without ...observe.Kind) []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -102,7 +103,8 @@ func (r *Recorder) Lag() (lag time.Duration) {
 	return lag
 }
 
-// Ended is the work of a kind that has ended, in the order of the ends. All that began must have ended.
+// Ended is the work of a kind that has ended, in the order of the ends. All that began must have
+// ended.
 func (r *Recorder) Ended(t testing.TB, work observe.Work) (all []Ended) {
 	t.Helper()
 	r.mu.Lock()

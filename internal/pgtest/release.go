@@ -13,8 +13,9 @@ import (
 // released is the commit of 0.1.0, whose schema is version 1.
 const released = "eec606f72a24ed038e0d3fb91697871516c1f119"
 
-// Released returns the tree of the release before, in the user's cache: in the same directory each time, Go has compiled its packages. root is the
-// clone. It skips the test where the clone does not have that commit.
+// Released returns the tree of the release before, in the user's cache: in the same directory each
+// time, Go has compiled its packages. root is the clone. It skips the test where the clone does not
+// have that commit.
 func Released(t testing.TB, root string) (dir string) {
 	t.Helper()
 	cache, err := os.UserCacheDir()
@@ -48,7 +49,8 @@ func Released(t testing.TB, root string) (dir string) {
 	return dir
 }
 
-// BuildProgram compiles a command of the module integration_test of a tree. files are in the command's directory besides, by their paths.
+// BuildProgram compiles a command of the module integration_test of a tree. files are in the
+// command's directory besides, by their paths.
 func BuildProgram(t testing.TB, tree, command string, files ...string) (program string) {
 	t.Helper()
 	dir := filepath.Join(tree, "integration_test")

@@ -23,9 +23,9 @@ func Grants(sets ...func(schema, role string) (string, error)) func(schema, role
 	}
 }
 
-// AsRole returns a pool on the same database whose sessions act as a new role. It has the grants of render, as of
-// metered.GrantSQL, and those of more, where $role stands for its name, and nothing else. The role goes when the test
-// ends.
+// AsRole returns a pool on the same database whose sessions act as a new role. It has the grants of
+// render, as of metered.GrantSQL, and those of more, where $role stands for its name, and nothing
+// else. The role goes when the test ends.
 func AsRole(t testing.TB, owner *pgxpool.Pool, render func(schema, role string) (string, error), more string) *pgxpool.Pool {
 	t.Helper()
 	ctx := context.Background()

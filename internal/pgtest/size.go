@@ -7,7 +7,8 @@ import (
 	"testing"
 )
 
-// Tests of a database wait more than they compute, so at least eight run at once. The flag -parallel says otherwise.
+// Tests of a database wait more than they compute, so at least eight run at once. The flag
+// -parallel says otherwise.
 func init() {
 	testing.Init()
 	if runtime.GOMAXPROCS(0) < 8 {
@@ -17,12 +18,12 @@ func init() {
 	}
 }
 
-// Long is true where tests that search at random or run for a time do so at full size: with METERED_LONG set, as `make long`
-// sets it.
+// Long is true where tests that search at random or run for a time do so at full size: with
+// METERED_LONG set, as `make long` sets it.
 var Long = os.Getenv("METERED_LONG") != ""
 
-// Size returns full where Long is true. Elsewhere it returns quick, a size at which the test still finds the fault that its
-// comment names.
+// Size returns full where Long is true. Elsewhere it returns quick, a size at which the test still
+// finds the fault that its comment names.
 func Size[T any](quick, full T) T {
 	if Long {
 		return full

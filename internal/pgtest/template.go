@@ -54,7 +54,8 @@ func fill(ctx context.Context, connString string, with func(context.Context, *pg
 	return with(ctx, pool)
 }
 
-// MutantEnv is the environment variable with SQL that breaks the schema of every test, to see which of them notices.
+// MutantEnv is the environment variable with SQL that breaks the schema of every test, to see which
+// of them notices.
 const MutantEnv = "METERED_TEST_MUTANT"
 
 // schemaHash identifies the result of prepare: the schema's text and River's migrations.

@@ -7,15 +7,16 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Touched are the types that statements touch, by their oids, and the names of the operators that they use.
+// Touched are the types that statements touch, by their oids, and the names of the operators that
+// they use.
 type Touched struct {
 	Types     []uint32
 	Operators []string
 }
 
-// SetTraps creates a schema, traps, with operators that fit pairs of types better than those of pg_catalog do. All of
-// them raise. The types are those of all columns of the library's and of River's tables and views, and those that statements
-// touch.
+// SetTraps creates a schema, traps, with operators that fit pairs of types better than those of
+// pg_catalog do. All of them raise. The types are those of all columns of the library's and of
+// River's tables and views, and those that statements touch.
 func SetTraps(t testing.TB, pool *pgxpool.Pool, touched Touched) {
 	t.Helper()
 	_, err := pool.Exec(t.Context(), "create schema traps; create table traps.touched (oid oid); create table traps.used (used name)", pgx.QueryExecModeSimpleProtocol)

@@ -9,15 +9,17 @@ import (
 	"testing"
 )
 
-// eachVersion is set where only the tests are wanted that run on each version of Postgres: to "all", or to "0 SEED" and "1 SEED", which have half
-// of them each, and with other seeds other halves.
+// eachVersion is set where only the tests are wanted that run on each version of Postgres: to
+// "all", or to "0 SEED" and "1 SEED", which have half of them each, and with other seeds other
+// halves.
 var eachVersion = os.Getenv("METERED_EACH_VERSION")
 
 var marked sync.Map // by the names of tests
 
-// OnEachVersion marks a test whose answer may depend on the version of Postgres: plans, isolation levels, roles, the wire, races, models. CI runs it
-// on the oldest or the newest version, too, and the commit decides on which: METERED_EACH_VERSION leaves out all others that open a database. Call
-// it before Open.
+// OnEachVersion marks a test whose answer may depend on the version of Postgres: plans, isolation
+// levels, roles, the wire, races, models. CI runs it on the oldest or the newest version, too, and
+// the commit decides on which: METERED_EACH_VERSION leaves out all others that open a database.
+// Call it before Open.
 func OnEachVersion(t testing.TB) {
 	marked.Store(t.Name(), true)
 }

@@ -16,8 +16,9 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Wire sits between a pool and its server and reads enough of the protocol to know the SQL of a flush. A flush is
-// everything that the client sends before it waits: up to a Sync or a simple query.
+// Wire sits between a pool and its server and reads enough of the protocol to know the SQL of a
+// flush. A flush is everything that the client sends before it waits: up to a Sync or a simple
+// query.
 type Wire struct {
 	mu      sync.Mutex
 	on      func(f *Flush)
@@ -70,8 +71,8 @@ func Tap(t testing.TB, pool *pgxpool.Pool, change func(*pgxpool.Config)) (*pgxpo
 	}), w
 }
 
-// noPing keeps a pool from asking a connection that was idle for a second whether it lives: one flush more, when the
-// machine is busy.
+// noPing keeps a pool from asking a connection that was idle for a second whether it lives: one
+// flush more, when the machine is busy.
 func noPing(context.Context, pgxpool.ShouldPingParams) bool { return false }
 
 // Each calls f with each flush from now on, before it is sent.
@@ -297,8 +298,8 @@ func (f *Flush) AnswerWith(answer []byte) {
 	}
 }
 
-// AnswerInDoubt answers the flush, a COMMIT, by an ERROR and ReadyForQuery, after the server carried it out or never saw
-// it. The connection ends after that.
+// AnswerInDoubt answers the flush, a COMMIT, by an ERROR and ReadyForQuery, after the server
+// carried it out or never saw it. The connection ends after that.
 func (f *Flush) AnswerInDoubt(code string, committed bool) {
 	f.Deliver = func() {
 		if committed {

@@ -57,13 +57,14 @@ func (o *Options) age() pgtype.Interval {
 	return pgtype.Interval{Microseconds: o.OlderThan.Microseconds(), Valid: true}
 }
 
-// Run calls sql, each time in a transaction of its own, until it deletes less than a batch. It returns how many rows
-// were deleted, with an error too, as deleted rows stay deleted. sql takes the time from which to go on (null: from
-// the beginning), the age, how many rows at most, and args. It returns how many it deleted and where to go on. With
-// DryRun, Run returns the answer of the query count, which takes the age, and deletes nothing.
+// Run calls sql, each time in a transaction of its own, until it deletes less than a batch. It
+// returns how many rows were deleted, with an error too, as deleted rows stay deleted. sql takes
+// the time from which to go on (null: from the beginning), the age, how many rows at most, and
+// args. It returns how many it deleted and where to go on. With DryRun, Run returns the answer of
+// the query count, which takes the age, and deletes nothing.
 //
-// It runs at READ COMMITTED, not at the session's default: above it, two purges would fail each other instead of
-// passing over rows.
+// It runs at READ COMMITTED, not at the session's default: above it, two purges would fail each
+// other instead of passing over rows.
 //
 // The observer gets each batch under a name, but no DryRun.
 func (o *Options) Run(ctx context.Context, to *observed.To, name string, pool *pgxpool.Pool, count, sql string, args ...any) (total int64, err error) {

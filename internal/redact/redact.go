@@ -1,4 +1,5 @@
-// Package redact gives a type the methods by which it prints, logs and encodes as a text that gives nothing away.
+// Package redact gives a type the methods by which it prints, logs and encodes as a text that gives
+// nothing away.
 package redact
 
 import (
@@ -8,8 +9,9 @@ import (
 	"log/slog"
 )
 
-// Text is the text that a value prints, logs and encodes as. A type that embeds it under an unexported name has its methods,
-// and keeps the secret behind a func, since fmt prints unexported fields without asking their methods. The zero Text is "REDACTED".
+// Text is the text that a value prints, logs and encodes as. A type that embeds it under an
+// unexported name has its methods, and keeps the secret behind a func, since fmt prints unexported
+// fields without asking their methods. The zero Text is "REDACTED".
 type Text struct{ text string }
 
 // As returns a Text.

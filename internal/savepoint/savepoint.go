@@ -12,9 +12,9 @@ import (
 // undoTimeout bounds the rollback after fn's context has ended.
 const undoTimeout = 5 * time.Second
 
-// In runs fn in a savepoint of tx. Its error, its panic and the end of ctx meanwhile undo its writes, and leave tx as
-// usable as it was. If fn ended the savepoint or left the connection in use, it closes the connection: the caller
-// must not commit writes of a failed fn.
+// In runs fn in a savepoint of tx. Its error, its panic and the end of ctx meanwhile undo its
+// writes, and leave tx as usable as it was. If fn ended the savepoint or left the connection in
+// use, it closes the connection: the caller must not commit writes of a failed fn.
 func In[T any](ctx context.Context, tx pgx.Tx, pkg string, fn func(pgx.Tx) (T, error)) (result T, err error) {
 	sub, err := tx.Begin(ctx)
 	if err != nil {

@@ -7,9 +7,10 @@ import (
 	"strings"
 )
 
-// Bound is the most that an argument of a function may be which roles may execute. A field of a composite type has
-// the bound of an argument of the same name. Each text, JSON, bytea and array has one, and each number that decides
-// how long a call waits or how much it does. Any other argument is bounded by its type.
+// Bound is the most that an argument of a function may be which roles may execute. A field of a
+// composite type has the bound of an argument of the same name. Each text, JSON, bytea and array
+// has one, and each number that decides how long a call waits or how much it does. Any other
+// argument is bounded by its type.
 type Bound struct {
 	Names string // of arguments and fields
 	Max   int
@@ -85,7 +86,8 @@ func BoundOf(function, name string, unit Unit) (most int) {
 	return most
 }
 
-// withNulls are arrays in which a null means something: a limit by period has no window, one by a window no period, and an id no time.
+// withNulls are arrays in which a null means something: a limit by period has no window, one by a
+// window no period, and an id no time.
 var withNulls = []string{"windows", "periods", "issued"}
 
 // field is an argument, or one of a composite type.
@@ -121,11 +123,13 @@ func bounded(sql string) (names []string, types map[string][]field) {
 	return names, types
 }
 
-// The size of an array of composites in bytes up to which nobody looks into it here: a charge with ten limits is smaller. A compressed
-// field can be larger than it looks: that is checked where the field is used.
+// The size of an array of composites in bytes up to which nobody looks into it here: a charge with
+// ten limits is smaller. A compressed field can be larger than it looks: that is checked where the
+// field is used.
 const looked = 1400
 
-// beyond are the conditions under which a value is beyond its bounds, not one of them if it is null.
+// beyond are the conditions under which a value is beyond its bounds, not one of them if it is
+// null.
 func beyond(function, at string, f field, types map[string][]field) (all []string) {
 	add := func(format string, args ...any) { all = append(all, fmt.Sprintf(format, args...)) }
 	element, array := strings.CutSuffix(f.typ, "[]")
@@ -135,7 +139,8 @@ func beyond(function, at string, f field, types map[string][]field) (all []strin
 	case array:
 		add("array_lower(%s, 1) <> 1", at)
 		add("array_ndims(%s) <> 1", at)
-		// json has no equality, and array_position asks for one. Such a function finds a null where it reads the element.
+		// json has no equality, and array_position asks for one. Such a function finds a null where
+		// it reads the element.
 		json := slices.ContainsFunc(composite, func(inner field) bool { return inner.typ == "json" })
 		if !json && !slices.Contains(withNulls, f.name) {
 			add("array_position(%s, null) is not null", at)

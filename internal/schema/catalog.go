@@ -15,7 +15,8 @@ import (
 // Object is one table, column, index, constraint, type or function of a schema.
 type Object struct {
 	Kind, Name string
-	// Definition is the object's definition, without the schema's name. For a function's body it is a hash.
+	// Definition is the object's definition, without the schema's name. For a function's body it is
+	// a hash.
 	Definition string
 	// Lost: its owner is not that of the schema's tables.
 	Lost bool
@@ -109,8 +110,8 @@ const mayLookSQL = `select pg_catalog.has_function_privilege('metered.numbers_be
 
 const behindSQL = `select b.of_table, b.last, b.largest from metered.numbers_behind() b`
 
-// behindReads are the keys of what behindSQL runs and reads. Where one is missing or differs, that is
-// the difference, and the sequences are not looked at.
+// behindReads are the keys of what behindSQL runs and reads. Where one is missing or differs, that
+// is the difference, and the sequences are not looked at.
 var behindReads = []string{
 	"function numbers_behind()", "function _largest_number(text)", "function _numbers(text)",
 	"column holds.no", "column leases.no", "column lot_rows.no", "column lot_rows.roll_no",
@@ -148,7 +149,8 @@ func (n Name) unqualified(text string) string {
 	return regexp.MustCompile(`\b`+n.plain+`\.`).ReplaceAllLiteralString(text, Default+".")
 }
 
-// Named is a key or a definition under the schema's own name: a catalog has the default name for it.
+// Named is a key or a definition under the schema's own name: a catalog has the default name for
+// it.
 func (c Catalog) Named(text string) string { return c.schema.SQL(text) }
 
 // Has reports whether there is an object of that key.
@@ -160,7 +162,8 @@ func (c Catalog) Has(key string) bool {
 // Callable are the keys of the functions and types, sorted.
 func (c Catalog) Callable() []string { return callable(c.objects) }
 
-// Irreparable are those of the differences that are more than creating functions, views and types again can mend.
+// Irreparable are those of the differences that are more than creating functions, views and types
+// again can mend.
 func (c Catalog) Irreparable(wrong []Difference) []Difference {
 	return slices.DeleteFunc(slices.Clone(wrong), func(d Difference) bool {
 		return !d.Problem.OfVersion() && (c.release.reparable(d.Object) || d.Object.Kind == "type" && d.Problem == Missing)
@@ -207,8 +210,9 @@ type Difference struct {
 	Have    string // its definition, if it differs, or the last number of a sequence
 }
 
-// Differences compares the installed objects with the release's. Functions that only the previous version calls may
-// be there, too, but not for everybody to call. Where the version itself is wrong, nothing else is compared.
+// Differences compares the installed objects with the release's. Functions that only the previous
+// version calls may be there, too, but not for everybody to call. Where the version itself is
+// wrong, nothing else is compared.
 func (c Catalog) Differences() []Difference {
 	all := c.versionDifferences()
 	if len(all) > 0 {
@@ -262,8 +266,8 @@ func (c Catalog) versionDifferences() (all []Difference) {
 	return all
 }
 
-// Unusable are those of the Differences that make calls fail: missing objects except views, and functions with
-// another interface. A clock that a test has set is none of them.
+// Unusable are those of the Differences that make calls fail: missing objects except views, and
+// functions with another interface. A clock that a test has set is none of them.
 func (c Catalog) Unusable() []Difference {
 	return slices.DeleteFunc(c.Differences(), func(d Difference) bool {
 		switch {

@@ -1,8 +1,9 @@
 package schema
 
-// onCitusSQL says to a schema that is a shard that it is one (_sharded), and has Citus plan some statements anew at each call. It cannot make a generic
-// plan of an insert from a function, or of a statement with a CTE that writes, and says so by a cost that plan_cache_mode = force_generic_plan would
-// not look at.
+// onCitusSQL says to a schema that is a shard that it is one (_sharded), and has Citus plan some
+// statements anew at each call. It cannot make a generic plan of an insert from a function, or of a
+// statement with a CTE that writes, and says so by a cost that plan_cache_mode = force_generic_plan
+// would not look at.
 const onCitusSQL = `-- On Citus: locks are taken on the node that has the tables, and a statement that has no generic plan is planned at each call.
 do $$
 declare

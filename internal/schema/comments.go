@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// A comment in the source is also a COMMENT in the database: that above a table, a view, a type or a function that
-// roles may execute, up to its first empty line, and those after columns.
+// A comment in the source is also a COMMENT in the database: that above a table, a view, a type or
+// a function that roles may execute, up to its first empty line, and those after columns.
 
 var (
 	tableColumn  = regexp.MustCompile(`^    (\w+)\s`)

@@ -26,7 +26,8 @@ const (
 	// batched functions read an index in its order, and stop after a batch.
 	batched = "set enable_bitmapscan = off\nset enable_sort = off"
 
-	// interpreted functions compile nothing (jit): a sort that is switched off, and needed all the same, looks dear enough for it.
+	// interpreted functions compile nothing (jit): a sort that is switched off, and needed all the
+	// same, looks dear enough for it.
 	interpreted = "set jit = off"
 
 	plain      = ""
@@ -43,8 +44,8 @@ type Function struct {
 	attributes string
 }
 
-// Functions are all that a role may execute. Any other is for its owner, and for functions that run with their
-// owner's rights.
+// Functions are all that a role may execute. Any other is for its owner, and for functions that run
+// with their owner's rights.
 var Functions = []Function{
 	{"clock", Application | Maintenance | Reporting, plain},
 	{"keep_memory", Application | Maintenance | Reporting, plain}, // clock calls it

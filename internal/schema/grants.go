@@ -13,8 +13,8 @@ type Table struct {
 	Roles Role
 }
 
-// Tables are all that a role may read. A reporting role does not read tokens, operations and keys of jobs themselves:
-// a view has the columns that it may see.
+// Tables are all that a role may read. A reporting role does not read tokens, operations and keys
+// of jobs themselves: a view has the columns that it may see.
 var Tables = []Table{
 	{"ledger", Application | Maintenance | Reporting},
 	{"refund_sum", Application | Reporting},
@@ -50,8 +50,8 @@ var Tables = []Table{
 	{"parked_jobs_words", Reporting},
 }
 
-// GrantSQL renders the grants for a set of calls, in the schema n, to the role, which is quoted. Functions are named
-// with their arguments: those of the version before may be there, too.
+// GrantSQL renders the grants for a set of calls, in the schema n, to the role, which is quoted.
+// Functions are named with their arguments: those of the version before may be there, too.
 func (r *Release) GrantSQL(n Name, set Role, role string) string {
 	return Script(n.SQL(r.revokeFromPublic(true)) + fmt.Sprintf(`
 grant usage on %[1]s to %[4]s;
@@ -126,11 +126,11 @@ end
 $$;
 `
 
-// carryGrants gives the roles that could make the calls of an earlier version the grants for those of this one.
-// before are the keys of the functions that were there.
+// carryGrants gives the roles that could make the calls of an earlier version the grants for those
+// of this one. before are the keys of the functions that were there.
 //
-// A role that could execute all of a set's functions gets the set. A role that could execute some gets those of the
-// same names.
+// A role that could execute all of a set's functions gets the set. A role that could execute some
+// gets those of the same names.
 func (r *Release) carryGrants(before []string) string {
 	had := func(name string) bool {
 		return slices.ContainsFunc(before, func(key string) bool { return strings.HasPrefix(key, "function "+name+"(") })
@@ -156,7 +156,8 @@ func (r *Release) carryGrants(before []string) string {
 	return b.String()
 }
 
-// carryReportingSQL goes by a view, since all that a reporting role may execute is an application's, too.
+// carryReportingSQL goes by a view, since all that a reporting role may execute is an
+// application's, too.
 const carryReportingSQL = `-- Whoever could read the reports can read those of this version.
 do $$
 declare

@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// A macro is text that stands in several statements: a call of a function there would cost more than what it runs. It is
-// written in braces, and stands for SQL:
+// A macro is text that stands in several statements: a call of a function there would cost more
+// than what it runs. It is written in braces, and stands for SQL:
 //
 //	{entry columns}                              the columns of an entry of the ledger
 //	{entry of tip: amount = 5, kind = 'c'}       the values of a new entry after tip, which copies every other column from it
@@ -101,12 +101,14 @@ func init() {
 		"short lifetime": `($max is null or t.spent - t.refunded - t.credited <= $max - t.held - units)`,
 		"admits since": `($max is null or case when $since is null then t.spent - t.refunded - t.credited
                         else {bound: tip = t, since = $since} end <= $max - t.held - units)`,
-		// The base is the newest entry before the window, or there is none, and no refund is of a charge in the window.
+		// The base is the newest entry before the window, or there is none, and no refund is of a
+		// charge in the window.
 		"exact": `coalesce($refunded, 0) = t.refunded and ($seq > 1 or $seq = t.seq or t.epoch = 0 and (t.seq <= 16 and $seq is null
                         or (select l.seq from metered.ledger l where l.scope = of_scope and l.seq = 2) > 0))`,
 		"short base": `(select base.seq, base.spent, base.refunded
                     from {base: scope = of_scope, epoch = $epoch, since = $since}) b on true`,
-		// A charge with at most one limit, by window or lifetime. The base of the window becomes the entry's anchor: so it is in the answer, too.
+		// A charge with at most one limit, by window or lifetime. The base of the window becomes
+		// the entry's anchor: so it is in the answer, too.
 		"short charge": `if standing and win > interval '0' then
                 insert into metered.ledger as y ({short columns})
                 select {short values: at = t.clk}, t.clk - win, coalesce(b.spent, 0)
@@ -183,7 +185,8 @@ func fill(template string, given map[string]string) string {
 	return strings.NewReplacer(pairs...).Replace(template)
 }
 
-// baseOf finds an entry in the index over time, which has each sixteenth one, and reads on to the last one in time. if is a further condition.
+// baseOf finds an entry in the index over time, which has each sixteenth one, and reads on to the
+// last one in time. if is a further condition.
 func baseOf(given map[string]string) string {
 	also := ""
 	if given["if"] != "" {

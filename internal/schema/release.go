@@ -20,7 +20,8 @@ var Files embed.FS
 // Current is the release of this build.
 var Current = sync.OnceValue(func() *Release { return Load(Files, Version) })
 
-// Release is one version of the schema, as the build of that version knows it. Tests make the one after Current.
+// Release is one version of the schema, as the build of that version knows it. Tests make the one
+// after Current.
 type Release struct {
 	Version int
 
@@ -30,8 +31,8 @@ type Release struct {
 	history     []map[string]Object // those of the versions before it, version 1 first
 }
 
-// Load reads a release: sql/*.sql, catalog.txt, and for each earlier version its catalog, versions/000N.txt, and the
-// changes of its tables, versions/000M.sql.
+// Load reads a release: sql/*.sql, catalog.txt, and for each earlier version its catalog,
+// versions/000N.txt, and the changes of its tables, versions/000M.sql.
 func Load(files fs.FS, version int) *Release {
 	r := &Release{Version: version, files: files}
 	r.wanted = objects(r.file("catalog.txt"))

@@ -36,15 +36,17 @@ func Parse(name string) (Name, error) {
 // String returns the name as it was given, unquoted.
 func (n Name) String() string { return n.plain }
 
-// mention is a reference to the library's schema in SQL of this project. Every mention is qualified, so that the
-// caller's search_path is never consulted. Its name is in lower case: comments speak of metered.Migrate, too.
+// mention is a reference to the library's schema in SQL of this project. Every mention is
+// qualified, so that the caller's search_path is never consulted. Its name is in lower case:
+// comments speak of metered.Migrate, too.
 var mention = regexp.MustCompile(`\bmetered\.[a-z_]|\bschema (if not exists )?metered\b|\bto_regnamespace\('metered'`)
 
 // space is the source of the keys of advisory locks: a kind, and the schema's name.
 var space = regexp.MustCompile(`'metered/([a-z]+)/metered'`)
 
-// SQL returns query with each mention of the schema replaced by n: "metered." in front of a name, "schema metered",
-// and its name for to_regnamespace, quoted as an identifier. The default name changes nothing.
+// SQL returns query with each mention of the schema replaced by n: "metered." in front of a name,
+// "schema metered", and its name for to_regnamespace, quoted as an identifier. The default name
+// changes nothing.
 func (n Name) SQL(query string) string {
 	if n.plain == Default {
 		return query

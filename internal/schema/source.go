@@ -64,8 +64,8 @@ type statement struct {
 	text string
 }
 
-// verbs are the beginnings of all statements. An upgrade repeats those from "create function" on, and creates new
-// types. The rest is for migrations.
+// verbs are the beginnings of all statements. An upgrade repeats those from "create function" on,
+// and creates new types. The rest is for migrations.
 var verbs = regexp.MustCompile(`(?m)^(do |insert into|(?:create|alter) (?:table|(?:unique )?index|sequence)|` +
 	`create (?:type|domain)|create function|create trigger|create view|comment on)(?: ?metered\.([a-z_0-9]+))?`)
 

@@ -31,9 +31,10 @@ func forGoose(sql string) string {
 	return b.String()
 }
 
-// Script makes SQL mean the same under any search_path of its session: somebody may have created functions, operators
-// and types there. It restores the search_path at its end, for later statements. It sets the path for the whole
-// session: a tool may run each statement in a transaction of its own.
+// Script makes SQL mean the same under any search_path of its session: somebody may have created
+// functions, operators and types there. It restores the search_path at its end, for later
+// statements. It sets the path for the whole session: a tool may run each statement in a
+// transaction of its own.
 func Script(sql string) string { return fixPathSQL + sql + putPathBackSQL }
 
 const fixPathSQL = `-- Names are those of pg_catalog, whatever is on the search_path. It is put back at the end.

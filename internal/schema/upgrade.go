@@ -20,9 +20,9 @@ type Upgrade struct {
 	DropPrevious bool
 }
 
-// SQL is the upgrade as one text, under the schema's default name. It replaces the functions that From and To share,
-// makes new ones beside them, and leaves those that only From calls, for processes of that build. It drops those that
-// only earlier versions call.
+// SQL is the upgrade as one text, under the schema's default name. It replaces the functions that
+// From and To share, makes new ones beside them, and leaves those that only From calls, for
+// processes of that build. It drops those that only earlier versions call.
 func (u Upgrade) SQL() string {
 	var b strings.Builder
 	b.WriteString(guard(u.From))
@@ -59,8 +59,8 @@ func (u Upgrade) SQL() string {
 	return b.String()
 }
 
-// replaceView replaces a view. A view that loses a column is dropped first, and its readers can read the new one. If
-// another view depends on the old one, the upgrade fails.
+// replaceView replaces a view. A view that loses a column is dropped first, and its readers can
+// read the new one. If another view depends on the old one, the upgrade fails.
 func replaceView(s statement) string {
 	_, query, _ := strings.Cut(s.text, "create view metered."+s.name+" as\n")
 	return fmt.Sprintf(replaceViewSQL, s.name, strings.TrimSuffix(strings.TrimSpace(query), ";"))
@@ -124,8 +124,8 @@ func (r *Release) DropPreviousSQL() string {
 	return guard(r.Version) + "\n" + dropSQL(Upgrade{To: r, DropPrevious: true}.Drops())
 }
 
-// Script brings a schema n of the version from to this one, as a file for a tool: the whole schema (0), an upgrade,
-// or a repair.
+// Script brings a schema n of the version from to this one, as a file for a tool: the whole schema
+// (0), an upgrade, or a repair.
 func (r *Release) Script(n Name, from int, dropPrevious bool, tool string) string {
 	sql := ""
 	switch {
@@ -139,8 +139,8 @@ func (r *Release) Script(n Name, from int, dropPrevious bool, tool string) strin
 	return Tools[tool](Script(n.SQL(sql)))
 }
 
-// superseded are the keys of functions that only versions before the last of the history call, or before current with
-// withLast. history has the keys of version 1 first.
+// superseded are the keys of functions that only versions before the last of the history call, or
+// before current with withLast. history has the keys of version 1 first.
 func superseded(history [][]string, current func(key string) bool, withLast bool) []string {
 	var kept []string
 	if last := len(history) - 1; last >= 0 && !withLast {

@@ -73,9 +73,10 @@ const (
 // Class is the class of a SQLSTATE, its first two characters.
 func Class(state string) string { return state[:min(2, len(state))] }
 
-// Of returns the SQLSTATE of the Postgres error in err's chain, or "". Citus passes some collisions of a worker on as an internal error. The error of a
-// prepared statement whose table was changed since ("cached plan must not change result type") stands for a collision with that change:
-// pgx prepares the statement anew after it.
+// Of returns the SQLSTATE of the Postgres error in err's chain, or "". Citus passes some collisions
+// of a worker on as an internal error. The error of a prepared statement whose table was changed
+// since ("cached plan must not change result type") stands for a collision with that change: pgx
+// prepares the statement anew after it.
 func Of(err error) string {
 	var pgErr *pgconn.PgError
 	switch {
@@ -89,8 +90,8 @@ func Of(err error) string {
 	return pgErr.Code
 }
 
-// OfShard reports whether err is that of Citus where a worker did not answer COMMIT by its tag. The worker died, or above READ COMMITTED it found a
-// collision.
+// OfShard reports whether err is that of Citus where a worker did not answer COMMIT by its tag. The
+// worker died, or above READ COMMITTED it found a collision.
 func OfShard(err error) bool {
 	var pgErr *pgconn.PgError
 	return errors.As(err, &pgErr) && Class(pgErr.Code) == InternalError && strings.HasPrefix(pgErr.Message, "could not commit transaction for shard")
@@ -102,8 +103,9 @@ func Collided(err error) bool {
 	return state == SerializationFailure || state == DeadlockDetected || state == LeaseClosed
 }
 
-// Missing reports whether err says that the schema lacks something, as an older one does. Its functions refuse arguments that are out
-// of bounds, which the library sends only to functions of a later version.
+// Missing reports whether err says that the schema lacks something, as an older one does. Its
+// functions refuse arguments that are out of bounds, which the library sends only to functions of a
+// later version.
 func Missing(err error) bool {
 	switch Of(err) {
 	case UndefinedTable, UndefinedFunction, InvalidSchemaName, UndefinedColumn, UndefinedObject:

@@ -23,12 +23,13 @@ func New() string {
 	return id.String()
 }
 
-// Time is the time that id carries, nil if it is no UUID of version 7: 48 bits of Unix time in ms, the version in the
-// 7th byte, the variant in the 9th. A UUID may be in lower or upper case, in braces, after "urn:uuid:", and without
-// hyphens.
+// Time is the time that id carries, nil if it is no UUID of version 7: 48 bits of Unix time in ms,
+// the version in the 7th byte, the variant in the 9th. A UUID may be in lower or upper case, in
+// braces, after "urn:uuid:", and without hyphens.
 //
-// Without hyphens it may be any 16 bytes, such as a hash or a trace id, and one in 64 of those has these bits. So the
-// time must also lie between earliest and a day from now. One hash in 300,000 passes both.
+// Without hyphens it may be any 16 bytes, such as a hash or a trace id, and one in 64 of those has
+// these bits. So the time must also lie between earliest and a day from now. One hash in 300,000
+// passes both.
 func Time(id string) *time.Time {
 	const urn = "urn:uuid:"
 	switch {
