@@ -100,7 +100,7 @@ type Command struct {
 
 	// Newest makes the command an event that must take effect in order, such as a webhook's: after
 	// a newer one for its key it is ErrStale, does nothing, and is on record as refused. Commands
-	// of one key wait for each other. No order by default.
+	// of one key wait for each other. It defaults to no order.
 	Newest Order
 
 	// LSN asks for Outcome.LSN, for replica.ReadAt. In DoTx use replica.CommitLSN.

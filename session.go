@@ -644,23 +644,25 @@ func (s *session) end(cause error, as string) {
 	}
 }
 
-// close ends the session, and reports how, if it has not ended before.
+// close ends the session, and reports how, if it has not ended before, and SettleTx has not told.
 func (s *session) close(cause error, as string) {
-	if s.closed(cause) && !(s.given && as != sessionLost) { // SettleTx has told
+	now, told := s.closed(cause)
+	if now && (!told || as == sessionLost || as == sessionCancelled) {
 		s.tell(as, false)
 	}
 }
 
-func (s *session) closed(cause error) (now bool) {
+// closed ends the session, unless it has ended before. told: SettleTx has reported that.
+func (s *session) closed(cause error) (now, told bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.ended {
-		return false
+		return false, s.given
 	}
 	s.ended = true
 	s.cancel(cause)
 	s.stop()
-	return true
+	return true, s.given
 }
 
 // start begins to renew the session's hold. The work may end, by ctx, before it is settled.

@@ -223,3 +223,23 @@ func TestSession_WhatATransactionOfTheApplicationCannotHave(t *testing.T) {
 	_, err = sqlmetered.OpenTx[string](t.Context(), s.c, tx, answer("2"))
 	require.ErrorIs(t, err, metered.ErrTxFailed)
 }
+
+// A settlement that is rolled back leaves the session, whose end is reported as ever.
+func TestSession_IsCancelledAfterASettlementThatWasRolledBack(t *testing.T) {
+	t.Parallel()
+	var told pgtest.Recorder
+	pool, c := pgtest.SetUp(t, metered.Config{Observer: &told})
+	session, err := metered.Open[string](t.Context(), c, answer("1"))
+	require.NoError(t, err)
+	require.ErrorIs(t, pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
+		_, err := session.SettleTx(t.Context(), tx, used(3), nil)
+		require.NoError(t, err)
+		return errOwn
+	}), errOwn)
+	require.NoError(t, session.Cancel(t.Context(), "no more"))
+	session.Close()
+	require.Equal(t, 1, strings.Count(strings.Join(told.Told(), "\n"), "session cancelled"))
+	usage, err := c.Budget.Usage(t.Context(), pool, budget.Query{Scope: "units"})
+	require.NoError(t, err)
+	require.Equal(t, [2]int64{0, 0}, [2]int64{usage[0].Used, usage[0].Held})
+}
