@@ -7984,33 +7984,52 @@ begin
 end
 $$;
 
--- Captures the minima of holds that expire, in their scopes or in only_scopes, which are all locked and no wallets: an entry for each
--- line, of the time at which it fell due, or of its scope's last entry if that is later.
-create function metered._capture_minima(nos bigint[], only_scopes text[], clk timestamptz) returns void
+-- Captures the minima of holds that expire, in their scopes or in only_scopes, which are all locked
+-- and no wallets: an entry for each line, of the time at which it fell due, or of its scope's last
+-- entry if that is later. One statement writes those of a scope, however many they are. next_due
+-- stays where it is, at or before the first line that still has units.
+create function metered._capture_minima(nos bigint[], only_scopes text[], clk timestamptz)
+returns void
 language plpgsql volatile
 as $$
 declare
-    l   record;
-    tip metered.ledger;
+    of_scope text;
+    tip      metered.ledger;
+    taken    bigint[];      -- the holds, in the order in which they fall due
+    made     int;
 begin
-    for l in
-        select y.hold, y.scope, y.due, y.opened_seq, least(y.open, y.at_least - y.captured) as units, h.id, e.operation_tenant, e.operation
-        from metered.hold_lines y,
-             lateral (select x.id from metered.holds x where x.no = y.hold) h,
-             lateral (select x.operation_tenant, x.operation from metered.hold_events x where x.hold = y.hold and x.version = 1) e
-        where y.hold = any (nos) and y.open <> 0 and y.at_least > y.captured and (only_scopes is null or y.scope = any (only_scopes))
-        order by y.scope, y.due, y.hold
+    for of_scope in
+        select distinct y.scope from metered.hold_lines y
+        where y.hold = any (nos) and y.open <> 0 and y.at_least > y.captured
+          and (only_scopes is null or y.scope = any (only_scopes))
+        order by 1
     loop
-        tip := metered._entry_for_write(l.scope);
-        insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed)
-        values (tip.seq + 1, l.units, greatest(tip.at, least(l.due, clk)), tip.spent + l.units, tip.refunded, tip.credited, tip.held - l.units, tip.epoch, 'u', l.scope, metered._due_after(l.scope, tip.seq, tip.held - l.units, tip.next_due, clk), l.id, l.operation_tenant, l.operation, (metered._by_system()).note, tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed)
-        on conflict do nothing;
-        if not found then
+        tip := metered._entry_for_write(of_scope);
+        with minima as (
+            select y.hold, y.due, least(y.open, y.at_least - y.captured) as units,
+                row_number() over due_order as nth,
+                (sum(least(y.open, y.at_least - y.captured)) over due_order)::bigint as upto
+            from metered.hold_lines y
+            where y.hold = any (nos) and y.scope = of_scope and y.open <> 0
+              and y.at_least > y.captured
+            window due_order as (order by y.due, y.hold)),
+        entries as (
+            insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed)
+            select tip.seq + m.nth, m.units, greatest(tip.at, least(m.due, clk)), tip.spent + m.upto, tip.refunded, tip.credited, tip.held - m.upto, tip.epoch, 'u', of_scope, case when tip.next_due = '-infinity' or tip.held > m.upto then tip.next_due end, (select h.id from metered.holds h where h.no = m.hold), e.operation_tenant, e.operation, (metered._by_system()).note, tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed
+            from minima m, lateral (
+                select v.operation_tenant, v.operation from metered.hold_events v
+                where v.hold = m.hold and v.version = 1 limit 1) e
+            on conflict do nothing
+            returning 1)
+        select array_agg(m.hold order by m.nth), (select count(*) from entries)
+        into taken, made from minima m;
+        if made < cardinality(taken) then
             perform metered._collided();
         end if;
-        perform metered._mark_freed(l.scope);
-        update metered.hold_lines y set captured = y.captured + l.units, open = y.open - l.units
-        where y.hold = l.hold and y.scope = l.scope;
+        perform metered._mark_freed(of_scope);
+        update metered.hold_lines y set captured = y.captured + least(y.open, y.at_least - y.captured),
+            open = y.open - least(y.open, y.at_least - y.captured)
+        where y.hold = any (taken) and y.scope = of_scope;
     end loop;
 end
 $$;
@@ -12582,7 +12601,7 @@ $$;
 -- events is null, or has an element for each charge, which has an id, or none. An id is at most once
 -- in a call. status says why there is no entry, or whose it is: replay (the entry of before), conflict (of another event),
 -- retired (its time is at or before the horizon), future, late (further from the clock than allowed), busy (with skip_busy:
--- a lock was not free), or a SQLSTATE: MT002, MT003, MT010, MT012 or 22003, with its detail as refused. A threshold that is crossed
+-- a lock was not free, or the scope is behind), or a SQLSTATE: MT002, MT003, MT010, MT012 or 22003, with its detail as refused. A threshold that is crossed
 -- and that the caller would not report ends the call (MT011).
 create function metered.charge_each(charges metered.new_charge[], events metered.new_event[], ahead interval,
     late interval, future interval, wait_ms int, skip_busy boolean)
@@ -12602,6 +12621,7 @@ declare
     statuses text[];    -- why a charge is not to be made, by its number
     answers  metered.each_answer[];
     exact    int[];
+    behind   text[];
     p        record;
     a        metered.each_answer;
     i        int;
@@ -12659,6 +12679,23 @@ begin
         p := metered._write_plain(charges, events, statuses, clk);
         return query select * from unnest(p.answers);
         exact := p.exact;
+    end if;
+    if skip_busy and exact <> '{}' then     -- else the others wait for what it writes
+        behind := array(
+            select x.scope
+            from (select distinct c.scope from unnest(charges) with ordinality c
+                  where c.ordinality = any (exact)) x
+            where (select t.next_due <= clk or t.lots_end <= clk from metered.ledger t
+                   where t.scope = x.scope order by t.seq desc limit 1) is true
+              and metered._behind(x.scope, clk));
+        if behind <> '{}' then
+            statuses := array(
+                select coalesce(c.unnest, case when c.scope = any (behind) then 'busy' end)
+                from rows from (unnest(charges), unnest(statuses)) with ordinality c
+                order by c.ordinality);
+            exact := array(select x.nth from unnest(exact) x(nth) where statuses[x.nth] is null
+                order by 1);
+        end if;
     end if;
     begin
         foreach i in array coalesce(exact, '{}') loop

@@ -408,3 +408,48 @@ func TestRefusal_CountsNoOwnHoldThatASumFreed(t *testing.T) {
 	require.ErrorAs(t, err, &exceeded)
 	require.Equal(t, []int64{5, 2}, []int64{exceeded.Refusals[0].Held, exceeded.Refusals[0].OwnHeld})
 }
+
+// A charge of a scope in which many holds are due is no part of a batch: what it writes first keeps no
+// other scope locked.
+func TestBatcher_AScopeThatIsBehindKeepsNoOtherWaiting(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, holds.Config{})
+	f.pile("big", 60, true)
+	f.clock.Advance(time.Hour)
+	execute(t, f.pool, `create function stop() returns trigger language plpgsql as $$ begin
+		perform pg_advisory_xact_lock(42); return new; end $$;
+		create trigger stop before insert on metered.ledger for each row when (new.scope = 'big') execute function stop()`)
+	b, err := budget.NewBatcher(f.pool, f.ledger, budget.BatcherConfig{Lanes: 1, Timeout: 5 * time.Minute})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, b.Close(context.Background())) })
+	stop := begin(t, f.pool, pgx.ReadCommitted)
+	_, err = stop.Exec(t.Context(), "select pg_advisory_xact_lock(42)")
+	require.NoError(t, err)
+	slow := make(chan error, 4)
+	for range cap(slow) {
+		go func() { _, err := b.Charge(t.Context(), budget.Charge{Scope: "big", Amount: 1}); slow <- err }()
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	for range 10 {
+		each := make(chan error, 3)
+		for n := range cap(each) {
+			go func() {
+				_, err := b.Charge(ctx, budget.Charge{Scope: fmt.Sprint("small/", n), Amount: 1})
+				each <- err
+			}()
+		}
+		for range cap(each) {
+			require.NoError(t, <-each)
+		}
+	}
+	require.Empty(t, slow)
+	require.NoError(t, stop.Rollback(t.Context()))
+	for range cap(slow) {
+		require.NoError(t, <-slow)
+	}
+	require.Zero(t, lastHeld(f, "big"))
+	used, _ := f.usage("big")
+	require.EqualValues(t, 6+4, used)
+	f.sums()
+}

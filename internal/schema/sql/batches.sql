@@ -186,7 +186,7 @@ $$;
 -- events is null, or has an element for each charge, which has an id, or none. An id is at most once
 -- in a call. status says why there is no entry, or whose it is: replay (the entry of before), conflict (of another event),
 -- retired (its time is at or before the horizon), future, late (further from the clock than allowed), busy (with skip_busy:
--- a lock was not free), or a SQLSTATE: MT002, MT003, MT010, MT012 or 22003, with its detail as refused. A threshold that is crossed
+-- a lock was not free, or the scope is behind), or a SQLSTATE: MT002, MT003, MT010, MT012 or 22003, with its detail as refused. A threshold that is crossed
 -- and that the caller would not report ends the call (MT011).
 create function metered.charge_each(charges metered.new_charge[], events metered.new_event[], ahead interval,
     late interval, future interval, wait_ms int, skip_busy boolean)
@@ -201,6 +201,7 @@ declare
     statuses text[];    -- why a charge is not to be made, by its number
     answers  metered.each_answer[];
     exact    int[];
+    behind   text[];
     p        record;
     a        metered.each_answer;
     i        int;
@@ -245,6 +246,23 @@ begin
         p := metered._write_plain(charges, events, statuses, clk);
         return query select * from unnest(p.answers);
         exact := p.exact;
+    end if;
+    if skip_busy and exact <> '{}' then     -- else the others wait for what it writes
+        behind := array(
+            select x.scope
+            from (select distinct c.scope from unnest(charges) with ordinality c
+                  where c.ordinality = any (exact)) x
+            where (select t.next_due <= clk or t.lots_end <= clk from metered.ledger t
+                   where t.scope = x.scope order by t.seq desc limit 1) is true
+              and metered._behind(x.scope, clk));
+        if behind <> '{}' then
+            statuses := array(
+                select coalesce(c.unnest, case when c.scope = any (behind) then 'busy' end)
+                from rows from (unnest(charges), unnest(statuses)) with ordinality c
+                order by c.ordinality);
+            exact := array(select x.nth from unnest(exact) x(nth) where statuses[x.nth] is null
+                order by 1);
+        end if;
     end if;
     begin
         foreach i in array coalesce(exact, '{}') loop

@@ -78,36 +78,59 @@ begin
 end
 $$;
 
--- Captures the minima of holds that expire, in their scopes or in only_scopes, which are all locked and no wallets: an entry for each
--- line, of the time at which it fell due, or of its scope's last entry if that is later.
-create function metered._capture_minima(nos bigint[], only_scopes text[], clk timestamptz) returns void
+-- Captures the minima of holds that expire, in their scopes or in only_scopes, which are all locked
+-- and no wallets: an entry for each line, of the time at which it fell due, or of its scope's last
+-- entry if that is later. One statement writes those of a scope, however many they are. next_due
+-- stays where it is, at or before the first line that still has units.
+create function metered._capture_minima(nos bigint[], only_scopes text[], clk timestamptz)
+returns void
 language plpgsql volatile
 as $$
 declare
-    l   record;
-    tip metered.ledger;
+    of_scope text;
+    tip      metered.ledger;
+    taken    bigint[];      -- the holds, in the order in which they fall due
+    made     int;
 begin
-    for l in
-        select y.hold, y.scope, y.due, y.opened_seq, least(y.open, y.at_least - y.captured) as units, h.id, e.operation_tenant, e.operation
-        from metered.hold_lines y,
-             lateral (select x.id from metered.holds x where x.no = y.hold) h,
-             lateral (select x.operation_tenant, x.operation from metered.hold_events x where x.hold = y.hold and x.version = 1) e
-        where y.hold = any (nos) and y.open <> 0 and y.at_least > y.captured and (only_scopes is null or y.scope = any (only_scopes))
-        order by y.scope, y.due, y.hold
+    for of_scope in
+        select distinct y.scope from metered.hold_lines y
+        where y.hold = any (nos) and y.open <> 0 and y.at_least > y.captured
+          and (only_scopes is null or y.scope = any (only_scopes))
+        order by 1
     loop
-        tip := metered._entry_for_write(l.scope);
-        insert into metered.ledger ({entry columns})
-        values ({entry of tip: seq = tip.seq + 1, amount = l.units, at = greatest(tip.at, least(l.due, clk)), spent = tip.spent + l.units,
-            held = tip.held - l.units, kind = 'u', scope = l.scope,
-            next_due = metered._due_after(l.scope, tip.seq, tip.held - l.units, tip.next_due, clk), hold = l.id,
-            operation_tenant = l.operation_tenant, operation = l.operation, note = (metered._by_system()).note})
-        on conflict do nothing;
-        if not found then
+        tip := metered._entry_for_write(of_scope);
+        with minima as (
+            select y.hold, y.due, least(y.open, y.at_least - y.captured) as units,
+                row_number() over due_order as nth,
+                (sum(least(y.open, y.at_least - y.captured)) over due_order)::bigint as upto
+            from metered.hold_lines y
+            where y.hold = any (nos) and y.scope = of_scope and y.open <> 0
+              and y.at_least > y.captured
+            window due_order as (order by y.due, y.hold)),
+        entries as (
+            insert into metered.ledger ({entry columns})
+            select {entry of tip: seq = tip.seq + m.nth, amount = m.units,
+                at = greatest(tip.at, least(m.due, clk)), spent = tip.spent + m.upto,
+                held = tip.held - m.upto, kind = 'u', scope = of_scope,
+                next_due = case when tip.next_due = '-infinity' or tip.held > m.upto
+                    then tip.next_due end,
+                hold = (select h.id from metered.holds h where h.no = m.hold),
+                operation_tenant = e.operation_tenant, operation = e.operation,
+                note = (metered._by_system()).note}
+            from minima m, lateral (
+                select v.operation_tenant, v.operation from metered.hold_events v
+                where v.hold = m.hold and v.version = 1 limit 1) e
+            on conflict do nothing
+            returning 1)
+        select array_agg(m.hold order by m.nth), (select count(*) from entries)
+        into taken, made from minima m;
+        if made < cardinality(taken) then
             perform metered._collided();
         end if;
-        perform metered._mark_freed(l.scope);
-        update metered.hold_lines y set captured = y.captured + l.units, open = y.open - l.units
-        where y.hold = l.hold and y.scope = l.scope;
+        perform metered._mark_freed(of_scope);
+        update metered.hold_lines y set captured = y.captured + least(y.open, y.at_least - y.captured),
+            open = y.open - least(y.open, y.at_least - y.captured)
+        where y.hold = any (taken) and y.scope = of_scope;
     end loop;
 end
 $$;
