@@ -8159,6 +8159,43 @@ begin
 end
 $$;
 
+-- Those of due holds, whose rows are locked, that a sweep can end whole, or but for lines of scopes that
+-- are behind. The locked scopes are not behind.
+create function metered._sweepable(due_nos bigint[], locked text[], behind text[]) returns bigint[]
+language plpgsql volatile
+as $$
+declare
+    blocked bigint[];
+begin
+    -- Counted, since NOT EXISTS is a join, which can be one with all lines. A hold that keeps only
+    -- lines of scopes that are behind is ended under their locks. A line that was freed with a sum
+    -- stays freed, and its row is cleared without its scope's lock.
+    due_nos := array(
+        select y.no
+        from metered.holds y, lateral (
+            select count(*) as lines, count(*) filter (where l.scope = any (locked)) as mine,
+                count(*) filter (where l.freed) as freed,
+                count(*) filter (where l.scope = any (behind) and not l.freed) as later
+            from (select z.scope, z.scope = any (behind) and (z.due >= (select t.next_due
+                      from metered.ledger t where t.scope = z.scope order by t.seq desc limit 1)) is not true as freed
+                  from metered.hold_lines z where z.hold = y.no and z.open <> 0) l) x
+        where y.no = any (due_nos) and x.lines = x.mine + x.freed + x.later
+          and (x.lines = 0 or x.mine + x.freed > 0));
+    -- Nor one that fell due after another that is left to others, and captures something.
+    loop
+        blocked := array(
+            select distinct x.hold from metered.hold_lines x
+            where x.hold = any (due_nos) and x.open <> 0 and x.scope = any (locked) and 0 < (
+                select count(*) from metered.hold_lines l
+                where l.scope = x.scope and l.open > 0 and l.at_least > 0
+                  and l.at_least > l.captured and l.due < x.due and l.hold <> all (due_nos)));
+        exit when blocked = '{}';
+        due_nos := array(select n from unnest(due_nos) n where n <> all (blocked));
+    end loop;
+    return due_nos;
+end
+$$;
+
 -- Looks at up to max_holds due holds, after after_due and after_no, and ends those whose
 -- locks are free. Scopes that are behind are returned, for sweep_scope, and their lines stay. nos
 -- are the holds that ended whole, and skipped counts those whose locks were not free. Without
@@ -8182,8 +8219,9 @@ declare
     clk     timestamptz := metered.clock();
     due_nos bigint[];
     looked  bigint[];
-    blocked bigint[];
+    ended   bigint[];
     locked  text[] := '{}';
+    wallets text[];
     one     record;
 begin
     if max_holds > 10000
@@ -8221,37 +8259,26 @@ begin
         select y.no from metered.holds y
         where y.no = any (looked) and (y.pending and y.due <= clk) is true
         order by y.no for no key update skip locked) r;
-    -- Counted, since NOT EXISTS is a join, which can be one with all lines. A hold that keeps only
-    -- lines of scopes that are behind is ended under their locks. A line that was freed with a sum
-    -- stays freed, and its row is cleared without its scope's lock.
-    due_nos := array(
-        select y.no
-        from metered.holds y, lateral (
-            select count(*) as lines, count(*) filter (where l.scope = any (locked)) as mine,
-                count(*) filter (where l.freed) as freed,
-                count(*) filter (where l.scope = any (behind) and not l.freed) as later
-            from (select z.scope, z.scope = any (behind) and (z.due >= (select t.next_due
-                      from metered.ledger t where t.scope = z.scope order by t.seq desc limit 1)) is not true as freed
-                  from metered.hold_lines z where z.hold = y.no and z.open <> 0) l) x
-        where y.no = any (due_nos) and x.lines = x.mine + x.freed + x.later
-          and (x.lines = 0 or x.mine + x.freed > 0));
-    -- Nor one that fell due after another that is left to others, and captures something.
     loop
-        blocked := array(
-            select distinct x.hold from metered.hold_lines x
-            where x.hold = any (due_nos) and x.open <> 0 and x.scope = any (locked) and 0 < (
-                select count(*) from metered.hold_lines l
-                where l.scope = x.scope and l.open > 0 and l.at_least > 0
-                  and l.at_least > l.captured and l.due < x.due and l.hold <> all (due_nos)));
-        exit when blocked = '{}';
-        due_nos := array(select n from unnest(due_nos) n where n <> all (blocked));
+        begin
+            ended := metered._sweepable(due_nos, locked, behind);
+            if ended <> '{}' then
+                perform metered._expire_rows(ended, clk, (metered._by_system()).note);
+                perform metered._clear_freed(ended, locked || behind);
+                perform metered._release_lines(ended, locked, 'x', clk, null, metered._by_system());
+                nos := metered._whole(ended, keep_pending, channel);
+            end if;
+            exit;
+        exception when sqlstate 'MT010' then    -- of one wallet: each is swept alone, and one fails
+            wallets := array(select s from unnest(locked) s
+                where (metered._last_entry(s)).lots_end is not null);
+            if wallets = '{}' then
+                raise;
+            end if;
+            behind := behind || wallets;
+            locked := array(select s from unnest(locked) s where s <> all (wallets));
+        end;
     end loop;
-    if due_nos <> '{}' then
-        perform metered._expire_rows(due_nos, clk, (metered._by_system()).note);
-        perform metered._clear_freed(due_nos, locked || behind);
-        perform metered._release_lines(due_nos, locked, 'x', clk, null, metered._by_system());
-        nos := metered._whole(due_nos, keep_pending, channel);
-    end if;
     skipped := seen - coalesce(cardinality(nos), 0) - (
         select count(distinct l.hold) from metered.hold_lines l
         where l.hold = any (looked) and l.open <> 0 and l.scope = any (behind))::int;
@@ -13615,17 +13642,17 @@ begin
             _release_lines,_remember_hold,_renew_lot,_reported_after_repair,_reported_until,_require,_require_plan,
             _resource_for_write,_roll_end,_roll_lot,_rolls,_rolls_among,_schedule,_scope_key,_settle,_sharded,
             _shorter,_sound_uses,_spend_range,_spent_limits,_spent_since,_start_job,_start_lot,_step_until,
-            _take_back,_take_kept,_take_lots,_tenant_key,_threshold_key,_token_fits,_told_use,_trouble_job,
-            _try_each,_try_keys,_try_lock,_try_lock_shared,_try_lock_there,_try_start_job,_turn,_unbound_lock_wait,
-            _under_limits,_unknown_use,_unsettled_spends,_untold,_untold_json,_usage_known_from,_use_lots,
-            _wake_releasers,_whole,_with_absent,_with_debt,_with_keys,_withdraw,_without_debt,_without_lapsing,
-            _write_charges,_write_exact,_write_for_uses,_write_plain,_write_up_to,_written_here,announced,
-            begin_command,begin_command_plain,block_commit,capture_holds,capture_holds_plain,carve,change_parked,
-            charge,charge_each,charge_leased,charge_plain,charge_up_to,check_charge,claim_job_key,clock,
-            complete_command,complete_command_plain,consume_token,create_scopes,credit,draw,drop_parked,
-            due_holds,end_child,end_renewal,enter_tenant,expire_hold,explain_parked,extend_holds,find_job_key,
-            finish_command,grant_lot,hold_json,inspect_token,judged_scopes,keep_memory,lock_all,lock_scopes,
-            look_place,mint_tokens,next_release,numbers_behind,open_lease,open_session,open_session_plain,
+            _sweepable,_take_back,_take_kept,_take_lots,_tenant_key,_threshold_key,_token_fits,_told_use,
+            _trouble_job,_try_each,_try_keys,_try_lock,_try_lock_shared,_try_lock_there,_try_start_job,
+            _turn,_unbound_lock_wait,_under_limits,_unknown_use,_unsettled_spends,_untold,_untold_json,
+            _usage_known_from,_use_lots,_wake_releasers,_whole,_with_absent,_with_debt,_with_keys,_withdraw,
+            _without_debt,_without_lapsing,_write_charges,_write_exact,_write_for_uses,_write_plain,_write_up_to,
+            _written_here,announced,begin_command,begin_command_plain,block_commit,capture_holds,capture_holds_plain,
+            carve,change_parked,charge,charge_each,charge_leased,charge_plain,charge_up_to,check_charge,
+            claim_job_key,clock,complete_command,complete_command_plain,consume_token,create_scopes,credit,
+            draw,drop_parked,due_holds,end_child,end_renewal,enter_tenant,expire_hold,explain_parked,extend_holds,
+            find_job_key,finish_command,grant_lot,hold_json,inspect_token,judged_scopes,keep_memory,lock_all,
+            lock_scopes,look_place,mint_tokens,next_release,numbers_behind,open_lease,open_session,open_session_plain,
             park_jobs,place,place_plain,plan_lot,purge_holds,purge_job_keys,purge_leases,purge_operations,
             purge_scope,purge_tokens,receive_child,refund,reinstate_lot,release_captured,release_holds,
             release_jobs,repair_clock,replace_token,rest_jobs,resume_renewal,retire_scopes,return_holds,

@@ -102,7 +102,7 @@ var all = []Mutant{
 	{"a purge deletes a live token", "purge_tokens", "least(coalesce(cutoff, '-infinity'), metered.clock())", "coalesce(cutoff, '-infinity')", "./tokens", "TestPurge_NeverDeletesALiveTokenWhateverTheArguments"},
 
 	// Holds.
-	{"a sweep frees units that a sum freed", "sweep_due", "perform metered._clear_freed(due_nos, locked || behind);", "", "./holds", "TestCharge_FreesTheSumOfManyDueHolds"},
+	{"a sweep frees units that a sum freed", "sweep_due", "perform metered._clear_freed(ended, locked || behind);", "", "./holds", "TestCharge_FreesTheSumOfManyDueHolds"},
 	{"a hold placed under a clock that was set back revives others", "_write_charges", "perform metered._clear_freed_of(tip);", "null;", "./holds", "TestCharge_WhatASumFreedStaysFreeIfTheClockGoesBack"},
 	{"a line that a sum freed is captured", "capture_holds", "if l.seq is null or l.open > 0 and (l.due >= l.next_due) is not true then", "if l.seq is null then", "./holds", "TestCharge_WhatASumFreedStaysFreeIfTheClockGoesBack"},
 	{"a line that a sum freed is released", "_release_lines", "and f.first >= t.next_due", "", "./holds", "TestCharge_WhatASumFreedStaysFreeIfTheClockGoesBack"},
@@ -241,6 +241,14 @@ var all = []Mutant{
 		"./wallet", "TestOrderOf_PlansThatRenewTogetherIsByTheirBeginnings"},
 	{"a call on a lot looks at thresholds by its own time", "_name_lot", "select coalesce((select y.at from metered.ledger y where y.scope = e.scope and y.seq = tip.seq), e.at) into tip.at;", "null;",
 		"./wallet", "TestThresholds_CountUnitsThatWereFreedBeforeTheirLotEnded"},
+	{"a shared cap counts no held units", "_rolls_among", "(select coalesce(sum(y.rest + y.kept + y.held), 0) from metered.lots y", "(select coalesce(sum(y.rest + y.kept), 0) from metered.lots y", "./wallet", "TestRollShared_CountsUnitsThatHoldsKeep"},
+	{"a reader's shared cap counts no held units", "_rolls_among", "(select coalesce(sum(y.rest + y.kept + y.held), 0) from unnest(among) y", "(select coalesce(sum(y.rest + y.kept), 0) from unnest(among) y", "./wallet", "TestRollShared_CountsUnitsThatHoldsKeep"},
+	{"a lot that begins in a backlog is left to it", "_settle", "if stop_end is not null then\n                    named := named || begins.no;", "if false then\n                    named := named || begins.no;", "./wallet", "TestLots_ThatBeginInABacklogAreEndedInTheirTurn"},
+	{"a sweep tells of no units that came and went", "sweep_lots", "where y.no <> all (due));", "where false);", "./wallet", "TestSweep_TellsOfUnitsThatCameAndWent"},
+	{"a step of a wallet's sweep writes all that is due", "_release_lines", "tip := metered._settle(tip, least(w.due, clk), metered._ends_per_call(), 0, null);", "tip := metered._settle(tip, clk, metered._ends_per_call(), 0, null);", "./wallet", "TestSweep_AWalletWithManyDueHoldsIsSweptInSteps"},
+	{"a sweep's step takes no lock", "sweep_scope", "if not metered._try_lock(metered._scope_key(of_scope)) then", "if false then", "./wallet", "TestDraw_AndAStepOfASweepComeOneAfterTheOther"},
+	{"a lost zone stops the look of a sweep", "_step_until", "exception when sqlstate 'MT010' then", "exception when sqlstate 'MT100' then", "./wallet", "TestZone_ThatTheServerHasLostStopsNoSweepOfHolds"},
+	{"a lost zone stops the sweep of all holds", "sweep_due", "exception when sqlstate 'MT010' then", "exception when sqlstate 'MT100' then", "./wallet", "TestZone_ThatTheServerHasLostStopsNoSweepOfHolds"},
 	{"a purge forgets a plan that has ended", "_purge_lots", "and (y.pending > 0 or y.last_seq >= keep)", "and y.pending > 0", "./wallet", "TestPurge_KeepsTheFirstLotOfAPlanThatRenews"},
 
 	// COMMIT, and attempts.
