@@ -11554,120 +11554,13 @@ as $$
     select (extract(epoch from t) * 1000000)::bigint
 $$;
 
--- Appends a charge of units to a scope that is locked, if its limits admit them: at most max_units in each window
--- win, in its lifetime, if win is 0, or in each period per, if win is null; and likewise max_2, which may be null.
--- Returns the entry's seq, its time in microseconds, the held units, and with standing the units that
--- counted before for each limit, and the start and the end of the period of each. Null: nothing was written, and the full
--- function must decide. The columns that it leaves out are null in a usual scope. A charge with one limit that has no period
--- has fewer expressions: see the macro short charge.
-create function metered._append_limited(of_scope text, units bigint, max_units bigint, win interval, per metered.period,
-    max_2 bigint, win_2 interval, per_2 metered.period, note jsonb, standing boolean, of_tenant text, of_id text)
-    returns bigint[]
-language plpgsql volatile
-as $$
-declare
-    moment   timestamptz := metered.clock();    -- after the lock
-    since_1  timestamptz;   -- the time after which units count for a limit. Null for its lifetime
-    since_2  timestamptz;
-    p_1      timestamptz[]; -- the period of a limit
-    p_2      timestamptz[];
-    epoch_2  bigint;        -- the scope's, and the base of the second limit's window
-    seq_2    bigint;
-    spent_2  bigint;
-    refunded_2 bigint;
-    e_seq    bigint;        -- the entry that was appended, or null
-    e_held   bigint;
-    e_before bigint;        -- units that were spent before it
-    e_free   bigint;        -- refunds and credits
-    e_base   bigint;        -- units that were spent before the first limit's window
-begin
-    -- A limit by a window of negative length, or by nothing, is for the full function to refuse.
-    if max_units is null or win < interval '0' or win is null and per is null or win_2 < interval '0'
-        or max_2 is not null and win_2 is null and per_2 is null then
-        return null;
-    end if;
-    -- The bound is tried twice, since a period is dear to find. A period that has a null is neither null nor not null.
-    for look in 1..2 loop
-        if (standing or look = 2) and (not per is null or not per_2 is null) then
-            p_1 := case when win is null then metered._period_at(per, moment) end;
-            p_2 := case when max_2 is not null and win_2 is null then metered._period_at(per_2, moment) end;
-        end if;
-        since_1 := case when win > interval '0' then moment - win when win is null then coalesce(p_1[1] - interval '0.000001', '-infinity') end;
-        if max_2 is not null then
-            since_2 := case when win_2 > interval '0' then moment - win_2 when win_2 is null then coalesce(p_2[1] - interval '0.000001', '-infinity') end;
-        end if;
-        if standing and (since_1 is not null or since_2 is not null) then
-            if since_2 is not null then
-                select t.epoch, b.seq, b.spent, b.refunded into epoch_2, seq_2, spent_2, refunded_2
-                from (select l.epoch from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1) t
-                    left join lateral (select base.seq, base.spent, base.refunded
-                    from (select y.seq from metered.ledger y
-                where y.scope = of_scope and y.epoch = t.epoch and y.at <= since_2 and (y.seq & 15 = 1 or y.kind = 'k')
-                order by y.at desc, y.seq desc limit 1) mark,
-            lateral (select y.seq, y.spent, y.refunded from metered.ledger y
-                where y.scope = of_scope and y.seq between mark.seq and mark.seq + 15 and y.epoch = t.epoch and y.at <= since_2
-                order by y.seq desc limit 1) base) b on true;
-            end if;
-            -- The base of the first window becomes the entry's anchor: so it is in the answer, too.
-            insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, operation_tenant, operation, note,
-                    anchor_at, anchor_spent)
-            select t.seq + 1, units, moment, t.spent + units, t.refunded, t.credited, t.held, t.epoch, 'c', of_scope, t.next_due, of_tenant,
-                    of_id, note, coalesce(since_1, t.anchor_at), case when since_1 is null then t.anchor_spent else coalesce(b.spent, 0) end
-            from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
-                l.anchor_spent, l.lots_end, l.crossed, metered.clock() as clk
-            from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1 for key share) t left join lateral (select base.seq, base.spent, base.refunded
-                    from (select y.seq from metered.ledger y
-                where y.scope = of_scope and y.epoch = t.epoch and y.at <= since_1 and (y.seq & 15 = 1 or y.kind = 'k')
-                order by y.at desc, y.seq desc limit 1) mark,
-            lateral (select y.seq, y.spent, y.refunded from metered.ledger y
-                where y.scope = of_scope and y.seq between mark.seq and mark.seq + 15 and y.epoch = t.epoch and y.at <= since_1
-                order by y.seq desc limit 1) base) b on true
-            where (t.held = 0 or t.seq & 15 > 1) and t.at <= moment and (t.next_due <= moment) is not true and t.lots_end is null and t.crossed is null
-                and units between 1 and 9007199254740992 and (note is null or pg_column_size(note) <= 8192
-                and pg_column_compression(note) is null and not note ? 'use')
-                and case when since_1 is null then (max_units is null or t.spent - t.refunded - t.credited <= max_units - t.held - units)
-                    else coalesce(b.refunded, 0) = t.refunded and (b.seq > 1 or b.seq = t.seq or t.epoch = 0 and (t.seq <= 16 and b.seq is null
-                        or (select l.seq from metered.ledger l where l.scope = of_scope and l.seq = 2) > 0)) and t.spent - coalesce(b.spent, 0) <= max_units - t.held - units end
-                and case when since_2 is null then (max_2 is null or t.spent - t.refunded - t.credited <= max_2 - t.held - units)
-                    else epoch_2 = t.epoch and coalesce(refunded_2, 0) = t.refunded and (seq_2 > 1 or seq_2 = t.seq or t.epoch = 0 and (t.seq <= 16 and seq_2 is null
-                        or (select l.seq from metered.ledger l where l.scope = of_scope and l.seq = 2) > 0)) and t.spent - coalesce(spent_2, 0) <= max_2 - t.held - units end
-            on conflict do nothing
-                returning y.seq, y.held, y.spent - units, y.refunded + y.credited, y.anchor_spent into e_seq, e_held, e_before, e_free, e_base;
-            exit;
-        end if;
-        insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, operation_tenant, operation, note,
-                    anchor_at, anchor_spent)
-        select t.seq + 1, units, moment, t.spent + units, t.refunded, t.credited, t.held, t.epoch, 'c', of_scope, t.next_due, of_tenant,
-                    of_id, note, t.anchor_at, t.anchor_spent
-        from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
-                l.anchor_spent, l.lots_end, l.crossed, metered.clock() as clk
-            from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1 for key share) t
-        where (t.held = 0 or t.seq & 15 > 1) and t.at <= moment and (t.next_due <= moment) is not true and t.lots_end is null and t.crossed is null
-                and units between 1 and 9007199254740992 and (note is null or pg_column_size(note) <= 8192
-                and pg_column_compression(note) is null and not note ? 'use')
-            and (max_units is null or case when since_1 is null then t.spent - t.refunded - t.credited
-                        else t.spent - case when t.anchor_at <= since_1 then t.anchor_spent else 0 end end <= max_units - t.held - units) and (max_2 is null or case when since_2 is null then t.spent - t.refunded - t.credited
-                        else t.spent - case when t.anchor_at <= since_2 then t.anchor_spent else 0 end end <= max_2 - t.held - units)
-        on conflict do nothing
-                returning y.seq, y.held, y.spent - units, y.refunded + y.credited, y.anchor_spent into e_seq, e_held, e_before, e_free, e_base;
-        exit when e_seq is not null or standing or per is null and per_2 is null;
-    end loop;
-    return case when e_seq is not null then
-        array[e_seq, metered._in_us(moment), e_held, e_before - case when since_1 is null then e_free else e_base end,
-            e_before - case when since_2 is null then e_free else coalesce(spent_2, 0) end,
-            metered._in_us(p_1[1]), metered._in_us(p_1[2]), metered._in_us(p_2[1]), metered._in_us(p_2[2])] end;
-end
-$$;
-
--- The charge of _append_limited, as the full functions take it.
+-- A charge with at most one limit by window or lifetime, as the full functions take it.
 create function metered._as_charges(of_scope text, key bigint, units bigint, max_units bigint, win interval,
-    per metered.period, max_2 bigint, win_2 interval, per_2 metered.period, note jsonb) returns metered.new_charge[]
+    note jsonb) returns metered.new_charge[]
 language sql immutable
 as $$
-    select array[row(of_scope, key, units, 0, case when max_units is null then '{}' else
-            array[row(max_units, win, case when win is null then per end, null, null, null)::metered.charge_limit] end
-        || case when max_2 is null then '{}' else
-            array[row(max_2, win_2, case when win_2 is null then per_2 end, null, null, null)::metered.charge_limit] end,
+    select array[row(of_scope, key, units, 0, case when max_units is null then '{}'
+            else array[row(max_units, win, null, null, null, null)::metered.charge_limit] end,
         note, null, null, null)::metered.new_charge]
 $$;
 
@@ -11681,10 +11574,10 @@ as $$
         'periods', array(select metered._in_us(x) from unnest((a).periods) x))
 $$;
 
--- A charge of one scope without a command, as charge makes it: JSON, the array of _append_limited, or charge's answer
--- as an object.
+-- A charge of one scope without a command, as charge makes it: JSON, [seq, time in microseconds, held units, used
+-- units], or charge's answer as an object. It has at most one limit: max_units in each win, or in its lifetime, if win is
+-- 0. The columns that it leaves out are null in a usual scope.
 create function metered.charge_plain(of_scope text, key bigint, units bigint, max_units bigint, win interval,
-    per metered.period, max_2 bigint, win_2 interval, per_2 metered.period,
     note jsonb, standing boolean, ahead interval, wait_ms int) returns json
 language plpgsql volatile
 security definer
@@ -11693,7 +11586,6 @@ set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-    written bigint[];
     of_tenant text;     -- of no command
     of_id   text;
     e_seq    bigint;        -- the entry that was appended, or null
@@ -11701,7 +11593,7 @@ declare
     e_held   bigint;
     e_used   bigint;        -- units that counted before it
 begin
-    if greatest(octet_length(of_scope), octet_length(per.zone), octet_length(per_2.zone)) > 255
+    if octet_length(of_scope) > 255
         or pg_column_size(note) > 8196
         or pg_column_compression(note) is not null and octet_length(note::text) > 8192
         or wait_ms > 3600000 then
@@ -11711,8 +11603,7 @@ begin
         if metered._try_lock(key) is not true then
             perform metered._lock_all_scopes(array[of_scope], array[key], wait_ms);
         end if;
-        if max_2 is null and per is null then
-            if standing and win > interval '0' then
+        if standing and win > interval '0' then
                 insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, operation_tenant, operation, note,
                     anchor_at, anchor_spent)
                 select t.seq + 1, units, t.clk, t.spent + units, t.refunded, t.credited, t.held, t.epoch, 'c', of_scope, t.next_due, of_tenant,
@@ -11750,18 +11641,12 @@ begin
                 on conflict do nothing
                 returning y.seq, y.at, y.held, y.spent - units - y.refunded - y.credited into e_seq, e_at, e_held, e_used;
             end if;
-            if e_seq is not null then
-                return array_to_json(array[e_seq, metered._in_us(e_at), e_held, e_used]);
-            end if;
-        else
-            written := metered._append_limited(of_scope, units, max_units, win, per, max_2, win_2, per_2, note, standing, null, null);
-            if written is not null then
-                return array_to_json(written);
-            end if;
+        if e_seq is not null then
+            return array_to_json(array[e_seq, metered._in_us(e_at), e_held, e_used]);
         end if;
     end if;
     return metered._charged_json(metered.charge(
-        metered._as_charges(of_scope, key, units, max_units, win, per, max_2, win_2, per_2, note), ahead, wait_ms, standing));
+        metered._as_charges(of_scope, key, units, max_units, win, note), ahead, wait_ms, standing));
 end
 $$;
 
@@ -11817,12 +11702,26 @@ begin
 end
 $$;
 
+-- Ends a command by complete_command, whose answer it returns as JSON, with times in microseconds.
+create function metered._completed_json(command metered.new_command, of_fingerprint bytea, of_result bytea,
+    charges metered.new_charge[], ahead interval, wait_ms int) returns json
+language plpgsql volatile
+as $$
+declare
+    whole record := metered.complete_command(command, of_fingerprint, of_result, null, charges, ahead, wait_ms, true);
+begin
+    return json_build_object('seqs', whole.seqs, 'ats', array(select metered._in_us(x) from unnest(whole.ats) x),
+        'used', whole.used, 'held', whole.held, 'at', metered._in_us(whole.at), 'crossed', whole.crossed,
+        'periods', array(select metered._in_us(x) from unnest(whole.periods) x));
+end
+$$;
+
 -- Ends a command that has at most one charge of its own, as complete_command does with finishing: JSON,
--- the time of the record in microseconds and the array of _append_limited, or complete_command's answer as an object.
+-- the time of the record in microseconds and the array of charge_plain, or complete_command's answer as an object.
 create function metered.complete_command_plain(of_tenant text, of_id text, marker text,
     of_fingerprint bytea, issued timestamptz, of_result bytea, name text, jobs bigint[], of_scope text,
-    key bigint, units bigint, max_units bigint, win interval, per metered.period, max_2 bigint,
-    win_2 interval, per_2 metered.period, note jsonb, standing boolean, ahead interval, wait_ms int) returns json
+    key bigint, units bigint, max_units bigint, win interval, note jsonb, standing boolean,
+    ahead interval, wait_ms int) returns json
 language plpgsql volatile
 security definer
 set search_path = pg_catalog, pg_temp
@@ -11837,10 +11736,9 @@ declare
     e_held   bigint;
     e_used   bigint;        -- units that counted before it
     unused  text;
-    whole   record;
     command_cursor refcursor := 'metered_command';  -- CLOSE by a variable is not parsed anew
 begin
-    if greatest(octet_length(of_tenant), octet_length(of_id), octet_length(marker), octet_length(name), octet_length(of_scope), octet_length(per.zone), octet_length(per_2.zone)) > 255
+    if greatest(octet_length(of_tenant), octet_length(of_id), octet_length(marker), octet_length(name), octet_length(of_scope)) > 255
         or octet_length(of_fingerprint) > 33
         or octet_length(of_result) > 1048576
         or array_lower(jobs, 1) <> 1
@@ -11857,8 +11755,7 @@ begin
             if metered._try_lock(key) is not true then
             perform metered._lock_all_scopes(array[of_scope], array[key], wait_ms);
         end if;
-            if max_2 is null and per is null then
-                if standing and win > interval '0' then
+            if standing and win > interval '0' then
                 insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, operation_tenant, operation, note,
                     anchor_at, anchor_spent)
                 select t.seq + 1, units, t.clk, t.spent + units, t.refunded, t.credited, t.held, t.epoch, 'c', of_scope, t.next_due, of_tenant,
@@ -11896,11 +11793,8 @@ begin
                 on conflict do nothing
                 returning y.seq, y.at, y.held, y.spent - units - y.refunded - y.credited into e_seq, e_at, e_held, e_used;
             end if;
-                if e_seq is not null then
-                    written := array[e_seq, metered._in_us(e_at), e_held, e_used];
-                end if;
-            else
-                written := metered._append_limited(of_scope, units, max_units, win, per, max_2, win_2, per_2, note, standing, of_tenant, of_id);
+            if e_seq is not null then
+                written := array[e_seq, metered._in_us(e_at), e_held, e_used];
             end if;
         end if;
         if of_scope is null or written is not null then
@@ -11917,13 +11811,10 @@ begin
             return array_to_json(done_at || written);
         end if;
     end if;
-    whole := metered.complete_command(row(of_tenant, of_id, null, issued, null, null, marker, standing, false,
-        name, jobs)::metered.new_command, of_fingerprint, of_result, null,
+    return metered._completed_json(row(of_tenant, of_id, null, issued, null, null, marker, standing, false,
+        name, jobs)::metered.new_command, of_fingerprint, of_result,
         case when of_scope is null then '{}'
-            else metered._as_charges(of_scope, key, units, max_units, win, per, max_2, win_2, per_2, note) end, ahead, wait_ms, true);
-    return json_build_object('seqs', whole.seqs, 'ats', array(select metered._in_us(x) from unnest(whole.ats) x),
-        'used', whole.used, 'held', whole.held, 'at', metered._in_us(whole.at), 'crossed', whole.crossed,
-        'periods', array(select metered._in_us(x) from unnest(whole.periods) x));
+            else metered._as_charges(of_scope, key, units, max_units, win, note) end, ahead, wait_ms);
 end
 $$;
 
@@ -11932,8 +11823,8 @@ $$;
 -- since nobody gets at the transaction before it is complete.
 create function metered.run_command_plain(of_tenant text, of_id text, id_key bigint,
     of_fingerprint bytea, issued timestamptz, max_future interval, of_result bytea, name text,
-    of_scope text, key bigint, units bigint, max_units bigint, win interval, per metered.period, max_2 bigint,
-    win_2 interval, per_2 metered.period, note jsonb, standing boolean, ahead interval, wait_ms int) returns json
+    of_scope text, key bigint, units bigint, max_units bigint, win interval, note jsonb,
+    standing boolean, ahead interval, wait_ms int) returns json
 language plpgsql volatile
 security definer
 set search_path = pg_catalog, pg_temp
@@ -11948,7 +11839,7 @@ declare
     e_held   bigint;
     e_used   bigint;        -- units that counted before it
 begin
-    if greatest(octet_length(of_tenant), octet_length(of_id), octet_length(name), octet_length(of_scope), octet_length(per.zone), octet_length(per_2.zone)) > 255
+    if greatest(octet_length(of_tenant), octet_length(of_id), octet_length(name), octet_length(of_scope)) > 255
         or octet_length(of_fingerprint) > 33
         or octet_length(of_result) > 1048576
         or pg_column_size(note) > 8196
@@ -11969,7 +11860,7 @@ begin
             if done_at is not null then
                 return json_build_array(done_at);
             end if;
-        elsif max_2 is null and per is null then
+        else
             if metered._try_lock(key) is not true then
                 perform from metered.operations o where false;  -- a command that waits is counted by its lock of the table
                 perform metered._lock_all_scopes(array[of_scope], array[key], wait_ms);
@@ -12027,8 +11918,42 @@ begin
     end if;
     answer := metered.begin_command_plain(of_tenant, of_id, id_key, issued, max_future, null, 'whole', wait_ms);
     return coalesce(answer, metered.complete_command_plain(of_tenant, of_id, 'whole', of_fingerprint, issued,
-        of_result, name, null, of_scope, key, units, max_units, win, per, max_2, win_2, per_2, note, standing, ahead,
+        of_result, name, null, of_scope, key, units, max_units, win, note, standing, ahead,
         wait_ms));
+end
+$$;
+
+-- A whole command that does nothing but its charges, of any kind, as run_command_plain does it, by the
+-- full functions.
+create function metered.run_command(command metered.new_command, of_fingerprint bytea, of_result bytea,
+    charges metered.new_charge[], ahead interval, wait_ms int) returns json
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    answer json;
+begin
+    if greatest(octet_length(command.tenant), octet_length(command.id), octet_length(command.marker), octet_length(command.name)) > 255
+        or array_lower(command.jobs, 1) <> 1
+        or array_ndims(command.jobs) <> 1
+        or array_position(command.jobs, null) is not null
+        or cardinality(command.jobs) > 1000
+        or octet_length(of_fingerprint) > 33
+        or octet_length(of_result) > 1048576
+        or array_lower(charges, 1) <> 1
+        or array_ndims(charges) <> 1
+        or array_position(charges, null) is not null
+        or cardinality(charges) > 64
+        or pg_column_size(charges) > 1400 and not metered._fits(charges)
+        or wait_ms > 3600000 then
+        raise exception 'out of bounds: an argument of run_command' using errcode = '22023';
+    end if;
+    answer := metered.begin_command_plain(command.tenant, command.id, command.key, command.issued_at,
+        command.max_future, command.timeout_ms, command.marker, wait_ms);
+    return coalesce(answer, metered._completed_json(command, of_fingerprint, of_result, charges, ahead, wait_ms));
 end
 $$;
 
@@ -13406,10 +13331,11 @@ comment on function metered.begin_command(boolean, boolean, metered.new_command,
 comment on function metered.complete_command(metered.new_command, metered.fingerprint, bytea, json, metered.new_charge[], interval, int, boolean) is 'Ends a command: charges, records the operation, and lets COMMIT pass. A refusal raises, because COMMIT follows in the same flush. Without finishing, finish_command lets COMMIT pass later. With of_refusal it records that the command was refused and rolled back, with an empty result.';
 comment on function metered.finish_command(text) is 'Lets COMMIT pass for a command that was completed without finishing, if this is still its transaction.';
 comment on function metered.purge_operations(timestamptz, timestamptz, int, int) is 'Deletes records of operations completed and issued before cutoff, at most max_rows, oldest first, and moves the horizon to the latest time that their ids carry, in the same transaction. A horizon beyond these would refuse new ids, after a clock was ahead, for as long. after is the last of the batch before, as in purge_tokens. It waits for another purge''s move, as long as wait_ms. It also deletes at most max_rows newest events of keys that took effect before cutoff, which deleted does not count.';
-comment on function metered.charge_plain(text, bigint, bigint, bigint, interval, metered.period, bigint, interval, metered.period, jsonb, boolean, interval, int) is 'A charge of one scope without a command, as charge makes it: JSON, the array of _append_limited, or charge''s answer as an object.';
+comment on function metered.charge_plain(text, bigint, bigint, bigint, interval, jsonb, boolean, interval, int) is 'A charge of one scope without a command, as charge makes it: JSON, [seq, time in microseconds, held units, used units], or charge''s answer as an object. It has at most one limit: max_units in each win, or in its lifetime, if win is 0. The columns that it leaves out are null in a usual scope.';
 comment on function metered.begin_command_plain(text, text, bigint, timestamptz, interval, int, text, int) is 'Claims the id of a command without a token and without charges to look at. Null: it is new, and begun. Else begin_command''s answer, whose arguments these are.';
-comment on function metered.complete_command_plain(text, text, text, bytea, timestamptz, bytea, text, bigint[], text, bigint, bigint, bigint, interval, metered.period, bigint, interval, metered.period, jsonb, boolean, interval, int) is 'Ends a command that has at most one charge of its own, as complete_command does with finishing: JSON, the time of the record in microseconds and the array of _append_limited, or complete_command''s answer as an object.';
-comment on function metered.run_command_plain(text, text, bigint, bytea, timestamptz, interval, bytea, text, text, bigint, bigint, bigint, interval, metered.period, bigint, interval, metered.period, jsonb, boolean, interval, int) is 'A whole command that does nothing but its one charge: the answer of begin_command_plain, if that is not null, or else that of complete_command_plain. The short way needs no guard against a COMMIT, since nobody gets at the transaction before it is complete.';
+comment on function metered.complete_command_plain(text, text, text, bytea, timestamptz, bytea, text, bigint[], text, bigint, bigint, bigint, interval, jsonb, boolean, interval, int) is 'Ends a command that has at most one charge of its own, as complete_command does with finishing: JSON, the time of the record in microseconds and the array of charge_plain, or complete_command''s answer as an object.';
+comment on function metered.run_command_plain(text, text, bigint, bytea, timestamptz, interval, bytea, text, text, bigint, bigint, bigint, interval, jsonb, boolean, interval, int) is 'A whole command that does nothing but its one charge: the answer of begin_command_plain, if that is not null, or else that of complete_command_plain. The short way needs no guard against a COMMIT, since nobody gets at the transaction before it is complete.';
+comment on function metered.run_command(metered.new_command, bytea, bytea, metered.new_charge[], interval, int) is 'A whole command that does nothing but its charges, of any kind, as run_command_plain does it, by the full functions.';
 comment on function metered.open_session(metered.new_command, metered.new_hold, metered.new_charge[], interval, int, metered.origin, text) is 'Opens a session of an operation: places its hold, unless the operation is on record, or another session of it is open. The id of a session''s hold is that of its operation, as a digest, and 36 characters of its own. status as place has it, or open (this very session was opened before, and its hold is stored), replay (the operation is on record), retired and future, as begin_command has them, running (another session is open, until deadline, as seen at placed_at) or busy (a session of another command is open).';
 comment on function metered.place_plain(text, text, bigint, text, bytea, timestamptz, interval, interval, interval, json, text, bigint, bigint, bigint, interval, jsonb, text, text, interval, int, text, boolean) is 'Places a hold of one line, as place does: JSON, [seq, time in microseconds], or place''s answer as an object. id_key is null if the id was made up for this call.';
 comment on function metered.open_session_plain(text, bigint, timestamptz, interval, text, text, text, bytea, timestamptz, interval, interval, interval, json, text, bigint, bigint, bigint, interval, jsonb, text, text, interval, int, text) is 'Opens a session whose hold has one line, as open_session does: JSON, as place_plain has it.';
@@ -13616,10 +13542,10 @@ begin
     for f in
         select p.oid from pg_proc p
         where p.pronamespace = to_regnamespace('metered') and p.proname = any ('{_absence,_add_leased,_add_lot,_admit,_after_due,_after_minima,_again,_age,_announce,_append,
-            _append_limited,_append_lot,_apply_lots,_as_charges,_as_far_as_admitted,_as_held,_as_rest,_as_wallet,
-            _balance,_base,_behind,_beyond_limits,_bound_lock_wait,_by_system,_capture_lots,_capture_minima,
-            _change_lines,_charge_anyway,_charge_of,_charged_json,_check_limits,_check_now,_class_of,_clear_freed,
-            _clear_freed_of,_close_lease,_close_scope,_closed_classes,_collided,_created_json,_credit_lot,
+            _append_lot,_apply_lots,_as_charges,_as_far_as_admitted,_as_held,_as_rest,_as_wallet,_balance,
+            _base,_behind,_beyond_limits,_bound_lock_wait,_by_system,_capture_lots,_capture_minima,_change_lines,
+            _charge_anyway,_charge_of,_charged_json,_check_limits,_check_now,_class_of,_clear_freed,_clear_freed_of,
+            _close_lease,_close_scope,_closed_classes,_collided,_completed_json,_created_json,_credit_lot,
             _cross_captured,_cross_lowered,_cross_thresholds,_crossed_at,_debt,_debt_paid,_due_after,_due_lines,
             _due_lots,_due_minima,_due_units,_empty_lot,_end_due,_end_line,_end_lines,_end_lost,_end_lot,
             _end_minima,_end_minima_of,_end_named,_ends_per_call,_entry_for_write,_events_per_step,_expire_and_check,
@@ -13656,9 +13582,9 @@ begin
             park_jobs,place,place_plain,plan_lot,purge_holds,purge_job_keys,purge_leases,purge_operations,
             purge_scope,purge_tokens,receive_child,refund,reinstate_lot,release_captured,release_holds,
             release_jobs,repair_clock,replace_token,rest_jobs,resume_renewal,retire_scopes,return_holds,
-            revoke_lot,revoke_token,revoke_tokens,roll_over,run_command_plain,search_entries,set_lot_end,
-            settle_away,settle_lease,spend,sweep_due,sweep_holds,sweep_lots,sweep_scope,take_newest,told_lots,
-            trouble_jobs,usage,usage_at,wallet_balance}')
+            revoke_lot,revoke_token,revoke_tokens,roll_over,run_command,run_command_plain,search_entries,
+            set_lot_end,settle_away,settle_lease,spend,sweep_due,sweep_holds,sweep_lots,sweep_scope,take_newest,
+            told_lots,trouble_jobs,usage,usage_at,wallet_balance}')
           and exists (select from aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a where a.grantee = 0)
         order by p.oid
     loop

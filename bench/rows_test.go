@@ -31,12 +31,14 @@ func TestContenders_WriteTheSameRows(t *testing.T) {
 	}{
 		{[]string{"metered.ledger"}, []entry{
 			{name: "charge", make: chargeMetered}, {name: "charge floor", make: chargeFloor},
-			{name: "charge quiet", make: chargeQuiet}, {name: "charge counter", make: chargeCounter},
+			{name: "charge quiet", make: chargeQuiet},
 		}},
 		{[]string{"metered.ledger", "metered.operations", "metered.tokens", "river_job"}, []entry{
 			{name: "command", make: commandMetered}, {name: "command floor", make: commandFloor},
 			{name: "command locked", make: commandLockedFloor}, {name: "command released", make: commandReleased},
 		}},
+		{[]string{"metered.bench_history"}, []entry{{name: "charge counter", make: chargeCounter}}},
+		{[]string{"metered.bench_history", "metered.bench_keys"}, []entry{{name: "command counter", make: commandCounter}}},
 		{[]string{"metered.tokens"}, []entry{{name: "consume", make: tokenConsume}, {name: "update", make: tokenUpdate}}},
 		{[]string{"river_job"}, []entry{{name: "keyless", make: enqueue(false)}, {name: "river", make: riverInsert}}},
 	} {
@@ -53,6 +55,7 @@ func (k *kit) leaves(t *testing.T, make func(*kit) contender, tables []string) m
 	const ops = 20
 	all := []string{
 		"metered.ledger", "metered.refund_sum", "metered.operations", "metered.tokens", "metered.job_keys", "metered.holds", "river_job",
+		"metered.bench_history", "metered.bench_keys",
 	}
 	// Ids of jobs, which are results too, are of one length.
 	for _, sql := range []string{"truncate " + strings.Join(all, ", "), "alter sequence river_job_id_seq restart 1000"} {

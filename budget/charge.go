@@ -96,8 +96,7 @@ func (l *Ledger) Charge(ctx context.Context, tx pgx.Tx, charges ...Charge) (Rece
 
 // chargePlainSQL is chargeSQL the short way.
 const chargePlainSQL = `
-select metered.charge_plain($1::text, $2::bigint, $3::bigint, $4::bigint, $5::interval, $6::metered.period,
-    $7::bigint, $8::interval, $9::metered.period, $10::jsonb, $11::bool, $12::interval, $13::int)`
+select metered.charge_plain($1::text, $2::bigint, $3::bigint, $4::bigint, $5::interval, $6::jsonb, $7::bool, $8::interval, $9::int)`
 
 // prepareCharge is prepare for a call that sends the charges the short way, if they are plain.
 func (l *Ledger) prepareCharge(charges ...Charge) (*ledger.ChargeCall[Receipt], error) {

@@ -381,8 +381,7 @@ from metered.complete_command($1::metered.new_command, $2::bytea, $3::bytea, $4:
 // completePlainSQL is completeSQL the short way.
 const completePlainSQL = `
 select metered.complete_command_plain($1::text, $2::text, $3::text, $4::bytea, $5::timestamptz, $6::bytea, $7::text, $8::bigint[],
-    $9::text, $10::bigint, $11::bigint, $12::bigint, $13::interval, $14::metered.period, $15::bigint, $16::interval, $17::metered.period,
-    $18::jsonb, $19::bool, $20::interval, $21::int)`
+    $9::text, $10::bigint, $11::bigint, $12::bigint, $13::interval, $14::jsonb, $15::bool, $16::interval, $17::int)`
 
 // finishSQL lets COMMIT pass where complete_command did not, because subscribers come first.
 const finishSQL = `select metered.finish_command($1::text)`

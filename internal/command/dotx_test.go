@@ -357,7 +357,7 @@ func TestTx_APlainCommandIsCompletedByItsOwnMarker(t *testing.T) {
 	_, err = tx.Exec(ctx, "select metered.begin_command_plain('t', 'op', 1, null, '1 hour', null, 'its own', 1000)")
 	require.NoError(t, err)
 	_, err = tx.Exec(ctx, `select metered.complete_command_plain('t', 'op', 'another', repeat('a', 33)::bytea, null, '', null, null,
-		null, null, null, null, null, null, null, null, null, null, false, '1 minute', 1000)`)
+		null, null, null, null, null, null, false, '1 minute', 1000)`)
 	require.ErrorContains(t, err, "MT005")
 	require.Error(t, tx.Commit(ctx))
 	require.Zero(t, count(t, pool, "metered.operations"))
@@ -369,11 +369,17 @@ func TestDo_ACommandWithoutAFunctionIsOneFlush(t *testing.T) {
 	t.Parallel()
 	owner, w, c, _ := onWire(t, metered.Config{}, func(*pgxpool.Config) {})
 	ctx := t.Context()
-	for _, charges := range [][]budget.Charge{nil, {{Scope: "plain", Amount: 3, Limits: []budget.Limit{budget.PerWindow(5, time.Hour)}}}} {
-		cmd := metered.Command{ID: fmt.Sprint("op", len(charges)), Charges: charges}
-		first, err := metered.Do[any](ctx, c, metered.Command{ID: "warm", Charges: charges[:0]}, nil)
+	two := []budget.Limit{budget.PerWindow(5, time.Hour), budget.PerPeriod(50, time.Hour, time.Unix(0, 0))}
+	warm := []budget.Charge{{Scope: "warm", Amount: 1, Limits: two}}
+	_, err := metered.Do[any](ctx, c, metered.Command{ID: "warm", Charges: warm}, nil)
+	require.NoError(t, err)
+	for i, charges := range [][]budget.Charge{
+		nil, {{Scope: "plain", Amount: 3, Limits: two[:1]}}, {{Scope: "limited", Amount: 3, Limits: two}},
+		{{Scope: "one", Amount: 3, Limits: two[:1]}, {Scope: "other", Amount: 1}},
+	} {
+		cmd := metered.Command{ID: fmt.Sprint("op", i), Charges: charges}
+		first, err := metered.Do[any](ctx, c, metered.Command{ID: "warm " + cmd.ID}, nil)
 		require.NoError(t, err)
-		require.False(t, first.Replayed && len(charges) == 0)
 		before := len(w.Sent())
 		first, err = metered.Do[any](ctx, c, cmd, nil)
 		require.NoError(t, err)
@@ -392,10 +398,10 @@ func TestDo_ACommandWithoutAFunctionIsOneFlush(t *testing.T) {
 			require.Equal(t, first.Receipt.Entries[0].Seq, again.Receipt.Entries[0].Seq)
 			require.Equal(t, first.Receipt.Entries[0].At, again.Receipt.Entries[0].At)
 			more := cmd
-			more.ID = "more"
+			more.ID += " more"
 			_, err = metered.Do[any](ctx, c, more, nil)
 			require.ErrorIs(t, err, budget.ErrExceeded)
-			_, err = c.Lookup(ctx, owner, "", "more")
+			_, err = c.Lookup(ctx, owner, "", more.ID)
 			require.ErrorIs(t, err, metered.ErrUnknownOperation)
 		}
 		cmd.Input = "another"

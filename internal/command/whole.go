@@ -10,11 +10,13 @@ import (
 
 const runPlainSQL = `
 select metered.run_command_plain($1::text, $2::text, $3::bigint, $4::bytea, $5::timestamptz, $6::interval, $7::bytea, $8::text,
-    $9::text, $10::bigint, $11::bigint, $12::bigint, $13::interval, $14::metered.period, $15::bigint, $16::interval, $17::metered.period,
-    $18::jsonb, $19::bool, $20::interval, $21::int)`
+    $9::text, $10::bigint, $11::bigint, $12::bigint, $13::interval, $14::jsonb, $15::bool, $16::interval, $17::int)`
 
-// whole makes an attempt in one flush, with COMMIT, at an operation that does nothing but its one
-// charge. whole is false for another operation, and then nothing was done.
+const runSQL = `
+select metered.run_command($1::metered.new_command, $2::bytea, $3::bytea, $4::metered.new_charge[], $5::interval, $6::int)`
+
+// whole makes an attempt in one flush, with COMMIT, at an operation that does nothing but its
+// charges. whole is false for another operation, and then nothing was done.
 func (e *Engine) whole(ctx context.Context, op *Operation, t *owned) (a attempt, whole bool) {
 	if !op.Bare || op.First != nil || op.Token.Digest != nil || len(op.Holds) > 0 || op.Newest != nil || op.Enter != nil || op.EarlyRelease || op.LSN ||
 		op.Telling || op.Isolation != pgx.ReadCommitted {
@@ -22,7 +24,7 @@ func (e *Engine) whole(ctx context.Context, op *Operation, t *owned) (a attempt,
 	}
 	op.forget()
 	end, err := op.Function(ctx, nil)
-	if err != nil || len(end.Steps) > 0 || end.Notice != nil || end.Refusal != nil || len(end.queries()) > 0 || !end.Charges.Plain() {
+	if err != nil || len(end.Steps) > 0 || end.Notice != nil || end.Refusal != nil || len(end.queries()) > 0 {
 		return attempt{}, false
 	}
 	defer t.undo(ctx)
@@ -33,8 +35,16 @@ func (e *Engine) whole(ctx context.Context, op *Operation, t *owned) (a attempt,
 	f, b := &flush{}, &begun{}
 	t.first(f)
 	wait, _ := e.timeouts(ctx)
-	args := append([]any{op.Tenant, op.ID, op.Key, op.Fingerprint, op.IssuedAt, e.cfg.MaxFuture, end.Result, nameOf(op)}, end.Charges.PlainArgs()...)
-	f.row(func(row pgx.Row) error { return b.scanWhole(row, end) }, e.sql.runPlain, append(args, toleranceOf(end.Charges), wait)...)
+	scan := func(row pgx.Row) error { return b.scanWhole(row, end) }
+	if end.Charges.Plain() {
+		args := append([]any{op.Tenant, op.ID, op.Key, op.Fingerprint, op.IssuedAt, e.cfg.MaxFuture, end.Result, nameOf(op)}, end.Charges.PlainArgs()...)
+		f.row(scan, e.sql.runPlain, append(args, toleranceOf(end.Charges), wait)...)
+	} else {
+		command := e.sent(op, newMarker())
+		command.Standing, command.Leased, command.Name = standings(end.Charges), end.Charges.Leased(), op.Name
+		charges, tolerance := sentCharges(end.Charges, false)
+		f.row(scan, e.sql.run, command.String(), op.Fingerprint, end.Result, charges, tolerance, wait)
+	}
 	t.end(&f.batch)
 	within, span := e.flush(ctx, op, "run")
 	results := t.send(within, &f.batch)
@@ -66,7 +76,7 @@ func (e *Engine) whole(ctx context.Context, op *Operation, t *owned) (a attempt,
 	return a, true
 }
 
-// scanWhole reads the answer of run_command_plain: that of the claim, or of what came after it.
+// scanWhole reads the answer of run_command_plain or run_command: that of the claim, or of what came after it.
 func (b *begun) scanWhole(row pgx.Row, end Ending) (err error) {
 	var answer []byte
 	if err = row.Scan(&answer); err != nil {

@@ -8,8 +8,8 @@ import (
 )
 
 // Plain reports whether charges go the short way, as charge_plain and complete_command_plain take
-// them: one charge, with at most two limits, and nothing that the full functions alone know. None
-// at all are plain, too.
+// them: one charge, with at most one limit by window or lifetime, and nothing that the full
+// functions alone know. None at all are plain, too.
 func (c *Charging) Plain() bool {
 	if c == nil || len(c.Charges) == 0 {
 		return true
@@ -17,38 +17,31 @@ func (c *Charging) Plain() bool {
 	return len(c.Charges) == 1 && c.Charges[0].Held == 0 && c.Charges[0].plain()
 }
 
-// PlainHold is Plain for a placement, all of whose units are held, with at most one limit, by
-// window or lifetime.
+// PlainHold is Plain for a placement, all of whose units are held.
 func (c *Charging) PlainHold() bool {
-	return len(c.Charges) == 1 && c.Charges[0].Held == c.Charges[0].Amount && c.Charges[0].plain() &&
-		(len(c.Charges[0].Limits) == 0 || len(c.Charges[0].Limits) == 1 && c.Charges[0].Limits[0].Period.IsZero())
+	return len(c.Charges) == 1 && c.Charges[0].Held == c.Charges[0].Amount && c.Charges[0].plain()
 }
 
 func (x *Charge) plain() bool {
-	return x.Lease == nil && !x.MustExist && x.Use == "" && len(x.Limits) <= 2 && !tells(x.Limits)
+	return x.Lease == nil && !x.MustExist && x.Use == "" && !tells(x.Limits) &&
+		(len(x.Limits) == 0 || len(x.Limits) == 1 && x.Limits[0].Period.IsZero())
 }
 
-// PlainArgs are the arguments of a plain charge: scope, key, amount, the most units, the window and
-// the period of each of two limits, note, and whether standings are asked for. All are null without
-// charges.
+// PlainArgs are the arguments of a plain charge: scope, key, amount, the most units and the window
+// of its limit, note, and whether standings are asked for. All are null without charges.
 func (c *Charging) PlainArgs() []any {
-	args := make([]any, 11)
-	args[10] = false
+	args := make([]any, 7)
+	args[6] = false
 	if c == nil || len(c.Charges) == 0 {
 		return args
 	}
 	x := &c.Charges[0]
-	args[0], args[1], args[2], args[10] = x.Scope, x.Key, x.Amount, c.Standing
-	for i, l := range x.Limits {
-		args[3+3*i] = l.Max
-		if l.Period.IsZero() {
-			args[4+3*i] = pgtype.Interval{Microseconds: l.Window.Microseconds(), Valid: true}
-		} else {
-			args[5+3*i] = l.Period.String()
-		}
+	args[0], args[1], args[2], args[6] = x.Scope, x.Key, x.Amount, c.Standing
+	if len(x.Limits) > 0 {
+		args[3], args[4] = x.Limits[0].Max, plainInterval(x.Limits[0].Window)
 	}
 	if x.Note != "" {
-		args[9] = x.Note
+		args[5] = x.Note
 	}
 	return args
 }
@@ -70,8 +63,7 @@ func (c *Charging) PlainPlacing(h NewHold, keyed bool, s Sending) []any {
 		args = append(args, nil)
 	}
 	args = append(args, h.Holder, h.Fingerprint, h.IssuedAt, plainInterval(h.TTL), plainInterval(h.Grace), lifetime, metadata)
-	charge := c.PlainArgs()
-	args = append(append(args, charge[:5]...), charge[9])
+	args = append(args, c.PlainArgs()[:6]...)
 	return append(args, s.PlainOrigin()...)
 }
 
@@ -177,10 +169,10 @@ func isArray(answer []byte) bool { return len(answer) > 0 && answer[0] == '[' }
 // ScanPlain reads the answer of charge_plain to the charges.
 func (a *Answer) ScanPlain(answer []byte, of *Charging) error {
 	if isShort(answer) {
-		var short []*int64
+		var short []int64
 		err := json.Unmarshal(answer, &short)
 		if err == nil {
-			a.short(short, of)
+			a.short(short, of.Standing)
 		}
 		return err
 	}
@@ -192,30 +184,23 @@ func (a *Answer) ScanPlain(answer []byte, of *Charging) error {
 // record.
 func (a *Answer) ScanCompleted(answer []byte, of *Charging) (at time.Time, err error) {
 	if isShort(answer) {
-		var short []*int64
+		var short []int64
 		if err := json.Unmarshal(answer, &short); err != nil {
 			return at, err
 		}
 		if len(short) > 1 {
-			a.short(short[1:], of)
+			a.short(short[1:], of.Standing)
 		}
-		return time.UnixMicro(*short[0]), nil
+		return time.UnixMicro(short[0]), nil
 	}
 	return a.full(answer)
 }
 
-// short takes the answer of _append_limited: seq, time, held units, and with standings the used
-// units of each limit, and the start and the end of the period of each.
-func (a *Answer) short(n []*int64, of *Charging) {
-	a.Seqs, a.Ats, a.Held = []int64{*n[0]}, []time.Time{time.UnixMicro(*n[1])}, []int64{*n[2]}
-	if !of.Standing {
-		return
-	}
-	for i, l := range of.Charges[0].Limits {
-		a.Used = append(a.Used, *n[3+i])
-		if !l.Period.IsZero() {
-			a.Periods = append(a.Periods, time.UnixMicro(*n[5+2*i]), time.UnixMicro(*n[6+2*i]))
-		}
+// short takes the answer of charge_plain: seq, time, held units and used units.
+func (a *Answer) short(n []int64, standing bool) {
+	a.Seqs, a.Ats, a.Held = []int64{n[0]}, []time.Time{time.UnixMicro(n[1])}, []int64{n[2]}
+	if standing {
+		a.Used = []int64{n[3]}
 	}
 }
 

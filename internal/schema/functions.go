@@ -137,6 +137,7 @@ var Functions = []Function{
 	{"begin_command_plain", Application, write},
 	{"complete_command_plain", Application, write},
 	{"run_command_plain", Application, write},
+	{"run_command", Application, write},
 	{"finish_command", Application, owned},
 	{"purge_operations", Maintenance, purgeBatch},
 	{"open_session", Application, write},

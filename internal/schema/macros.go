@@ -25,13 +25,13 @@ import (
 //	{fits hold: tenant = t, …}                   the condition that a hold of one line is within its bounds
 //	{short charge: of = f, also = true}     appends a plain charge, if its limits and the condition also admit it (plain.sql)
 //	{short variables}                            the variables that a short charge needs
-//	{short answer}                               what it returns, as _append_limited
+//	{short answer}                               what it returns, as charge_plain
 //	{short lock}                                 the lock of its scope
 //	{short record: jobs = j}                     the record of a command, with its short charge, for an INSERT INTO
 //	{shorter timeouts: ms = n}                   sets the timeouts of a transaction, unless they are shorter
 //
 // A macro may stand in the arguments of another one.
-var macro = regexp.MustCompile(`(?s)\{(entry columns|entry of (\w+)|base|bound|short \w+|usual|usual hold|admits|admits since|exact|settled|due|known id|shorter timeouts|new hold|placed detail|fits hold)(?:: ([^{}]*))?\}`)
+var macro = regexp.MustCompile(`(?s)\{(entry columns|entry of (\w+)|base|bound|short \w+|usual|usual hold|admits|exact|settled|due|known id|shorter timeouts|new hold|placed detail|fits hold)(?:: ([^{}]*))?\}`)
 
 // templates are the macros that only fill in their arguments.
 var templates = map[string]string{
@@ -90,17 +90,10 @@ func init() {
 		"short lock": `if metered._try_lock(key) is not true then
             perform metered._lock_all_scopes(array[of_scope], array[key], wait_ms);
         end if`,
-		"short since": `case when $win > interval '0' then moment - $win when $win is null then coalesce($period[1] - interval '0.000001', '-infinity') end`,
 		"short columns": `seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, operation_tenant, operation, note,
                     anchor_at, anchor_spent`,
 		"short values": `t.seq + 1, units, $at, t.spent + units, t.refunded, t.credited, t.held, t.epoch, 'c', of_scope, t.next_due, of_tenant,
                     of_id, note`,
-		"short written": `on conflict do nothing
-                returning y.seq, y.held, y.spent - units, y.refunded + y.credited, y.anchor_spent into e_seq, e_held, e_before, e_free, e_base`,
-		// A limit admits the units by a bound of those that count, or by its lifetime's.
-		"short lifetime": `($max is null or t.spent - t.refunded - t.credited <= $max - t.held - units)`,
-		"admits since": `($max is null or case when $since is null then t.spent - t.refunded - t.credited
-                        else {bound: tip = t, since = $since} end <= $max - t.held - units)`,
 		// The base is the newest entry before the window, or there is none, and no refund is of a
 		// charge in the window.
 		"exact": `coalesce($refunded, 0) = t.refunded and ($seq > 1 or $seq = t.seq or t.epoch = 0 and (t.seq <= 16 and $seq is null
