@@ -3,6 +3,7 @@ package cells_test
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -42,13 +43,17 @@ func newMover(t *testing.T, w *world) *mover {
 	return m
 }
 
+// commits reports whether a flush is a COMMIT. The first one of a step names the setting
+// synchronous_commit.
+func commits(f *pgtest.Flush) bool { return slices.Contains(f.SQL, "commit") }
+
 // dies has the process die at its nth COMMIT, before or after that is carried out, and calls also by then. died reports whether it has.
 func (m *mover) dies(nth int, after bool, also func()) (died func() bool) {
 	for _, pool := range m.pools {
 		pool.Reset() // no connection of before is used again
 	}
 	var mu sync.Mutex
-	commits, dead := 0, false
+	seen, dead := 0, false
 	for _, wire := range m.wires {
 		wire.Each(func(f *pgtest.Flush) {
 			mu.Lock()
@@ -57,10 +62,10 @@ func (m *mover) dies(nth int, after bool, also func()) (died func() bool) {
 				f.Lose()
 				return
 			}
-			if !f.Has("commit") {
+			if !commits(f) {
 				return
 			}
-			if commits++; commits < nth {
+			if seen++; seen < nth {
 				return
 			}
 			dead = true

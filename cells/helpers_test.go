@@ -3,6 +3,8 @@ package cells_test
 import (
 	"context"
 	"fmt"
+	"os"
+	"strings"
 	"testing"
 	"time"
 
@@ -43,6 +45,9 @@ func makeCell(ctx context.Context, pool *pgxpool.Pool, i int, river bool) error 
 	if err == nil {
 		_, err = pool.Exec(ctx, fmt.Sprintf(`create table %s.uploads (tenant text, name text primary key, size int, doubled int generated always as (size * 2) stored);
 			create table %[1]s.pages (upload text references %[1]s.uploads, page int, primary key (upload, page))`, schema))
+	}
+	if err == nil {
+		_, err = pool.Exec(ctx, strings.ReplaceAll(os.Getenv(pgtest.MutantEnv), "metered.", schema+"."))
 	}
 	return err
 }

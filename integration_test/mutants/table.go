@@ -245,6 +245,13 @@ var all = []Mutant{
 	{"a lost zone stops the sweep of all holds", "sweep_due", "exception when sqlstate 'MT010' then", "exception when sqlstate 'MT100' then", "./wallet", "TestZone_ThatTheServerHasLostStopsNoSweepOfHolds"},
 	{"a purge forgets a plan that has ended", "_purge_lots", "and (y.pending > 0 or y.last_seq >= keep)", "and y.pending > 0", "./wallet", "TestPurge_KeepsTheFirstLotOfAPlanThatRenews"},
 
+	// Cells.
+	{"a tenant of four parts writes in the cell that it left", "_refuse_moved", "string_to_array(of_scope, '/'))[1:4]", "string_to_array(of_scope, '/'))[1:3]", "./cells", "TestMove_OfNamesOfUpToFourPartsLeavesNoWayBack"},
+	{"a move is taken back without the new cell's word", "cells/move.go", "case there.found && there.moves == packed.moves:", "case there.found && there.moves == packed.moves || back:", "./cells", "TestMove_IsNotTakenBackOnceItsRowsArrive"},
+	{"a moved lease keeps its fence", "cells/rows.go", ", own: \"fence\", value: \"metered._lease_key((s.r).no)\"", "", "./cells", "TestMove_AnOpenLeaseIsFencedAnew"},
+	{"a horizon stays where a tenant was", "cells/rows.go", "err = c.raise(ctx, tx, t.Name, bodies[0])", "_ = bodies[0]", "./cells", "TestMove_TakesTheHorizonsAlong"},
+	{"a tenant sets a horizon back", "cells/rows.go", " where h.one and h.at < $1::text::timestamptz", " where h.one", "./cells", "TestMove_TakesTheHorizonsAlong"},
+
 	// COMMIT, and attempts.
 	{"COMMIT's tag is not read", "internal/command/owned.go", `case err == nil && tag == "COMMIT":`, `case err == nil:`, "./internal/command", "TestDo_ACommitAnsweredByRollbackIsNoSuccess"},
 	{"SafeToRetry is trusted", "internal/commit/commit.go", "return done && pgconn.Timeout(err) && pgconn.SafeToRetry(err)", "return pgconn.SafeToRetry(err) || done && pgconn.Timeout(err)", "./internal/commit", "TestCalls_CutAtEachMessageNeverContradictTheDatabase"},
