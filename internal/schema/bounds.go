@@ -35,13 +35,15 @@ var Bounds = []Bound{
 	{"id of_id ids operation tenant of_tenant op_tenant holder entity", 255, Bytes, ""},
 	{"owner of_owner by_whom reference of_reference renewal category name named", 255, Bytes, ""},
 	{"of_queue of_key of_kind prefix marker mode policy zone uses", 255, Bytes, ""},
+	{"kind queue token", 255, Bytes, ""},
 	{"channel", 64, Bytes, ""},
 	{"purpose for_purpose", 128, Bytes, ""},
 	{"subject for_subject", 512, Bytes, ""},
 	{"note payload reasons", 8192, Bytes, ""},
 	{"metadata", 65536, Bytes, ""},
-	{"parking resting", 16 << 20, Bytes, ""},
-	{"of_result of_refusal given", 1 << 20, Bytes, ""},
+	{"limits", 65536, Bytes, "v1_charge v1_check v1_usage v1_hold v1_enqueue"},
+	{"parking resting args", 16 << 20, Bytes, ""},
+	{"of_result of_refusal given content answer", 1 << 20, Bytes, ""},
 	{"fingerprint of_fingerprint digest token_digest of_digest", 33, Bytes, ""},
 	{"thresholds", 1536, Bytes, ""},
 	{"thresholds", 8, Lines, ""},
@@ -95,7 +97,7 @@ type field struct{ name, typ string }
 
 var (
 	compositeType = regexp.MustCompile(`(?ms)^create type metered\.(\w+) as \((.*?)\);`)
-	functionHead  = regexp.MustCompile(`(?s)create function metered\.([a-z_]+)\((.*?)\)\s*\n?(?:returns|language)`)
+	functionHead  = regexp.MustCompile(`(?s)create function metered\.([a-z_0-9]+)\((.*?)\)\s*\n?(?:returns|language)`)
 	outArgument   = regexp.MustCompile(`^out `)
 )
 

@@ -143,9 +143,24 @@ var Functions = []Function{
 	{"open_session", Application, write},
 	{"open_session_plain", Application, write},
 	{"enter_tenant", Application, write},
+
+	// SQL for programs in other languages
+	{"v1_charge", Application, write},
+	{"v1_check", Application | Reporting, write},
+	{"v1_credit", Application, write},
+	{"v1_refund", Application, write},
+	{"v1_usage", Application | Reporting, write},
+	{"v1_balance", Application | Reporting, write},
+	{"v1_hold", Application, write},
+	{"v1_capture", Application, write},
+	{"v1_release", Application, write},
+	{"v1_consume", Application, write},
+	{"v1_claim", Application, write},
+	{"v1_answer", Application, write},
+	{"v1_enqueue", Jobs, write},
 }
 
-var header = regexp.MustCompile(`(?s)create function metered\.([a-z_]+)\(.*?\nas `)
+var header = regexp.MustCompile(`(?s)create function metered\.([a-z_0-9]+)\(.*?\nas `)
 
 // withAttributes puts the attributes of Functions into their definitions.
 func withAttributes(sql string) string {

@@ -53,6 +53,8 @@ var sources = []string{
 	"plainholds",
 	"batches",
 	"reporting",
+	"v1",
+	"v1holds",
 }
 
 // statement is one of a release's, with the comment above it.

@@ -1,0 +1,185 @@
+-- SQL for programs in other languages: the functions v1_*. Their names, arguments and answers are a
+-- contract, which no later version of the schema breaks: another one gets names of its own. They take
+-- scalars and jsonb, derive the keys of locks, and answer by an object: {"ok": true, ...}, or
+-- {"ok": false, "code": ..., "status": ...} for a refusal, which wrote nothing, with the codes and the
+-- statuses of HTTP that the Go library has. A wrong argument raises SQLSTATE 22023. They wait for a
+-- lock for 5 seconds at most, and for a clock that runs ahead they have the library's default.
+
+-- A refusal as an answer.
+create function metered._v1_no(code text, status int) returns jsonb
+language sql immutable
+as $$
+    select jsonb_build_object('ok', false, 'code', code, 'status', status)
+$$;
+
+-- A limit as the functions below take it. Of window, period, lifetime and prepaid it has one.
+create function metered._v1_limit(l jsonb) returns metered.charge_limit
+language plpgsql stable
+as $$
+declare
+    win interval := case when l ? 'window' then extract(epoch from (l ->> 'window')::interval) * interval '1 second'
+        when not l ? 'period' then interval '0' end;
+    every interval := case when l ->> 'period' in ('day', 'week', 'month', 'year') then '1 ' else '' end || (l ->> 'period');
+begin
+    if (jsonb_typeof(l) = 'object' and l - '{name,max,window,period,time_zone,anchor,lifetime,prepaid}'::text[] = '{}'
+        and (l ? 'window')::int + (l ? 'period')::int + (l @> '{"lifetime": true}')::int + (l @> '{"prepaid": true}')::int = 1
+        and coalesce(l ->> 'max', '0')::bigint between 0 and 9007199254740992 and (l ? 'max' or l ? 'prepaid')
+        and (win > interval '0') is distinct from (l ? 'lifetime' or l ? 'prepaid') and coalesce(win <= interval '3660 days', true)
+        and ((l ? 'period') or not l ?| '{time_zone,anchor}') and coalesce(octet_length(l ->> 'time_zone') <= 64
+            and l ->> 'time_zone' ~ '^(UTC|Etc/GMT[+-][0-9]{1,2}|[A-Z][A-Za-z]+(/[A-Z][A-Za-z_-]*)+)$', not l ? 'time_zone')) is not true
+    then
+        perform metered._require(false, 'limits');
+    end if;
+    return row(coalesce((l ->> 'max')::bigint, 0), win, case when l ? 'period'
+        then row(every, (l ->> 'anchor')::timestamptz, l ->> 'time_zone')::metered.period end, null, null, null)::metered.charge_limit;
+end
+$$;
+
+-- The charge of a scope as the functions below take it.
+create function metered._v1_charge(of_scope text, amount bigint, held bigint, limits jsonb, note jsonb, must_exist boolean)
+    returns metered.new_charge[]
+language plpgsql stable
+as $$
+declare
+    asked metered.charge_limit[] := '{}';
+begin
+    if (jsonb_typeof(limits) = 'array' and coalesce(jsonb_typeof(note) = 'object', true)) is not true then
+        perform metered._require(false, 'limits');
+    end if;
+    for n in 0..jsonb_array_length(limits) - 1 loop
+        asked[n + 1] := metered._v1_limit(limits -> n);
+    end loop;
+    return array[row(of_scope, metered._scope_key(of_scope), amount, held, asked, note, must_exist, null, null)::metered.new_charge];
+end
+$$;
+
+-- The limits as they stand, with units that were let in.
+create function metered._v1_standings(limits jsonb, used bigint[], held bigint, more bigint) returns jsonb
+language plpgsql immutable
+as $$
+declare
+    stand jsonb := '[]';
+    u     bigint;
+begin
+    for n in 0..jsonb_array_length(limits) - 1 loop
+        u := used[n + 1] + more;
+        stand := stand || ((limits -> n) || jsonb_build_object('used', u, 'held', held,
+            'available', greatest(0, coalesce((limits -> n ->> 'max')::numeric, 0) - u - held)));
+    end loop;
+    return stand;
+end
+$$;
+
+-- The refusal of charges of a scope. retry_after has whole seconds, and is missing if waiting alone does not help.
+create function metered._v1_refused(refused jsonb, limits jsonb) returns jsonb
+language plpgsql immutable
+as $$
+declare
+    r record;
+begin
+    if refused -> 0 ? 'absent' then
+        return metered._v1_no('scope_' || (refused -> 0 ->> 'absent'), case when refused -> 0 ->> 'absent' = 'unknown' then 404 else 410 end);
+    end if;
+    select bool_or(y.l ? 'prepaid') as credit, bool_or(y.l ?| '{lifetime,prepaid}') as lasting,
+        case when min(y.us) >= 0 then greatest(1, ceil(max(y.us) / 1000000)) end as seconds,
+        jsonb_agg(y.l || jsonb_build_object('used', y.x -> 'used', 'held', y.held,
+            'available', greatest(0, coalesce((y.l ->> 'max')::numeric, 0) - (y.x ->> 'used')::numeric - y.held))) as limits
+    into r
+    from (select x, limits -> (x ->> 'limit')::int as l, (x ->> 'retry_us')::numeric as us,
+            (x ->> 'held')::bigint + (x ->> 'own')::bigint + (x ->> 'leased')::bigint as held
+        from jsonb_array_elements(refused) x) y;
+    return metered._v1_no('budget_exceeded', case when r.credit then 402 when r.lasting then 409 else 429 end)
+        || jsonb_build_object('limits', r.limits) || case when r.seconds is null or r.credit then '{}' else
+            jsonb_build_object('retry_after', r.seconds) end;
+end
+$$;
+
+-- Charges units of a scope if all limits let them in: seq, the entry, and the limits as they stand.
+create function metered.v1_charge(scope text, amount bigint, limits jsonb default '[]', note jsonb default null, must_exist boolean default false)
+    returns jsonb
+language plpgsql volatile
+as $$
+declare
+    posted metered.charged;
+begin
+    posted := metered._write_charges(metered._v1_charge(scope, amount, 0, limits, note, must_exist),
+        interval '1 minute', 5000, null, 'answer', null, true);
+    return case when posted.refused is not null then metered._v1_refused(posted.refused, limits) else
+        jsonb_build_object('ok', true, 'seq', posted.seqs[1], 'at', posted.ats[1],
+            'limits', metered._v1_standings(limits, posted.used, posted.held[1], amount)) end;
+end
+$$;
+
+-- The answer of v1_charge at this moment, without a lock and without writing.
+create function metered.v1_check(scope text, amount bigint, limits jsonb default '[]', note jsonb default null, must_exist boolean default false)
+    returns jsonb
+language plpgsql stable
+as $$
+declare
+    looked record;
+begin
+    looked := metered.check_charge(metered._v1_charge(scope, amount, 0, limits, note, must_exist), interval '1 minute');
+    return case when looked.refused is not null then metered._v1_refused(looked.refused, limits) else
+        jsonb_build_object('ok', true, 'limits', metered._v1_standings(limits, looked.used, looked.held[1], 0)) end;
+end
+$$;
+
+-- Gives a scope credit, which limits for its lifetime and prepaid ones count.
+create function metered.v1_credit(scope text, amount bigint, note jsonb default null, must_exist boolean default false) returns jsonb
+language plpgsql volatile
+as $$
+declare
+    given record;
+begin
+    given := metered.credit(scope, metered._scope_key(scope), amount, must_exist, 5000, row(null, null, note)::metered.origin, false);
+    return case when given.refused is not null then metered._v1_refused(given.refused, '[]') else
+        jsonb_build_object('ok', true, 'seq', given.seq, 'at', given.at) end;
+end
+$$;
+
+-- Gives back units of a charge, by its entry, or all that is left of it. remaining are those that can still be given back.
+create function metered.v1_refund(scope text, seq bigint, amount bigint default null, note jsonb default null) returns jsonb
+language plpgsql volatile
+as $$
+declare
+    given record;
+begin
+    given := metered.refund(scope, metered._scope_key(scope), seq, amount, 5000, row(null, null, note)::metered.origin, false);
+    return case given.status when 'ok' then '{"ok": true}' || jsonb_build_object('seq', given.seq, 'at', given.at, 'amount', given.amount)
+        when 'missing' then metered._v1_no('budget_unknown_entry', 404) when 'purged' then metered._v1_no('budget_entry_purged', 409)
+        when 'kind' then metered._v1_no('budget_not_charge', 409) else metered._v1_no('budget_refund_exceeds', 409) end
+        || case when given.remaining is null then '{}' else jsonb_build_object('remaining', given.remaining) end;
+end
+$$;
+
+-- The units that count for each limit now, or for the lifetime without limits, and the scope's totals.
+create function metered.v1_usage(scope text, limits jsonb default '[]') returns jsonb
+language plpgsql stable
+as $$
+declare
+    l     metered.charge_limit;
+    u     record;
+    stand jsonb := '[]';
+begin
+    for n in 0..greatest(1, jsonb_array_length(limits)) - 1 loop
+        l := metered._v1_limit(coalesce(limits -> n, '{"max": 0, "lifetime": true}'));
+        select x.used, x.held + x.leased as held, x.spent, x.refunded, x.credited into u
+        from metered.usage(array[scope], array[l.win], array[l.period], true) x;
+        stand := stand || metered._v1_standings(jsonb_build_array(coalesce(limits -> n, '{}')), array[u.used], u.held, 0);
+    end loop;
+    return jsonb_build_object('ok', true, 'spent', u.spent, 'refunded', u.refunded, 'credited', u.credited, 'held', u.held,
+        'used', u.spent - u.refunded - u.credited) || case when jsonb_array_length(limits) > 0 then jsonb_build_object('limits', stand) else '{}' end;
+end
+$$;
+
+-- The units of a wallet that can be drawn, those that are held, and its lots, in the order in which they are drawn.
+create function metered.v1_balance(scope text) returns jsonb
+language plpgsql stable
+as $$
+declare
+    b record;
+begin
+    b := metered.wallet_balance(scope);
+    return jsonb_build_object('ok', true, 'units', b.units, 'held', b.held, 'lots', coalesce(b.lots, '[]'));
+end
+$$;

@@ -1,0 +1,169 @@
+-- The functions of v1.sql about holds, tokens, ids and jobs that wait.
+
+-- The time that an id carries, if it is a UUID of version 7 with hyphens.
+create function metered._v1_issued(id text) returns timestamptz
+language sql immutable
+as $$
+    select case when id ~* '^[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$'
+        then timestamptz 'epoch' + ('x' || left(replace(id, '-', ''), 12))::bit(48)::bigint * interval '1 millisecond' end
+$$;
+
+-- The fingerprint of what an id was used for.
+create function metered._v1_print(content jsonb) returns bytea
+language sql stable
+as $$
+    select decode('56', 'hex') || sha256(convert_to(content::text, 'UTF8'))
+$$;
+
+-- A hold as an answer.
+create function metered._v1_hold(h json) returns jsonb
+language sql stable
+as $$
+    select jsonb_build_object('state', case when (h ->> 'returned')::boolean then 'returned' else
+            case h ->> 'state' when 'h' then 'held' when 'c' then 'captured' when 'r' then 'released' else 'expired' end end,
+        'deadline', h -> 'deadline', 'lines', (h ->> 'lines')::jsonb)
+$$;
+
+-- The refusal of a transition of a hold.
+create function metered._v1_hold_no(refused json) returns jsonb
+language sql stable
+as $$
+    select case refused ->> 'status'
+        when 'retired' then metered._v1_no('hold_retired', 409) when 'excess' then metered._v1_no('hold_excess', 409)
+            || jsonb_build_object('available', (refused ->> 'open')::bigint)
+        when 'state' then metered._v1_no('hold_' || (metered._v1_hold(refused -> 'hold') ->> 'state'), 409)
+            || jsonb_build_object('hold', metered._v1_hold(refused -> 'hold'))
+        when 'unconfirmed' then metered._v1_no('invalid_argument', 400) when 'line' then metered._v1_no('invalid_argument', 400)
+        else metered._v1_no('hold_unknown', 404) end
+$$;
+
+-- Holds units of a scope for so long, if all limits let them in. The id names the hold within its
+-- tenant: the same call again answers with the hold as it stands, and new is false.
+create function metered.v1_hold(tenant text, id text, scope text, amount bigint, ttl interval,
+    limits jsonb default '[]', note jsonb default null, metadata jsonb default null) returns jsonb
+language plpgsql volatile
+as $$
+declare
+    p record;
+begin
+    p := metered.place(row(tenant, id, true, null, tenant, null, metered._v1_print(jsonb_build_array(scope, amount,
+            extract(epoch from ttl), limits, metadata)), metered._v1_issued(id), ttl, interval '0', null, metadata::json, null)::metered.new_hold,
+        metered._v1_charge(scope, amount, amount, limits, note, false), interval '1 minute', 5000,
+        row(null, null, note)::metered.origin, null, false);
+    return case p.status when 'placed' then jsonb_build_object('ok', true, 'new', true, 'state', 'held', 'deadline', p.deadline)
+        when 'same' then jsonb_build_object('ok', true, 'new', false) || metered._v1_hold(p.stored)
+        when 'refused' then metered._v1_refused(p.refused, limits)
+        else metered._v1_no('hold_' || p.status, 409) end;
+end
+$$;
+
+-- Spends so many units of a hold of one line, or all units of a hold without an amount, and ends it. The rest is free.
+create function metered.v1_capture(tenant text, id text, amount bigint default null, note jsonb default null) returns jsonb
+language plpgsql volatile
+as $$
+declare
+    line   text;
+    answer json;
+begin
+    if amount is not null then
+        select min(l.scope) into line from metered.holds h, lateral (select y.scope from metered.hold_lines y where y.hold = h.no) l
+        where h.tenant = v1_capture.tenant and h.id = v1_capture.id having count(*) <= 1;
+        perform metered._require(found and amount > 0, 'amount');
+        line := coalesce(line, '-');    -- of no hold
+    end if;
+    answer := metered.capture_holds_plain(tenant, id, metered._v1_issued(id), '', line, amount, null, note, null, null, 5000, null, false);
+    return case when json_typeof(answer) = 'object' then '{"ok": true}' || metered._v1_hold(answer)
+        when json_typeof(answer -> 0) = 'string' then metered._v1_hold_no((answer ->> 0)::json)
+        else '{"ok": true}' || metered._v1_hold((answer -> 1 ->> 0)::json) end;
+end
+$$;
+
+-- Ends a hold, and frees its units.
+create function metered.v1_release(tenant text, id text, note jsonb default null) returns jsonb
+language plpgsql volatile
+as $$
+declare
+    r record;
+begin
+    r := metered.release_holds(row(tenant, array[id], array[coalesce(metered._v1_issued(id), 'infinity')], '')::metered.hold_ids,
+        5000, row(null, null, note)::metered.origin, null, false);
+    return case when r.refused is not null then metered._v1_hold_no(r.refused) else '{"ok": true}' || metered._v1_hold(r.holds[1]) end;
+end
+$$;
+
+-- Takes one use of a token, by its text.
+create function metered.v1_consume(token text, purpose text, subject text) returns jsonb
+language plpgsql volatile
+as $$
+declare
+    t record;
+begin
+    t := metered.consume_token(sha256(convert_to(token, 'UTF8')), purpose, subject, 5000);
+    return case when t.status = 'ok' then jsonb_build_object('ok', true, 'payload', t.payload, 'uses_left', t.uses_left)
+        else metered._v1_no('token_invalid', 403) end;
+end
+$$;
+
+-- Claims an id for this transaction, which v1_answer must end, else COMMIT fails. If the id was answered
+-- before, new is false, and answer is that one. The content is what the id is used for: another one is a conflict.
+create function metered.v1_claim(tenant text, id text, content jsonb default null) returns jsonb
+language plpgsql volatile
+as $$
+declare
+    print  bytea := null;
+    before json;
+begin
+    print := metered._v1_print(coalesce(content, 'null'));
+    perform metered._require(octet_length(tenant) >= 0 and id <> '', 'id');
+    before := metered.begin_command_plain(tenant, id, metered._lock_key('metered/operation/metered', int8send(octet_length(tenant))
+            || convert_to(tenant, 'UTF8') || int8send(octet_length(id)) || convert_to(id, 'UTF8')),
+        metered._v1_issued(id), interval '5 minutes', null, 'v1', 5000);
+    if before is null then
+        perform set_config('metered_tx.v1', jsonb_build_array(tenant, id, encode(print, 'hex'))::text, true);
+        return '{"ok": true, "new": true}';
+    end if;
+    return case when before ->> 'status' <> 'replay' then metered._v1_no('operation_' || (before ->> 'status'),
+            case before ->> 'status' when 'future' then 400 else 409 end)
+        when decode(before ->> 'fingerprint', 'base64') <> print then metered._v1_no('operation_conflict', 422)
+        else jsonb_build_object('ok', true, 'new', false, 'answer', convert_from(decode(before ->> 'result', 'base64'), 'UTF8')::jsonb) end;
+end
+$$;
+
+-- Records the answer of the id that this transaction has claimed, and lets COMMIT pass.
+create function metered.v1_answer(answer jsonb) returns jsonb
+language plpgsql volatile
+as $$
+declare
+    of jsonb;
+begin
+    of := nullif(current_setting('metered_tx.v1', true), '')::jsonb;
+    perform metered._require(of is not null and current_setting('metered_tx.command', true) = 'v1', 'no id is claimed');
+    perform metered.complete_command_plain(of ->> 0, of ->> 1, 'v1', decode(of ->> 2, 'hex'), metered._v1_issued(of ->> 1),
+        convert_to(answer::text, 'UTF8'), null, null, null, null, null, null, null, null, null, null, null, null, false,
+        interval '1 minute', 5000);
+    perform set_config('metered_tx.v1', '', true);
+    return '{"ok": true}';
+end
+$$;
+
+-- Holds units of a scope for a job of River's until it ends. status is started, and the caller inserts
+-- job into river_job, or parked until the units fit. job_id is of River's sequence.
+create function metered.v1_enqueue(job_id bigint, kind text, args jsonb, tenant text, scope text, amount bigint,
+    limits jsonb default '[]', queue text default 'default', most int default null) returns jsonb
+language plpgsql volatile
+as $$
+declare
+    p record;
+begin
+    select * into p from metered.park_jobs(jsonb_build_array(jsonb_strip_nulls(jsonb_build_object('job_id', job_id, 'kind', kind,
+        'queue', queue, 'priority', 1, 'max_attempts', 25, 'tags', '[]'::jsonb, 'fair', tenant, 'most', most,
+        'metadata', jsonb_build_object('metered:tenant', tenant, 'metered:hold', concat('job/', job_id, '/',
+            left(replace(gen_random_uuid()::text, '-', ''), 16))),
+        'hold', row(tenant, 'job', false, null, 'job', null, metered._v1_print('null'), null, interval '3650 days', interval '0',
+            null, null, null)::metered.new_hold::text,
+        'charges', metered._v1_charge(scope, amount, amount, limits, null, false)::text)) || jsonb_build_object('args', args)),
+        interval '1 minute', 5000, null, null, false);
+    return case p.status when 'refused' then metered._v1_refused(p.refused, limits) when 'full' then metered._v1_no('jobs_full', 429)
+        else jsonb_build_object('ok', true, 'status', p.status, 'job', p.job - '{hold,charges,fair,most}'::text[]) end;
+end
+$$;

@@ -1,0 +1,83 @@
+package schema_test
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/internal/pgtest"
+)
+
+// v1Case is one of testdata/v1.json: a call with its answer, or a statement.
+type v1Case struct {
+	Name, SQL, Call, Error string
+	With                   map[string]json.RawMessage
+	Answer                 json.RawMessage
+	Has, Lacks             []string
+}
+
+// statement is the case as SQL. Each argument is a literal without a type, as a driver sends it.
+func (c v1Case) statement(t *testing.T) string {
+	if c.SQL != "" {
+		return c.SQL
+	}
+	var args []string
+	for _, name := range slices.Sorted(maps.Keys(c.With)) {
+		value := string(c.With[name])
+		var text string
+		if json.Unmarshal(c.With[name], &text) == nil && name != "note" {
+			value = text
+		}
+		args = append(args, fmt.Sprintf("%s => '%s'", name, strings.ReplaceAll(value, "'", "''")))
+	}
+	require.NotEmpty(t, c.Call, c.Name)
+	return fmt.Sprintf("select metered.%s(%s)::text", c.Call, strings.Join(args, ", "))
+}
+
+// The contract of the functions v1_*: each case in testdata/v1.json has its answer. An application's
+// role makes the calls.
+func TestV1_AnswersAsItsCasesSay(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile("testdata/v1.json")
+	require.NoError(t, err)
+	var cases []v1Case
+	require.NoError(t, json.Unmarshal(text, &cases))
+	require.Greater(t, len(cases), 60)
+	pool := pgtest.Open(t)
+	conn, err := pgtest.AsRole(t, pool, metered.GrantSQL, "").Acquire(t.Context())
+	require.NoError(t, err)
+	defer conn.Release()
+	for _, c := range cases {
+		if c.Answer == nil {
+			_, err := conn.Exec(t.Context(), c.statement(t))
+			var failed *pgconn.PgError
+			if c.Error != "" && (!errors.As(err, &failed) || failed.Code != c.Error) || c.Error == "" && err != nil {
+				t.Errorf("%s: %v", c.Name, err)
+			}
+			continue
+		}
+		var answer string
+		require.NoError(t, conn.QueryRow(t.Context(), c.statement(t)).Scan(&answer), c.Name)
+		var whole map[string]json.RawMessage
+		require.NoError(t, json.Unmarshal([]byte(answer), &whole), c.Name)
+		fits := pgtest.Value[bool](t, conn, "select $1::text::jsonb @> $2::text::jsonb", answer, string(c.Answer))
+		for _, name := range c.Has {
+			fits = fits && whole[name] != nil
+		}
+		for _, name := range c.Lacks {
+			fits = fits && whole[name] == nil
+		}
+		if !fits {
+			t.Errorf("%s: %s", c.Name, answer)
+		}
+	}
+}
