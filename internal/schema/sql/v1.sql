@@ -12,26 +12,46 @@ as $$
     select jsonb_build_object('ok', false, 'code', code, 'status', status)
 $$;
 
+-- The limit of a call that has one over a window or of prepaid credit, or none, for the short way (plain.sql):
+-- its window, 0 for ever. Null: another limit, or a wrong one. Both are inlined.
+create function metered._v1_window(limits jsonb) returns interval
+language sql stable
+as $$
+    select case when limits = '[]' or limits = '[{"prepaid": true}]' then interval '0'
+        when jsonb_array_length(limits) = 1 and limits -> 0 ?& '{max,window}'::text[] and (limits -> 0) - '{name,max,window}'::text[] = '{}'
+            then nullif(extract(epoch from (limits -> 0 ->> 'window')::interval) * interval '1 second', interval '0') end
+$$;
+
+create function metered._v1_most(limits jsonb) returns bigint
+language sql immutable
+as $$
+    select case when limits <> '[]' then coalesce((limits -> 0 ->> 'max')::bigint, 0) end
+$$;
+
 -- A limit as the functions below take it. Of window, period, lifetime and prepaid it has one.
 create function metered._v1_limit(l jsonb) returns metered.charge_limit
 language plpgsql stable
 as $$
 declare
-    win interval := case when l ? 'window' then extract(epoch from (l ->> 'window')::interval) * interval '1 second'
+    most  bigint := coalesce((l ->> 'max')::bigint, case when l @> '{"prepaid": true}' then 0 end);
+    win   interval := case when l ? 'window' then extract(epoch from (l ->> 'window')::interval) * interval '1 second'
         when not l ? 'period' then interval '0' end;
-    every interval := case when l ->> 'period' in ('day', 'week', 'month', 'year') then '1 ' else '' end || (l ->> 'period');
+    every interval;
 begin
-    if (jsonb_typeof(l) = 'object' and l - '{name,max,window,period,time_zone,anchor,lifetime,prepaid}'::text[] = '{}'
-        and (l ? 'window')::int + (l ? 'period')::int + (l @> '{"lifetime": true}')::int + (l @> '{"prepaid": true}')::int = 1
-        and coalesce(l ->> 'max', '0')::bigint between 0 and 9007199254740992 and (l ? 'max' or l ? 'prepaid')
-        and (win > interval '0') is distinct from (l ? 'lifetime' or l ? 'prepaid') and coalesce(win <= interval '3660 days', true)
-        and ((l ? 'period') or not l ?| '{time_zone,anchor}') and coalesce(octet_length(l ->> 'time_zone') <= 64
-            and l ->> 'time_zone' ~ '^(UTC|Etc/GMT[+-][0-9]{1,2}|[A-Z][A-Za-z]+(/[A-Z][A-Za-z_-]*)+)$', not l ? 'time_zone')) is not true
-    then
-        perform metered._require(false, 'limits');
+    if (l - '{name,max,window}'::text[] = '{}' and most >= 0 and win > interval '0' and win <= interval '3660 days') is not true then
+        every := case when l ->> 'period' in ('day', 'week', 'month', 'year') then '1 ' else '' end || (l ->> 'period');
+        if (jsonb_typeof(l) = 'object' and l - '{name,max,window,period,time_zone,anchor,lifetime,prepaid}'::text[] = '{}'
+            and (l ? 'window')::int + (l ? 'period')::int + (l @> '{"lifetime": true}')::int + (l @> '{"prepaid": true}')::int = 1
+            and not l ? 'window' and not l @> '{"lifetime": false}' and not l @> '{"prepaid": false}' and most >= 0
+            and (l ? 'period' or not l ?| '{time_zone,anchor}') and coalesce(octet_length(l ->> 'time_zone') <= 64
+                and l ->> 'time_zone' ~ '^(UTC|Etc/GMT[+-][0-9]{1,2}|[A-Z][A-Za-z]+(/[A-Z][A-Za-z_-]*)+)$', not l ? 'time_zone')) is not true
+        then
+            perform metered._require(false, 'limits');
+        elsif l ? 'period' then
+            return row(most, null, row(every, (l ->> 'anchor')::timestamptz, l ->> 'time_zone')::metered.period, null, null, null)::metered.charge_limit;
+        end if;
     end if;
-    return row(coalesce((l ->> 'max')::bigint, 0), win, case when l ? 'period'
-        then row(every, (l ->> 'anchor')::timestamptz, l ->> 'time_zone')::metered.period end, null, null, null)::metered.charge_limit;
+    return row(most, win, null, null, null, null)::metered.charge_limit;
 end
 $$;
 
@@ -100,8 +120,29 @@ create function metered.v1_charge(scope text, amount bigint, limits jsonb defaul
 language plpgsql volatile
 as $$
 declare
-    posted metered.charged;
+    posted    metered.charged;
+    win       interval := metered._v1_window(limits);
+    max_units bigint;
+    key       bigint := metered._scope_key(scope);
+    of_scope  alias for scope;  -- the names of the short way
+    units     alias for amount;
+    standing  boolean := true;
+    wait_ms   int := 5000;
+    of_tenant text;
+    of_id     text;
+    {short variables}
 begin
+    if metered._goes_short() and win >= interval '0' and win <= interval '3660 days' and must_exist is not true
+        and coalesce(jsonb_typeof(note) = 'object', true)
+    then
+        max_units := metered._v1_most(limits);
+        {short lock};
+        {short charge: also = true};
+        if e_seq is not null then
+            return jsonb_build_object('ok', true, 'seq', e_seq, 'at', e_at, 'limits', case when max_units is null then '[]'::jsonb else
+                jsonb_build_array((limits -> 0) || jsonb_build_object('used', e_used + units, 'held', e_held, 'available', max_units - e_used - units - e_held)) end);
+        end if;
+    end if;
     posted := metered._write_charges(metered._v1_charge(scope, amount, 0, limits, note, must_exist),
         interval '1 minute', 5000, null, 'answer', null, true);
     return case when posted.refused is not null then metered._v1_refused(posted.refused, limits) else

@@ -44,16 +44,29 @@ create function metered.v1_hold(tenant text, id text, scope text, amount bigint,
 language plpgsql volatile
 as $$
 declare
-    p record;
+    print bytea := metered._v1_print(jsonb_build_array(scope, amount, extract(epoch from ttl), limits, metadata));
+    win   interval := metered._v1_window(limits);
+    p     json;     -- the answer of place_plain
+    w     record;
 begin
-    p := metered.place(row(tenant, id, true, null, tenant, null, metered._v1_print(jsonb_build_array(scope, amount,
-            extract(epoch from ttl), limits, metadata)), metered._v1_issued(id), ttl, interval '0', null, metadata::json, null)::metered.new_hold,
-        metered._v1_charge(scope, amount, amount, limits, note, false), interval '1 minute', 5000,
-        row(null, null, note)::metered.origin, null, false);
-    return case p.status when 'placed' then jsonb_build_object('ok', true, 'new', true, 'state', 'held', 'deadline', p.deadline)
-        when 'same' then jsonb_build_object('ok', true, 'new', false) || metered._v1_hold(p.stored)
-        when 'refused' then metered._v1_refused(p.refused, limits)
-        else metered._v1_no('hold_' || p.status, 409) end;
+    perform metered._require(octet_length(tenant) >= 0 and coalesce(jsonb_typeof(note) = 'object', true), 'hold');
+    if win >= interval '0' and win <= interval '3660 days' then
+        p := metered.place_plain(tenant, id, metered._lock_key('metered/hold/metered', convert_to(tenant, 'UTF8') || decode('00', 'hex')
+                || convert_to(id, 'UTF8')), tenant, print, metered._v1_issued(id), ttl, interval '0', null, metadata::json, scope,
+            metered._scope_key(scope), amount, metered._v1_most(limits), win, note, null, null, interval '1 minute', 5000, null, false);
+    else
+        w := metered.place(row(tenant, id, true, null, tenant, null, print, metered._v1_issued(id), ttl, interval '0', null, metadata::json,
+                null)::metered.new_hold, metered._v1_charge(scope, amount, amount, limits, note, false), interval '1 minute', 5000,
+            row(null, null, note)::metered.origin, null, false);
+        p := metered._placed_json(w.status, w.placed_at, w.deadline, w.refused, w.stored, null);
+    end if;
+    if json_typeof(p) = 'array' or p ->> 'status' = 'placed' then
+        return jsonb_build_object('ok', true, 'new', true, 'state', 'held', 'deadline', timestamptz 'epoch' + case when json_typeof(p) = 'array'
+            then ttl + (p ->> 1)::bigint * interval '1 microsecond' else (p ->> 'deadline')::bigint * interval '1 microsecond' end);
+    end if;
+    return case p ->> 'status' when 'same' then jsonb_build_object('ok', true, 'new', false) || metered._v1_hold((p ->> 'stored')::json)
+        when 'refused' then metered._v1_refused((p ->> 'refused')::jsonb, limits)
+        else metered._v1_no('hold_' || (p ->> 'status'), 409) end;
 end
 $$;
 
