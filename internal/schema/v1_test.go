@@ -6,10 +6,12 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/stretchr/testify/require"
 
@@ -53,7 +55,7 @@ func TestV1_AnswersAsItsCasesSay(t *testing.T) {
 	require.NoError(t, json.Unmarshal(text, &cases))
 	require.Greater(t, len(cases), 60)
 	pool := pgtest.Open(t)
-	conn, err := pgtest.AsRole(t, pool, metered.GrantSQL, "").Acquire(t.Context())
+	conn, err := pgtest.AsRole(t, pool, pgtest.Grants(metered.GrantSQL, metered.GrantJobsSQL), "").Acquire(t.Context())
 	require.NoError(t, err)
 	defer conn.Release()
 	for _, c := range cases {
@@ -80,4 +82,22 @@ func TestV1_AnswersAsItsCasesSay(t *testing.T) {
 			t.Errorf("%s: %s", c.Name, answer)
 		}
 	}
+}
+
+// The statements of docs/sql.md run one after the other, and do what it says.
+func TestV1_StatementsOfItsPageRun(t *testing.T) {
+	t.Parallel()
+	page, err := os.ReadFile("../../docs/sql.md")
+	require.NoError(t, err)
+	pool := pgtest.Open(t)
+	statements := regexp.MustCompile("(?s)```sql\n(.*?)```").FindAllStringSubmatch(string(page), -1)
+	require.Len(t, statements, 3)
+	for _, s := range statements {
+		_, err := pool.Exec(t.Context(), s[1], pgx.QueryExecModeSimpleProtocol)
+		require.NoError(t, err, s[1])
+	}
+	require.Equal(t, int64(3), pgtest.Value[int64](t, pool, "select spent from metered.ledger where scope = 'org/acme' order by seq desc limit 1"))
+	require.Equal(t, `{"order": 1}`, pgtest.Value[string](t, pool, "select convert_from(result, 'UTF8') from metered.operations where id = 'order-1'"))
+	require.Equal(t, "gpu", pgtest.Value[string](t, pool, `select l.scope from river_job j join metered.holds h on h.id = j.metadata ->> 'metered:hold'
+		join metered.hold_lines l on l.hold = h.no where j.kind = 'render' and h.tenant = 'acme' and j.state = 'available'`))
 }

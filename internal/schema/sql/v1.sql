@@ -18,7 +18,7 @@ create function metered._v1_window(limits jsonb) returns interval
 language sql stable
 as $$
     select case when limits = '[]' or limits = '[{"prepaid": true}]' then interval '0'
-        when jsonb_array_length(limits) = 1 and limits -> 0 ?& '{max,window}'::text[] and (limits -> 0) - '{name,max,window}'::text[] = '{}'
+        when jsonb_typeof(limits) = 'array' and jsonb_array_length(limits) = 1 and limits -> 0 ?& '{max,window}'::text[] and (limits -> 0) - '{name,max,window}'::text[] = '{}'
             then nullif(extract(epoch from (limits -> 0 ->> 'window')::interval) * interval '1 second', interval '0') end
 $$;
 
@@ -63,7 +63,7 @@ as $$
 declare
     asked metered.charge_limit[] := '{}';
 begin
-    if (jsonb_typeof(limits) = 'array' and coalesce(jsonb_typeof(note) = 'object', true)) is not true then
+    if (jsonb_typeof(limits) = 'array' and jsonb_array_length(limits) <= 16 and coalesce(jsonb_typeof(note) = 'object', true)) is not true then
         perform metered._require(false, 'limits');
     end if;
     for n in 0..jsonb_array_length(limits) - 1 loop
@@ -121,9 +121,9 @@ language plpgsql volatile
 as $$
 declare
     posted    metered.charged;
-    win       interval := metered._v1_window(limits);
+    win       interval;
     max_units bigint;
-    key       bigint := metered._scope_key(scope);
+    key       bigint;
     of_scope  alias for scope;  -- the names of the short way
     units     alias for amount;
     standing  boolean := true;
@@ -132,10 +132,12 @@ declare
     of_id     text;
     {short variables}
 begin
+    win := metered._v1_window(limits);
     if metered._goes_short() and win >= interval '0' and win <= interval '3660 days' and must_exist is not true
         and coalesce(jsonb_typeof(note) = 'object', true)
     then
         max_units := metered._v1_most(limits);
+        key := metered._scope_key(scope);
         {short lock};
         {short charge: also = true};
         if e_seq is not null then
@@ -172,6 +174,9 @@ as $$
 declare
     given record;
 begin
+    if coalesce(jsonb_typeof(note) <> 'object', false) then
+        perform metered._require(false, 'note');
+    end if;
     given := metered.credit(scope, metered._scope_key(scope), amount, must_exist, 5000, row(null, null, note)::metered.origin, false);
     return case when given.refused is not null then metered._v1_refused(given.refused, '[]') else
         jsonb_build_object('ok', true, 'seq', given.seq, 'at', given.at) end;
@@ -202,6 +207,9 @@ declare
     u     record;
     stand jsonb := '[]';
 begin
+    if (jsonb_typeof(limits) = 'array' and jsonb_array_length(limits) <= 16) is not true then
+        perform metered._require(false, 'limits');
+    end if;
     for n in 0..greatest(1, jsonb_array_length(limits)) - 1 loop
         l := metered._v1_limit(coalesce(limits -> n, '{"max": 0, "lifetime": true}'));
         select x.used, x.held + x.leased as held, x.spent, x.refunded, x.credited into u

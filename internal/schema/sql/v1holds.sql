@@ -44,12 +44,16 @@ create function metered.v1_hold(tenant text, id text, scope text, amount bigint,
 language plpgsql volatile
 as $$
 declare
-    print bytea := metered._v1_print(jsonb_build_array(scope, amount, extract(epoch from ttl), limits, metadata));
-    win   interval := metered._v1_window(limits);
+    print bytea;
+    win   interval;
     p     json;     -- the answer of place_plain
     w     record;
 begin
-    perform metered._require(octet_length(tenant) >= 0 and coalesce(jsonb_typeof(note) = 'object', true), 'hold');
+    if (tenant is not null and coalesce(jsonb_typeof(note) = 'object', true)) is not true then
+        perform metered._require(false, 'hold');
+    end if;
+    print := metered._v1_print(jsonb_build_array(scope, amount, extract(epoch from ttl), limits, metadata));
+    win := metered._v1_window(limits);
     if win >= interval '0' and win <= interval '3660 days' then
         p := metered.place_plain(tenant, id, metered._lock_key('metered/hold/metered', convert_to(tenant, 'UTF8') || decode('00', 'hex')
                 || convert_to(id, 'UTF8')), tenant, print, metered._v1_issued(id), ttl, interval '0', null, metadata::json, scope,
@@ -60,11 +64,13 @@ begin
             row(null, null, note)::metered.origin, null, false);
         p := metered._placed_json(w.status, w.placed_at, w.deadline, w.refused, w.stored, null);
     end if;
-    if json_typeof(p) = 'array' or p ->> 'status' = 'placed' then
-        return jsonb_build_object('ok', true, 'new', true, 'state', 'held', 'deadline', timestamptz 'epoch' + case when json_typeof(p) = 'array'
-            then ttl + (p ->> 1)::bigint * interval '1 microsecond' else (p ->> 'deadline')::bigint * interval '1 microsecond' end);
+    if json_typeof(p) = 'array' then
+        return jsonb_build_object('ok', true, 'new', true, 'state', 'held',
+            'deadline', timestamptz 'epoch' + (p ->> 1)::bigint * interval '1 microsecond' + ttl);
     end if;
-    return case p ->> 'status' when 'same' then jsonb_build_object('ok', true, 'new', false) || metered._v1_hold((p ->> 'stored')::json)
+    return case p ->> 'status' when 'placed' then jsonb_build_object('ok', true, 'new', true, 'state', 'held',
+            'deadline', timestamptz 'epoch' + (p ->> 'deadline')::bigint * interval '1 microsecond')
+        when 'same' then jsonb_build_object('ok', true, 'new', false) || metered._v1_hold((p ->> 'stored')::json)
         when 'refused' then metered._v1_refused((p ->> 'refused')::jsonb, limits)
         else metered._v1_no('hold_' || (p ->> 'status'), 409) end;
 end
@@ -81,7 +87,9 @@ begin
     if amount is not null then
         select min(l.scope) into line from metered.holds h, lateral (select y.scope from metered.hold_lines y where y.hold = h.no) l
         where h.tenant = v1_capture.tenant and h.id = v1_capture.id having count(*) <= 1;
-        perform metered._require(found and amount > 0, 'amount');
+        if not (found and amount > 0) then
+            perform metered._require(false, 'amount');
+        end if;
         line := coalesce(line, '-');    -- of no hold
     end if;
     answer := metered.capture_holds_plain(tenant, id, metered._v1_issued(id), '', line, amount, null, note, null, null, 5000, null, false);
@@ -123,16 +131,19 @@ create function metered.v1_claim(tenant text, id text, content jsonb default nul
 language plpgsql volatile
 as $$
 declare
-    print  bytea := null;
+    print  bytea;
+    unused text;
     before json;
 begin
     print := metered._v1_print(coalesce(content, 'null'));
-    perform metered._require(octet_length(tenant) >= 0 and id <> '', 'id');
+    if (tenant is not null and id <> '') is not true then
+        perform metered._require(false, 'id');
+    end if;
     before := metered.begin_command_plain(tenant, id, metered._lock_key('metered/operation/metered', int8send(octet_length(tenant))
             || convert_to(tenant, 'UTF8') || int8send(octet_length(id)) || convert_to(id, 'UTF8')),
         metered._v1_issued(id), interval '5 minutes', null, 'v1', 5000);
     if before is null then
-        perform set_config('metered_tx.v1', jsonb_build_array(tenant, id, encode(print, 'hex'))::text, true);
+        unused := set_config('metered_tx.v1', jsonb_build_array(tenant, id, encode(print, 'hex'))::text, true);
         return '{"ok": true, "new": true}';
     end if;
     return case when before ->> 'status' <> 'replay' then metered._v1_no('operation_' || (before ->> 'status'),
@@ -147,14 +158,17 @@ create function metered.v1_answer(answer jsonb) returns jsonb
 language plpgsql volatile
 as $$
 declare
-    of jsonb;
+    of     jsonb;
+    unused text;
 begin
     of := nullif(current_setting('metered_tx.v1', true), '')::jsonb;
-    perform metered._require(of is not null and current_setting('metered_tx.command', true) = 'v1', 'no id is claimed');
-    perform metered.complete_command_plain(of ->> 0, of ->> 1, 'v1', decode(of ->> 2, 'hex'), metered._v1_issued(of ->> 1),
+    if (current_setting('metered_tx.command', true) = 'v1' and answer is not null) is not true then
+        perform metered._require(false, 'answer');
+    end if;
+    unused := metered.complete_command_plain(of ->> 0, of ->> 1, 'v1', decode(of ->> 2, 'hex'), metered._v1_issued(of ->> 1),
         convert_to(answer::text, 'UTF8'), null, null, null, null, null, null, null, null, null, null, null, null, false,
         interval '1 minute', 5000);
-    perform set_config('metered_tx.v1', '', true);
+    unused := set_config('metered_tx.v1', '', true);
     return '{"ok": true}';
 end
 $$;
