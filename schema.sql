@@ -12942,6 +12942,605 @@ select j.job_id,                                -- the id that it will have in r
     j.retry_at                                  -- when it is tried again, or null
 from metered.parked_jobs j;
 
+-- SQL for programs in other languages: the functions v1_*. Their names, arguments and answers are a
+-- contract, which no later version of the schema breaks: another one gets names of its own. They take
+-- scalars and jsonb, derive the keys of locks, and answer by an object: {"ok": true, ...}, or
+-- {"ok": false, "code": ..., "status": ...} for a refusal, which wrote nothing, with the codes and the
+-- statuses of HTTP that the Go library has. A wrong argument raises SQLSTATE 22023. They wait for a
+-- lock for 5 seconds at most, and for a clock that runs ahead they have the library's default.
+
+-- A refusal as an answer.
+create function metered._v1_no(code text, status int) returns jsonb
+language sql immutable
+as $$
+    select jsonb_build_object('ok', false, 'code', code, 'status', status)
+$$;
+
+-- The limit of a call that has one over a window or of prepaid credit, or none, for the short way (plain.sql):
+-- its window, 0 for ever. Null: another limit, or a wrong one. Both are inlined.
+create function metered._v1_window(limits jsonb) returns interval
+language sql stable
+as $$
+    select case when limits = '[]' or limits = '[{"prepaid": true}]' then interval '0'
+        when jsonb_typeof(limits) = 'array' and jsonb_array_length(limits) = 1 and limits -> 0 ?& '{max,window}'::text[] and (limits -> 0) - '{name,max,window}'::text[] = '{}'
+            then nullif(extract(epoch from (limits -> 0 ->> 'window')::interval) * interval '1 second', interval '0') end
+$$;
+
+create function metered._v1_most(limits jsonb) returns bigint
+language sql immutable
+as $$
+    select case when limits <> '[]' then coalesce((limits -> 0 ->> 'max')::bigint, 0) end
+$$;
+
+-- A limit as the functions below take it. Of window, period, lifetime and prepaid it has one.
+create function metered._v1_limit(l jsonb) returns metered.charge_limit
+language plpgsql stable
+as $$
+declare
+    most  bigint := coalesce((l ->> 'max')::bigint, case when l @> '{"prepaid": true}' then 0 end);
+    win   interval := case when l ? 'window' then extract(epoch from (l ->> 'window')::interval) * interval '1 second'
+        when not l ? 'period' then interval '0' end;
+    every interval;
+begin
+    if (l - '{name,max,window}'::text[] = '{}' and most >= 0 and win > interval '0' and win <= interval '3660 days') is not true then
+        every := case when l ->> 'period' in ('day', 'week', 'month', 'year') then '1 ' else '' end || (l ->> 'period');
+        if (jsonb_typeof(l) = 'object' and l - '{name,max,window,period,time_zone,anchor,lifetime,prepaid}'::text[] = '{}'
+            and (l ? 'window')::int + (l ? 'period')::int + (l @> '{"lifetime": true}')::int + (l @> '{"prepaid": true}')::int = 1
+            and not l ? 'window' and not l @> '{"lifetime": false}' and not l @> '{"prepaid": false}' and most >= 0
+            and (l ? 'period' or not l ?| '{time_zone,anchor}') and coalesce(octet_length(l ->> 'time_zone') <= 64
+                and l ->> 'time_zone' ~ '^(UTC|Etc/GMT[+-][0-9]{1,2}|[A-Z][A-Za-z]+(/[A-Z][A-Za-z_-]*)+)$', not l ? 'time_zone')) is not true
+        then
+            perform metered._require(false, 'limits');
+        elsif l ? 'period' then
+            return row(most, null, row(every, (l ->> 'anchor')::timestamptz, l ->> 'time_zone')::metered.period, null, null, null)::metered.charge_limit;
+        end if;
+    end if;
+    return row(most, win, null, null, null, null)::metered.charge_limit;
+end
+$$;
+
+-- The charge of a scope as the functions below take it.
+create function metered._v1_charge(of_scope text, amount bigint, held bigint, limits jsonb, note jsonb, must_exist boolean)
+    returns metered.new_charge[]
+language plpgsql stable
+as $$
+declare
+    asked metered.charge_limit[] := '{}';
+begin
+    if (jsonb_typeof(limits) = 'array' and jsonb_array_length(limits) <= 16 and coalesce(jsonb_typeof(note) = 'object', true)) is not true then
+        perform metered._require(false, 'limits');
+    end if;
+    for n in 0..jsonb_array_length(limits) - 1 loop
+        asked[n + 1] := metered._v1_limit(limits -> n);
+    end loop;
+    return array[row(of_scope, metered._scope_key(of_scope), amount, held, asked, note, must_exist, null, null)::metered.new_charge];
+end
+$$;
+
+-- The limits as they stand, with units that were let in.
+create function metered._v1_standings(limits jsonb, used bigint[], held bigint, more bigint) returns jsonb
+language plpgsql immutable
+as $$
+declare
+    stand jsonb := '[]';
+    u     bigint;
+begin
+    for n in 0..jsonb_array_length(limits) - 1 loop
+        u := used[n + 1] + more;
+        stand := stand || ((limits -> n) || jsonb_build_object('used', u, 'held', held,
+            'available', greatest(0, coalesce((limits -> n ->> 'max')::numeric, 0) - u - held)));
+    end loop;
+    return stand;
+end
+$$;
+
+-- The refusal of charges of a scope. retry_after has whole seconds, and is missing if waiting alone does not help.
+create function metered._v1_refused(refused jsonb, limits jsonb) returns jsonb
+language plpgsql immutable
+as $$
+declare
+    r record;
+begin
+    if refused -> 0 ? 'absent' then
+        return metered._v1_no('scope_' || (refused -> 0 ->> 'absent'), case when refused -> 0 ->> 'absent' = 'unknown' then 404 else 410 end);
+    end if;
+    select bool_or(y.l ? 'prepaid') as credit, bool_or(y.l ?| '{lifetime,prepaid}') as lasting,
+        case when min(y.us) >= 0 then greatest(1, ceil(max(y.us) / 1000000)) end as seconds,
+        jsonb_agg(y.l || jsonb_build_object('used', y.x -> 'used', 'held', y.held,
+            'available', greatest(0, coalesce((y.l ->> 'max')::numeric, 0) - (y.x ->> 'used')::numeric - y.held))) as limits
+    into r
+    from (select x, limits -> (x ->> 'limit')::int as l, (x ->> 'retry_us')::numeric as us,
+            (x ->> 'held')::bigint + (x ->> 'own')::bigint + (x ->> 'leased')::bigint as held
+        from jsonb_array_elements(refused) x) y;
+    return metered._v1_no('budget_exceeded', case when r.credit then 402 when r.lasting then 409 else 429 end)
+        || jsonb_build_object('limits', r.limits) || case when r.seconds is null or r.credit then '{}' else
+            jsonb_build_object('retry_after', r.seconds) end;
+end
+$$;
+
+-- Charges units of a scope if all limits let them in: seq, the entry, and the limits as they stand.
+create function metered.v1_charge(scope text, amount bigint, limits jsonb default '[]', note jsonb default null, must_exist boolean default false)
+    returns jsonb
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    posted    metered.charged;
+    win       interval;
+    max_units bigint;
+    key       bigint;
+    of_scope  alias for scope;  -- the names of the short way
+    units     alias for amount;
+    standing  boolean := true;
+    wait_ms   int := 5000;
+    of_tenant text;
+    of_id     text;
+    e_seq    bigint;        -- the entry that was appended, or null
+    e_at     timestamptz;
+    e_held   bigint;
+    e_used   bigint;        -- units that counted before it
+begin
+    if octet_length(scope) > 255
+        or pg_column_size(limits) > 65540
+        or pg_column_compression(limits) is not null and octet_length(limits::text) > 65536
+        or pg_column_size(note) > 8196
+        or pg_column_compression(note) is not null and octet_length(note::text) > 8192 then
+        raise exception 'out of bounds: an argument of v1_charge' using errcode = '22023';
+    end if;
+    win := metered._v1_window(limits);
+    if metered._goes_short() and win >= interval '0' and win <= interval '3660 days' and must_exist is not true
+        and coalesce(jsonb_typeof(note) = 'object', true)
+    then
+        max_units := metered._v1_most(limits);
+        key := metered._scope_key(scope);
+        if metered._try_lock(key) is not true then
+            perform metered._lock_all_scopes(array[of_scope], array[key], wait_ms);
+        end if;
+        if standing and win > interval '0' then
+                insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, operation_tenant, operation, note,
+                    anchor_at, anchor_spent)
+                select t.seq + 1, units, t.clk, t.spent + units, t.refunded, t.credited, t.held, t.epoch, 'c', of_scope, t.next_due, of_tenant,
+                    of_id, note, t.clk - win, coalesce(b.spent, 0)
+                from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
+                l.anchor_spent, l.lots_end, l.crossed, metered.clock() as clk
+            from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1 for key share) t left join lateral (select base.seq, base.spent, base.refunded
+                    from (select y.seq from metered.ledger y
+                where y.scope = of_scope and y.epoch = t.epoch and y.at <= t.clk - win and (y.seq & 15 = 1 or y.kind = 'k')
+                order by y.at desc, y.seq desc limit 1) mark,
+            lateral (select y.seq, y.spent, y.refunded from metered.ledger y
+                where y.scope = of_scope and y.seq between mark.seq and mark.seq + 15 and y.epoch = t.epoch and y.at <= t.clk - win
+                order by y.seq desc limit 1) base) b on true
+                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.crossed is null
+                and units between 1 and 9007199254740992 and (note is null or pg_column_size(note) <= 8192
+                and pg_column_compression(note) is null and not note ? 'use') and true
+                    and coalesce(b.refunded, 0) = t.refunded and (b.seq > 1 or b.seq = t.seq or t.epoch = 0 and (t.seq <= 16 and b.seq is null
+                        or (select l.seq from metered.ledger l where l.scope = of_scope and l.seq = 2) > 0)) and t.spent - coalesce(b.spent, 0) <= max_units - t.held - units
+                on conflict do nothing
+                returning y.seq, y.at, y.held, y.spent - units - y.anchor_spent into e_seq, e_at, e_held, e_used;
+            else
+                insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, operation_tenant, operation, note,
+                    anchor_at, anchor_spent)
+                select t.seq + 1, units, t.clk, t.spent + units, t.refunded, t.credited, t.held, t.epoch, 'c', of_scope, t.next_due, of_tenant,
+                    of_id, note, t.anchor_at, t.anchor_spent
+                from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
+                l.anchor_spent, l.lots_end, l.crossed, metered.clock() as clk
+            from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1 for key share) t
+                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.crossed is null
+                and units between 1 and 9007199254740992 and (note is null or pg_column_size(note) <= 8192
+                and pg_column_compression(note) is null and not note ? 'use') and true
+                    and (max_units is null or win >= interval '0'
+            and case when win = interval '0' then t.spent - t.refunded - t.credited
+                else t.spent - case when t.anchor_at <= t.clk - win then t.anchor_spent else 0 end end <= max_units - t.held - units)
+                on conflict do nothing
+                returning y.seq, y.at, y.held, y.spent - units - y.refunded - y.credited into e_seq, e_at, e_held, e_used;
+            end if;
+        if e_seq is not null then
+            return jsonb_build_object('ok', true, 'seq', e_seq, 'at', e_at, 'limits', case when max_units is null then '[]'::jsonb else
+                jsonb_build_array((limits -> 0) || jsonb_build_object('used', e_used + units, 'held', e_held, 'available', max_units - e_used - units - e_held)) end);
+        end if;
+    end if;
+    posted := metered._write_charges(metered._v1_charge(scope, amount, 0, limits, note, must_exist),
+        interval '1 minute', 5000, null, 'answer', null, true);
+    return case when posted.refused is not null then metered._v1_refused(posted.refused, limits) else
+        jsonb_build_object('ok', true, 'seq', posted.seqs[1], 'at', posted.ats[1],
+            'limits', metered._v1_standings(limits, posted.used, posted.held[1], amount)) end;
+end
+$$;
+
+-- The answer of v1_charge at this moment, without a lock and without writing.
+create function metered.v1_check(scope text, amount bigint, limits jsonb default '[]', note jsonb default null, must_exist boolean default false)
+    returns jsonb
+language plpgsql stable
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    looked record;
+begin
+    if octet_length(scope) > 255
+        or pg_column_size(limits) > 65540
+        or pg_column_compression(limits) is not null and octet_length(limits::text) > 65536
+        or pg_column_size(note) > 8196
+        or pg_column_compression(note) is not null and octet_length(note::text) > 8192 then
+        raise exception 'out of bounds: an argument of v1_check' using errcode = '22023';
+    end if;
+    looked := metered.check_charge(metered._v1_charge(scope, amount, 0, limits, note, must_exist), interval '1 minute');
+    return case when looked.refused is not null then metered._v1_refused(looked.refused, limits) else
+        jsonb_build_object('ok', true, 'limits', metered._v1_standings(limits, looked.used, looked.held[1], 0)) end;
+end
+$$;
+
+-- Gives a scope credit, which limits for its lifetime and prepaid ones count.
+create function metered.v1_credit(scope text, amount bigint, note jsonb default null, must_exist boolean default false) returns jsonb
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    given record;
+begin
+    if octet_length(scope) > 255
+        or pg_column_size(note) > 8196
+        or pg_column_compression(note) is not null and octet_length(note::text) > 8192 then
+        raise exception 'out of bounds: an argument of v1_credit' using errcode = '22023';
+    end if;
+    if coalesce(jsonb_typeof(note) <> 'object', false) then
+        perform metered._require(false, 'note');
+    end if;
+    given := metered.credit(scope, metered._scope_key(scope), amount, must_exist, 5000, row(null, null, note)::metered.origin, false);
+    return case when given.refused is not null then metered._v1_refused(given.refused, '[]') else
+        jsonb_build_object('ok', true, 'seq', given.seq, 'at', given.at) end;
+end
+$$;
+
+-- Gives back units of a charge, by its entry, or all that is left of it. remaining are those that can still be given back.
+create function metered.v1_refund(scope text, seq bigint, amount bigint default null, note jsonb default null) returns jsonb
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    given record;
+begin
+    if octet_length(scope) > 255
+        or pg_column_size(note) > 8196
+        or pg_column_compression(note) is not null and octet_length(note::text) > 8192 then
+        raise exception 'out of bounds: an argument of v1_refund' using errcode = '22023';
+    end if;
+    given := metered.refund(scope, metered._scope_key(scope), seq, amount, 5000, row(null, null, note)::metered.origin, false);
+    return case given.status when 'ok' then '{"ok": true}' || jsonb_build_object('seq', given.seq, 'at', given.at, 'amount', given.amount)
+        when 'missing' then metered._v1_no('budget_unknown_entry', 404) when 'purged' then metered._v1_no('budget_entry_purged', 409)
+        when 'kind' then metered._v1_no('budget_not_charge', 409) else metered._v1_no('budget_refund_exceeds', 409) end
+        || case when given.remaining is null then '{}' else jsonb_build_object('remaining', given.remaining) end;
+end
+$$;
+
+-- The units that count for each limit now, or for the lifetime without limits, and the scope's totals.
+create function metered.v1_usage(scope text, limits jsonb default '[]') returns jsonb
+language plpgsql stable
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    l     metered.charge_limit;
+    u     record;
+    stand jsonb := '[]';
+begin
+    if octet_length(scope) > 255
+        or pg_column_size(limits) > 65540
+        or pg_column_compression(limits) is not null and octet_length(limits::text) > 65536 then
+        raise exception 'out of bounds: an argument of v1_usage' using errcode = '22023';
+    end if;
+    if (jsonb_typeof(limits) = 'array' and jsonb_array_length(limits) <= 16) is not true then
+        perform metered._require(false, 'limits');
+    end if;
+    for n in 0..greatest(1, jsonb_array_length(limits)) - 1 loop
+        l := metered._v1_limit(coalesce(limits -> n, '{"max": 0, "lifetime": true}'));
+        select x.used, x.held + x.leased as held, x.spent, x.refunded, x.credited into u
+        from metered.usage(array[scope], array[l.win], array[l.period], true) x;
+        stand := stand || metered._v1_standings(jsonb_build_array(coalesce(limits -> n, '{}')), array[u.used], u.held, 0);
+    end loop;
+    return jsonb_build_object('ok', true, 'spent', u.spent, 'refunded', u.refunded, 'credited', u.credited, 'held', u.held,
+        'used', u.spent - u.refunded - u.credited) || case when jsonb_array_length(limits) > 0 then jsonb_build_object('limits', stand) else '{}' end;
+end
+$$;
+
+-- The units of a wallet that can be drawn, those that are held, and its lots, in the order in which they are drawn.
+create function metered.v1_balance(scope text) returns jsonb
+language plpgsql stable
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    b record;
+begin
+    if octet_length(scope) > 255 then
+        raise exception 'out of bounds: an argument of v1_balance' using errcode = '22023';
+    end if;
+    b := metered.wallet_balance(scope);
+    return jsonb_build_object('ok', true, 'units', b.units, 'held', b.held, 'lots', coalesce(b.lots, '[]'));
+end
+$$;
+
+-- The functions of v1.sql about holds, tokens, ids and jobs that wait.
+
+-- The time that an id carries, if it is a UUID of version 7 with hyphens.
+create function metered._v1_issued(id text) returns timestamptz
+language sql immutable
+as $$
+    select case when id ~* '^[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$'
+        then timestamptz 'epoch' + ('x' || left(replace(id, '-', ''), 12))::bit(48)::bigint * interval '1 millisecond' end
+$$;
+
+-- The fingerprint of what an id was used for.
+create function metered._v1_print(content jsonb) returns bytea
+language sql stable
+as $$
+    select decode('56', 'hex') || sha256(convert_to(content::text, 'UTF8'))
+$$;
+
+-- A hold as an answer.
+create function metered._v1_hold(h json) returns jsonb
+language sql stable
+as $$
+    select jsonb_build_object('state', case when (h ->> 'returned')::boolean then 'returned' else
+            case h ->> 'state' when 'h' then 'held' when 'c' then 'captured' when 'r' then 'released' else 'expired' end end,
+        'deadline', h -> 'deadline', 'lines', (h ->> 'lines')::jsonb)
+$$;
+
+-- The refusal of a transition of a hold.
+create function metered._v1_hold_no(refused json) returns jsonb
+language sql stable
+as $$
+    select case refused ->> 'status'
+        when 'retired' then metered._v1_no('hold_retired', 409) when 'excess' then metered._v1_no('hold_excess', 409)
+            || jsonb_build_object('available', (refused ->> 'open')::bigint)
+        when 'state' then metered._v1_no('hold_' || (metered._v1_hold(refused -> 'hold') ->> 'state'), 409)
+            || jsonb_build_object('hold', metered._v1_hold(refused -> 'hold'))
+        when 'unconfirmed' then metered._v1_no('invalid_argument', 400) when 'line' then metered._v1_no('invalid_argument', 400)
+        else metered._v1_no('hold_unknown', 404) end
+$$;
+
+-- Holds units of a scope for so long, if all limits let them in. The id names the hold within its
+-- tenant: the same call again answers with the hold as it stands, and new is false.
+create function metered.v1_hold(tenant text, id text, scope text, amount bigint, ttl interval,
+    limits jsonb default '[]', note jsonb default null, metadata jsonb default null) returns jsonb
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    print bytea;
+    win   interval;
+    p     json;     -- the answer of place_plain
+    w     record;
+begin
+    if greatest(octet_length(tenant), octet_length(id), octet_length(scope)) > 255
+        or pg_column_size(limits) > 65540
+        or pg_column_compression(limits) is not null and octet_length(limits::text) > 65536
+        or pg_column_size(note) > 8196
+        or pg_column_compression(note) is not null and octet_length(note::text) > 8192
+        or pg_column_size(metadata) > 65540
+        or pg_column_compression(metadata) is not null and octet_length(metadata::text) > 65536 then
+        raise exception 'out of bounds: an argument of v1_hold' using errcode = '22023';
+    end if;
+    if (tenant is not null and coalesce(jsonb_typeof(note) = 'object', true)) is not true then
+        perform metered._require(false, 'hold');
+    end if;
+    print := metered._v1_print(jsonb_build_array(scope, amount, extract(epoch from ttl), limits, metadata));
+    win := metered._v1_window(limits);
+    if win >= interval '0' and win <= interval '3660 days' then
+        p := metered.place_plain(tenant, id, metered._lock_key('metered/hold/metered', convert_to(tenant, 'UTF8') || decode('00', 'hex')
+                || convert_to(id, 'UTF8')), tenant, print, metered._v1_issued(id), ttl, interval '0', null, metadata::json, scope,
+            metered._scope_key(scope), amount, metered._v1_most(limits), win, note, null, null, interval '1 minute', 5000, null, false);
+    else
+        w := metered.place(row(tenant, id, true, null, tenant, null, print, metered._v1_issued(id), ttl, interval '0', null, metadata::json,
+                null)::metered.new_hold, metered._v1_charge(scope, amount, amount, limits, note, false), interval '1 minute', 5000,
+            row(null, null, note)::metered.origin, null, false);
+        p := metered._placed_json(w.status, w.placed_at, w.deadline, w.refused, w.stored, null);
+    end if;
+    if json_typeof(p) = 'array' then
+        return jsonb_build_object('ok', true, 'new', true, 'state', 'held',
+            'deadline', timestamptz 'epoch' + (p ->> 1)::bigint * interval '1 microsecond' + ttl);
+    end if;
+    return case p ->> 'status' when 'placed' then jsonb_build_object('ok', true, 'new', true, 'state', 'held',
+            'deadline', timestamptz 'epoch' + (p ->> 'deadline')::bigint * interval '1 microsecond')
+        when 'same' then jsonb_build_object('ok', true, 'new', false) || metered._v1_hold((p ->> 'stored')::json)
+        when 'refused' then metered._v1_refused((p ->> 'refused')::jsonb, limits)
+        else metered._v1_no('hold_' || (p ->> 'status'), 409) end;
+end
+$$;
+
+-- Spends so many units of a hold of one line, or all units of a hold without an amount, and ends it. The rest is free.
+create function metered.v1_capture(tenant text, id text, amount bigint default null, note jsonb default null) returns jsonb
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    line   text;
+    answer json;
+begin
+    if greatest(octet_length(tenant), octet_length(id)) > 255
+        or pg_column_size(note) > 8196
+        or pg_column_compression(note) is not null and octet_length(note::text) > 8192 then
+        raise exception 'out of bounds: an argument of v1_capture' using errcode = '22023';
+    end if;
+    if amount is not null then
+        select min(l.scope) into line from metered.holds h, lateral (select y.scope from metered.hold_lines y where y.hold = h.no) l
+        where h.tenant = v1_capture.tenant and h.id = v1_capture.id having count(*) <= 1;
+        if not (found and amount > 0) then
+            perform metered._require(false, 'amount');
+        end if;
+        line := coalesce(line, '-');    -- of no hold
+    end if;
+    answer := metered.capture_holds_plain(tenant, id, metered._v1_issued(id), '', line, amount, null, note, null, null, 5000, null, false);
+    return case when json_typeof(answer) = 'object' then '{"ok": true}' || metered._v1_hold(answer)
+        when json_typeof(answer -> 0) = 'string' then metered._v1_hold_no((answer ->> 0)::json)
+        else '{"ok": true}' || metered._v1_hold((answer -> 1 ->> 0)::json) end;
+end
+$$;
+
+-- Ends a hold, and frees its units.
+create function metered.v1_release(tenant text, id text, note jsonb default null) returns jsonb
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    r record;
+begin
+    if greatest(octet_length(tenant), octet_length(id)) > 255
+        or pg_column_size(note) > 8196
+        or pg_column_compression(note) is not null and octet_length(note::text) > 8192 then
+        raise exception 'out of bounds: an argument of v1_release' using errcode = '22023';
+    end if;
+    r := metered.release_holds(row(tenant, array[id], array[coalesce(metered._v1_issued(id), 'infinity')], '')::metered.hold_ids,
+        5000, row(null, null, note)::metered.origin, null, false);
+    return case when r.refused is not null then metered._v1_hold_no(r.refused) else '{"ok": true}' || metered._v1_hold(r.holds[1]) end;
+end
+$$;
+
+-- Takes one use of a token, by its text.
+create function metered.v1_consume(token text, purpose text, subject text) returns jsonb
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    t record;
+begin
+    if octet_length(token) > 255
+        or octet_length(purpose) > 128
+        or octet_length(subject) > 512 then
+        raise exception 'out of bounds: an argument of v1_consume' using errcode = '22023';
+    end if;
+    t := metered.consume_token(sha256(convert_to(token, 'UTF8')), purpose, subject, 5000);
+    return case when t.status = 'ok' then jsonb_build_object('ok', true, 'payload', t.payload, 'uses_left', t.uses_left)
+        else metered._v1_no('token_invalid', 403) end;
+end
+$$;
+
+-- Claims an id for this transaction, which v1_answer must end, else COMMIT fails. If the id was answered
+-- before, new is false, and answer is that one. The content is what the id is used for: another one is a conflict.
+create function metered.v1_claim(tenant text, id text, content jsonb default null) returns jsonb
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    print  bytea;
+    unused text;
+    before json;
+begin
+    if greatest(octet_length(tenant), octet_length(id)) > 255
+        or pg_column_size(content) > 1048580
+        or pg_column_compression(content) is not null and octet_length(content::text) > 1048576 then
+        raise exception 'out of bounds: an argument of v1_claim' using errcode = '22023';
+    end if;
+    print := metered._v1_print(coalesce(content, 'null'));
+    if (tenant is not null and id <> '') is not true then
+        perform metered._require(false, 'id');
+    end if;
+    before := metered.begin_command_plain(tenant, id, metered._lock_key('metered/operation/metered', int8send(octet_length(tenant))
+            || convert_to(tenant, 'UTF8') || int8send(octet_length(id)) || convert_to(id, 'UTF8')),
+        metered._v1_issued(id), interval '5 minutes', null, 'v1', 5000);
+    if before is null then
+        unused := set_config('metered_tx.v1', jsonb_build_array(tenant, id, encode(print, 'hex'))::text, true);
+        return '{"ok": true, "new": true}';
+    end if;
+    return case when before ->> 'status' <> 'replay' then metered._v1_no('operation_' || (before ->> 'status'),
+            case before ->> 'status' when 'future' then 400 else 409 end)
+        when decode(before ->> 'fingerprint', 'base64') <> print then metered._v1_no('operation_conflict', 422)
+        else jsonb_build_object('ok', true, 'new', false, 'answer', convert_from(decode(before ->> 'result', 'base64'), 'UTF8')::jsonb) end;
+end
+$$;
+
+-- Records the answer of the id that this transaction has claimed, and lets COMMIT pass.
+create function metered.v1_answer(answer jsonb) returns jsonb
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    of     jsonb;
+    unused text;
+begin
+    if pg_column_size(answer) > 1048580
+        or pg_column_compression(answer) is not null and octet_length(answer::text) > 1048576 then
+        raise exception 'out of bounds: an argument of v1_answer' using errcode = '22023';
+    end if;
+    of := nullif(current_setting('metered_tx.v1', true), '')::jsonb;
+    if (current_setting('metered_tx.command', true) = 'v1' and answer is not null) is not true then
+        perform metered._require(false, 'answer');
+    end if;
+    unused := metered.complete_command_plain(of ->> 0, of ->> 1, 'v1', decode(of ->> 2, 'hex'), metered._v1_issued(of ->> 1),
+        convert_to(answer::text, 'UTF8'), null, null, null, null, null, null, null, null, null, null, null, null, false,
+        interval '1 minute', 5000);
+    unused := set_config('metered_tx.v1', '', true);
+    return '{"ok": true}';
+end
+$$;
+
+-- Holds units of a scope for a job of River's until it ends. status is started, and the caller inserts
+-- job into river_job, or parked until the units fit. job_id is of River's sequence.
+create function metered.v1_enqueue(job_id bigint, kind text, args jsonb, tenant text, scope text, amount bigint,
+    limits jsonb default '[]', queue text default 'default', most int default null) returns jsonb
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    p record;
+begin
+    if greatest(octet_length(kind), octet_length(tenant), octet_length(scope), octet_length(queue)) > 255
+        or pg_column_size(args) > 16777220
+        or pg_column_compression(args) is not null and octet_length(args::text) > 16777216
+        or pg_column_size(limits) > 65540
+        or pg_column_compression(limits) is not null and octet_length(limits::text) > 65536
+        or most > 1000 then
+        raise exception 'out of bounds: an argument of v1_enqueue' using errcode = '22023';
+    end if;
+    select * into p from metered.park_jobs(jsonb_build_array(jsonb_strip_nulls(jsonb_build_object('job_id', job_id, 'kind', kind,
+        'queue', queue, 'priority', 1, 'max_attempts', 25, 'tags', '[]'::jsonb, 'fair', tenant, 'most', most,
+        'metadata', jsonb_build_object('metered:tenant', tenant, 'metered:hold', concat('job/', job_id, '/',
+            left(replace(gen_random_uuid()::text, '-', ''), 16))),
+        'hold', row(tenant, 'job', false, null, 'job', null, metered._v1_print('null'), null, interval '3650 days', interval '0',
+            null, null, null)::metered.new_hold::text,
+        'charges', metered._v1_charge(scope, amount, amount, limits, null, false)::text)) || jsonb_build_object('args', args)),
+        interval '1 minute', 5000, null, null, false);
+    return case p.status when 'refused' then metered._v1_refused(p.refused, limits) when 'full' then metered._v1_no('jobs_full', 429)
+        else jsonb_build_object('ok', true, 'status', p.status, 'job', p.job - '{hold,charges,fair,most}'::text[]) end;
+end
+$$;
+
 comment on function metered.keep_memory() is 'True, and makes a session on Postgres 14 faster: as it plans a statement of metered.clock(), the planner works this constant out, and nothing is left of it. That takes and frees a block of a megabyte, and so has glibc''s malloc keep up to 2 MB of free memory. Else it gives memory beyond 128 kB back to the kernel, and asks for it again up to four times in a place, a capture or a release: 15 to 19 percent of their time. See ADR 8. Later versions do that by themselves, and the block, taken at each statement that is planned, would be a third of the first call on a new connection.';
 comment on function metered.clock() is 'The only clock. clock_timestamp(), because now() is the start of the transaction, and a slow one would write entries already outside their window.';
 comment on domain metered.units is 'The amount of an entry, never negative: nobody can make one that takes spending back. A domain, since a table''s check would be parsed anew for each statement that inserts: 6 microseconds.';
@@ -13533,6 +14132,19 @@ comment on column metered.parked_jobs_words.lane is '0, or 1: the row of its sec
 comment on column metered.parked_jobs_words.trouble is 'why its last try failed, or null: it is not in trouble';
 comment on column metered.parked_jobs_words.troubled_at is 'when that began, or null';
 comment on column metered.parked_jobs_words.retry_at is 'when it is tried again, or null';
+comment on function metered.v1_charge(text, bigint, jsonb, jsonb, boolean) is 'Charges units of a scope if all limits let them in: seq, the entry, and the limits as they stand.';
+comment on function metered.v1_check(text, bigint, jsonb, jsonb, boolean) is 'The answer of v1_charge at this moment, without a lock and without writing.';
+comment on function metered.v1_credit(text, bigint, jsonb, boolean) is 'Gives a scope credit, which limits for its lifetime and prepaid ones count.';
+comment on function metered.v1_refund(text, bigint, bigint, jsonb) is 'Gives back units of a charge, by its entry, or all that is left of it. remaining are those that can still be given back.';
+comment on function metered.v1_usage(text, jsonb) is 'The units that count for each limit now, or for the lifetime without limits, and the scope''s totals.';
+comment on function metered.v1_balance(text) is 'The units of a wallet that can be drawn, those that are held, and its lots, in the order in which they are drawn.';
+comment on function metered.v1_hold(text, text, text, bigint, interval, jsonb, jsonb, jsonb) is 'Holds units of a scope for so long, if all limits let them in. The id names the hold within its tenant: the same call again answers with the hold as it stands, and new is false.';
+comment on function metered.v1_capture(text, text, bigint, jsonb) is 'Spends so many units of a hold of one line, or all units of a hold without an amount, and ends it. The rest is free.';
+comment on function metered.v1_release(text, text, jsonb) is 'Ends a hold, and frees its units.';
+comment on function metered.v1_consume(text, text, text) is 'Takes one use of a token, by its text.';
+comment on function metered.v1_claim(text, text, jsonb) is 'Claims an id for this transaction, which v1_answer must end, else COMMIT fails. If the id was answered before, new is false, and answer is that one. The content is what the id is used for: another one is a conflict.';
+comment on function metered.v1_answer(jsonb) is 'Records the answer of the id that this transaction has claimed, and lets COMMIT pass.';
+comment on function metered.v1_enqueue(bigint, text, jsonb, text, text, bigint, jsonb, text, int) is 'Holds units of a scope for a job of River''s until it ends. status is started, and the caller inserts job into river_job, or parked until the units fit. job_id is of River''s sequence.';
 
 -- Nothing is for everybody. See metered.GrantSQL.
 do $$
@@ -13571,20 +14183,23 @@ begin
             _sweepable,_take_back,_take_kept,_take_lots,_tenant_key,_threshold_key,_token_fits,_told_use,
             _trouble_job,_try_each,_try_keys,_try_lock,_try_lock_shared,_try_lock_there,_try_start_job,
             _turn,_unbound_lock_wait,_under_limits,_unknown_use,_unsettled_spends,_untold,_untold_json,
-            _usage_known_from,_use_lots,_wake_releasers,_whole,_with_absent,_with_debt,_with_keys,_withdraw,
-            _without_debt,_without_lapsing,_write_charges,_write_exact,_write_for_uses,_write_plain,_write_up_to,
-            _written_here,announced,begin_command,begin_command_plain,block_commit,capture_holds,capture_holds_plain,
-            carve,change_parked,charge,charge_each,charge_leased,charge_plain,charge_up_to,check_charge,
-            claim_job_key,clock,complete_command,complete_command_plain,consume_token,create_scopes,credit,
-            draw,drop_parked,due_holds,end_child,end_renewal,enter_tenant,expire_hold,explain_parked,extend_holds,
-            find_job_key,finish_command,grant_lot,hold_json,inspect_token,judged_scopes,keep_memory,lock_all,
-            lock_scopes,look_place,mint_tokens,next_release,numbers_behind,open_lease,open_session,open_session_plain,
-            park_jobs,place,place_plain,plan_lot,purge_holds,purge_job_keys,purge_leases,purge_operations,
-            purge_scope,purge_tokens,receive_child,refund,reinstate_lot,release_captured,release_holds,
-            release_jobs,repair_clock,replace_token,rest_jobs,resume_renewal,retire_scopes,return_holds,
-            revoke_lot,revoke_token,revoke_tokens,roll_over,run_command,run_command_plain,search_entries,
-            set_lot_end,settle_away,settle_lease,spend,sweep_due,sweep_holds,sweep_lots,sweep_scope,take_newest,
-            told_lots,trouble_jobs,usage,usage_at,wallet_balance}')
+            _usage_known_from,_use_lots,_v1_charge,_v1_hold,_v1_hold_no,_v1_issued,_v1_limit,_v1_most,_v1_no,
+            _v1_print,_v1_refused,_v1_standings,_v1_window,_wake_releasers,_whole,_with_absent,_with_debt,
+            _with_keys,_withdraw,_without_debt,_without_lapsing,_write_charges,_write_exact,_write_for_uses,
+            _write_plain,_write_up_to,_written_here,announced,begin_command,begin_command_plain,block_commit,
+            capture_holds,capture_holds_plain,carve,change_parked,charge,charge_each,charge_leased,charge_plain,
+            charge_up_to,check_charge,claim_job_key,clock,complete_command,complete_command_plain,consume_token,
+            create_scopes,credit,draw,drop_parked,due_holds,end_child,end_renewal,enter_tenant,expire_hold,
+            explain_parked,extend_holds,find_job_key,finish_command,grant_lot,hold_json,inspect_token,judged_scopes,
+            keep_memory,lock_all,lock_scopes,look_place,mint_tokens,next_release,numbers_behind,open_lease,
+            open_session,open_session_plain,park_jobs,place,place_plain,plan_lot,purge_holds,purge_job_keys,
+            purge_leases,purge_operations,purge_scope,purge_tokens,receive_child,refund,reinstate_lot,release_captured,
+            release_holds,release_jobs,repair_clock,replace_token,rest_jobs,resume_renewal,retire_scopes,
+            return_holds,revoke_lot,revoke_token,revoke_tokens,roll_over,run_command,run_command_plain,
+            search_entries,set_lot_end,settle_away,settle_lease,spend,sweep_due,sweep_holds,sweep_lots,
+            sweep_scope,take_newest,told_lots,trouble_jobs,usage,usage_at,v1_answer,v1_balance,v1_capture,
+            v1_charge,v1_check,v1_claim,v1_consume,v1_credit,v1_enqueue,v1_hold,v1_refund,v1_release,v1_usage,
+            wallet_balance}')
           and exists (select from aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a where a.grantee = 0)
         order by p.oid
     loop
