@@ -20,3 +20,9 @@ func EndAll(ctx context.Context, e *Enqueuer, pool *pgxpool.Pool, ids ...string)
 	}
 	return e.endAll(ctx, pool, all)
 }
+
+// TakeOut takes a job out of its lines whose row of River had changed when it had that hold, as Run
+// does.
+func TakeOut(ctx context.Context, e *Enqueuer, pool *pgxpool.Pool, id int64, hold string) error {
+	return e.takeOut(ctx, pool, id, hold)
+}

@@ -186,6 +186,11 @@ var all = []Mutant{
 	{"a locked scope keeps others waiting", "_lines", "limit 10000", "limit 64", "./jobs", "TestGiveBack_ManyJobsOfALockedScopeKeepNoOtherJobWaiting"},
 	{"each notice is a look", "jobs/run.go", "apart = min(max(minApart, 2*apart), maxApart); found", "apart = 0; found", "./jobs", "TestRun_NoticesOfAStrangerCostFewLooks"},
 	{"a hold is released twice at once", "jobs/ended.go", "all = slices.Compact(all)", "", "./jobs", "TestRun_AJobThatEndedTwiceKeepsNoOtherHold"},
+	{"a job that changes lines keeps its turn", "_change_lines", "turn = metered._turn(c.scope, r.priority, r.fair),", "turn = j.turn,", "./jobs", "TestGated_AJobGetsItsTurnInTheLineThatItJoins"},
+	{"the first choice has the hold of the second", "_release_job", "metered._try_start_job(other.hold::metered.new_hold, o.first,", "metered._try_start_job(r.hold::metered.new_hold, o.first,", "./jobs", "TestBurst_EachChoiceHasItsOwnHold"},
+	{"a job is taken out of lines that are not locked", "change_parked", "elsif was <> array(select x.scope from metered.parked_jobs x where x.job_id = of_job order by x.lane) then", "elsif false then", "./jobs", "TestCancelParked_OfAJobThatChangesLines"},
+	{"a job is dropped from lines that are not locked", "drop_parked", "continue when j.scopes is distinct from array(", "continue when false and j.scopes is distinct from array(", "./jobs", "TestDrop_OfAJobThatChangesLines"},
+	{"a job that waits anew is taken out", "jobs/ended.go", "if err == nil && (now == nil || *now != hold) {", "if err == nil && now == nil {", "./jobs", "TestRelease_TakesOutNoJobThatWaitsAnew"},
 	{"a job that is lost stays lost", "jobs/ended.go", "found, err := e.parkAgain(ctx, pool, hold)", "found, err := int64(0), error(nil)", "./jobs", "TestRelease_FindsJobsThatStandInNoLine"},
 
 	// Wallets.
