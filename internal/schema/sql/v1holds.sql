@@ -165,9 +165,12 @@ begin
     if (current_setting('metered_tx.command', true) = 'v1' and answer is not null) is not true then
         perform metered._require(false, 'answer');
     end if;
-    unused := metered.complete_command_plain(of ->> 0, of ->> 1, 'v1', decode(of ->> 2, 'hex'), metered._v1_issued(of ->> 1),
-        convert_to(answer::text, 'UTF8'), null, null, null, null, null, null, null, null, null, null, null, null, false,
-        interval '1 minute', 5000);
+    unused := metered.complete_command_plain(of_tenant => of ->> 0, of_id => of ->> 1,
+        marker => 'v1', of_fingerprint => decode(of ->> 2, 'hex'),
+        issued => metered._v1_issued(of ->> 1), of_result => convert_to(answer::text, 'UTF8'),
+        name => null, jobs => null, of_scope => null, key => null, units => null,
+        max_units => null, win => null, note => null, standing => false,
+        ahead => interval '1 minute', wait_ms => 5000);
     unused := set_config('metered_tx.v1', '', true);
     return '{"ok": true}';
 end
