@@ -11546,6 +11546,13 @@ as $$
     select not metered._sharded()
 $$;
 
+-- Whether the server runs on Linux, as far as version() tells. Declared immutable, so that it is a constant of each plan.
+create function metered._on_linux() returns boolean
+language sql immutable
+as $$
+    select strpos(version(), '-linux') > 0
+$$;
+
 -- The microseconds of a time since 1970: a number, which no setting of a session spells otherwise.
 -- Stable, as extract is: else it would not be inlined.
 create function metered._in_us(t timestamptz) returns bigint
@@ -11676,16 +11683,18 @@ begin
             when exists (select from metered.operations o where o.tenant = of_tenant and o.id = of_id)
                 or issued <= (select h.at from metered.operations_horizon h where h.one)
                 or issued > metered.clock() + max_future
-                or strpos(version(), '-linux') = 0 then null
+                or not metered._on_linux() then null
             else set_config('metered_tx.command', marker, true)
                 || case when timeout_ms is null then ''
                     else set_config('client_connection_check_interval', '100', true) end
-                || case when timeout_ms > 0 then set_config('statement_timeout', metered._shorter(current_setting('statement_timeout'), timeout_ms), true)
-                || set_config('lock_timeout', metered._shorter(current_setting('lock_timeout'), timeout_ms), true)
-                || set_config('idle_in_transaction_session_timeout',
-                    metered._shorter(current_setting('idle_in_transaction_session_timeout'), timeout_ms), true) else '' end
             end into begun;
         if begun is not null then
+            if timeout_ms > 0 then
+                begun := set_config('statement_timeout', metered._shorter(current_setting('statement_timeout'), timeout_ms), true)
+                || set_config('lock_timeout', metered._shorter(current_setting('lock_timeout'), timeout_ms), true)
+                || set_config('idle_in_transaction_session_timeout',
+                    metered._shorter(current_setting('idle_in_transaction_session_timeout'), timeout_ms), true);
+            end if;
             execute 'declare metered_command cursor with hold for select metered.block_commit()';
             return null;
         end if;
@@ -11729,7 +11738,6 @@ set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-    written bigint[];
     done_at bigint;
     e_seq    bigint;        -- the entry that was appended, or null
     e_at     timestamptz;
@@ -11793,13 +11801,10 @@ begin
                 on conflict do nothing
                 returning y.seq, y.at, y.held, y.spent - units - y.refunded - y.credited into e_seq, e_at, e_held, e_used;
             end if;
-            if e_seq is not null then
-                written := array[e_seq, metered._in_us(e_at), e_held, e_used];
-            end if;
         end if;
-        if of_scope is null or written is not null then
+        if of_scope is null or e_seq is not null then
             insert into metered.operations as o (tenant, id, fingerprint, issued_at, at, result, scopes, amounts, seqs, ats, holds, name, jobs)
-        select of_tenant, of_id, of_fingerprint, issued, metered.clock(), of_result, case when of_scope is not null then array[of_scope] end, case when of_scope is not null then array[units] end, written[1:1], case when of_scope is not null then array[timestamptz 'epoch' + written[2] * interval '1 microsecond'] end, string_to_array(nullif(current_setting('metered_tx.holds', true), ''), chr(30)), name, jobs
+        select of_tenant, of_id, of_fingerprint, issued, metered.clock(), of_result, case when of_scope is not null then array[of_scope] end, case when of_scope is not null then array[units] end, case when of_scope is not null then array[e_seq] end, case when of_scope is not null then array[e_at] end, string_to_array(nullif(current_setting('metered_tx.holds', true), ''), chr(30)), name, jobs
         where true
         on conflict do nothing
         returning metered._in_us(o.at) into done_at;
@@ -11808,7 +11813,7 @@ begin
             end if;
             unused := set_config('metered_tx.command', '', true) || set_config('metered_tx.holds', '', true);
             close command_cursor;
-            return array_to_json(done_at || written);
+            return array_to_json(case when of_scope is null then array[done_at] else array[done_at, e_seq, metered._in_us(e_at), e_held, e_used] end);
         end if;
     end if;
     return metered._completed_json(row(of_tenant, of_id, null, issued, null, null, marker, standing, false,
@@ -11912,7 +11917,7 @@ begin
                 if done_at is null then
                     perform metered._recorded_meanwhile();
                 end if;
-                return array_to_json(done_at || array[e_seq, metered._in_us(e_at), e_held, e_used]);
+                return array_to_json(array[done_at, e_seq, metered._in_us(e_at), e_held, e_used]);
             end if;
         end if;
     end if;
@@ -14173,36 +14178,36 @@ begin
             _lock_charges,_lock_each,_lock_holds,_lock_key,_lock_keys,_lock_keys_there,_lock_place,_look_again,
             _lot_begins,_lots_now,_lower_debts,_make_room,_mark_freed,_meet_upgrade,_mend_numbers,_minima,
             _minima_leave,_missing_hold,_missing_lot,_missing_token,_move_lot,_name_lot,_named_holds,_new_hold_id,
-            _next_end,_next_entry,_next_lot,_next_number,_no_amount,_note_lot,_numbers,_old_lot,_on_spending,
-            _one_snapshot,_open_wallet,_other_lane,_others_fall_due,_others_wait,_overdue,_owe,_owe_use,
-            _owed_before,_own_entry,_parked_channel,_parked_json,_pass_ended,_pay_all_debts,_pay_back,_pay_debts,
-            _period_at,_periods_of,_place_short,_placed_before,_placed_json,_plan_on,_purge_lots,_raise_moved,
-            _raise_sequence,_raised,_rearmed,_recall_leases,_recorded_events,_recorded_meanwhile,_refund_fate,
-            _refund_hold,_refund_lots,_refund_parts,_refunds_after,_refuse_closed,_refuse_hold,_refuse_moved,
-            _refuse_old_tenant,_refuse_stale,_refuse_unreported,_refusing,_reinstate,_release_job,_release_line,
-            _release_lines,_remember_hold,_renew_lot,_reported_after_repair,_reported_until,_require,_require_plan,
-            _resource_for_write,_roll_end,_roll_lot,_rolls,_rolls_among,_schedule,_scope_key,_settle,_sharded,
-            _shorter,_sound_uses,_spend_range,_spent_limits,_spent_since,_start_job,_start_lot,_step_until,
-            _sweepable,_take_back,_take_kept,_take_lots,_tenant_key,_threshold_key,_token_fits,_told_use,
-            _trouble_job,_try_each,_try_keys,_try_lock,_try_lock_shared,_try_lock_there,_try_start_job,
-            _turn,_unbound_lock_wait,_under_limits,_unknown_use,_unsettled_spends,_untold,_untold_json,
-            _usage_known_from,_use_lots,_v1_charge,_v1_hold,_v1_hold_no,_v1_issued,_v1_limit,_v1_most,_v1_no,
-            _v1_print,_v1_refused,_v1_standings,_v1_window,_wake_releasers,_whole,_with_absent,_with_debt,
-            _with_keys,_withdraw,_without_debt,_without_lapsing,_write_charges,_write_exact,_write_for_uses,
-            _write_plain,_write_up_to,_written_here,announced,begin_command,begin_command_plain,block_commit,
-            capture_holds,capture_holds_plain,carve,change_parked,charge,charge_each,charge_leased,charge_plain,
-            charge_up_to,check_charge,claim_job_key,clock,complete_command,complete_command_plain,consume_token,
-            create_scopes,credit,draw,drop_parked,due_holds,end_child,end_renewal,enter_tenant,expire_hold,
-            explain_parked,extend_holds,find_job_key,finish_command,grant_lot,hold_json,inspect_token,judged_scopes,
-            keep_memory,lock_all,lock_scopes,look_place,mint_tokens,next_release,numbers_behind,open_lease,
-            open_session,open_session_plain,park_jobs,place,place_plain,plan_lot,purge_holds,purge_job_keys,
-            purge_leases,purge_operations,purge_scope,purge_tokens,receive_child,refund,reinstate_lot,release_captured,
-            release_holds,release_jobs,repair_clock,replace_token,rest_jobs,resume_renewal,retire_scopes,
-            return_holds,revoke_lot,revoke_token,revoke_tokens,roll_over,run_command,run_command_plain,
-            search_entries,set_lot_end,settle_away,settle_lease,spend,sweep_due,sweep_holds,sweep_lots,
-            sweep_scope,take_newest,told_lots,trouble_jobs,usage,usage_at,v1_answer,v1_balance,v1_capture,
-            v1_charge,v1_check,v1_claim,v1_consume,v1_credit,v1_enqueue,v1_hold,v1_refund,v1_release,v1_usage,
-            wallet_balance}')
+            _next_end,_next_entry,_next_lot,_next_number,_no_amount,_note_lot,_numbers,_old_lot,_on_linux,
+            _on_spending,_one_snapshot,_open_wallet,_other_lane,_others_fall_due,_others_wait,_overdue,
+            _owe,_owe_use,_owed_before,_own_entry,_parked_channel,_parked_json,_pass_ended,_pay_all_debts,
+            _pay_back,_pay_debts,_period_at,_periods_of,_place_short,_placed_before,_placed_json,_plan_on,
+            _purge_lots,_raise_moved,_raise_sequence,_raised,_rearmed,_recall_leases,_recorded_events,_recorded_meanwhile,
+            _refund_fate,_refund_hold,_refund_lots,_refund_parts,_refunds_after,_refuse_closed,_refuse_hold,
+            _refuse_moved,_refuse_old_tenant,_refuse_stale,_refuse_unreported,_refusing,_reinstate,_release_job,
+            _release_line,_release_lines,_remember_hold,_renew_lot,_reported_after_repair,_reported_until,
+            _require,_require_plan,_resource_for_write,_roll_end,_roll_lot,_rolls,_rolls_among,_schedule,
+            _scope_key,_settle,_sharded,_shorter,_sound_uses,_spend_range,_spent_limits,_spent_since,_start_job,
+            _start_lot,_step_until,_sweepable,_take_back,_take_kept,_take_lots,_tenant_key,_threshold_key,
+            _token_fits,_told_use,_trouble_job,_try_each,_try_keys,_try_lock,_try_lock_shared,_try_lock_there,
+            _try_start_job,_turn,_unbound_lock_wait,_under_limits,_unknown_use,_unsettled_spends,_untold,
+            _untold_json,_usage_known_from,_use_lots,_v1_charge,_v1_hold,_v1_hold_no,_v1_issued,_v1_limit,
+            _v1_most,_v1_no,_v1_print,_v1_refused,_v1_standings,_v1_window,_wake_releasers,_whole,_with_absent,
+            _with_debt,_with_keys,_withdraw,_without_debt,_without_lapsing,_write_charges,_write_exact,
+            _write_for_uses,_write_plain,_write_up_to,_written_here,announced,begin_command,begin_command_plain,
+            block_commit,capture_holds,capture_holds_plain,carve,change_parked,charge,charge_each,charge_leased,
+            charge_plain,charge_up_to,check_charge,claim_job_key,clock,complete_command,complete_command_plain,
+            consume_token,create_scopes,credit,draw,drop_parked,due_holds,end_child,end_renewal,enter_tenant,
+            expire_hold,explain_parked,extend_holds,find_job_key,finish_command,grant_lot,hold_json,inspect_token,
+            judged_scopes,keep_memory,lock_all,lock_scopes,look_place,mint_tokens,next_release,numbers_behind,
+            open_lease,open_session,open_session_plain,park_jobs,place,place_plain,plan_lot,purge_holds,
+            purge_job_keys,purge_leases,purge_operations,purge_scope,purge_tokens,receive_child,refund,
+            reinstate_lot,release_captured,release_holds,release_jobs,repair_clock,replace_token,rest_jobs,
+            resume_renewal,retire_scopes,return_holds,revoke_lot,revoke_token,revoke_tokens,roll_over,run_command,
+            run_command_plain,search_entries,set_lot_end,settle_away,settle_lease,spend,sweep_due,sweep_holds,
+            sweep_lots,sweep_scope,take_newest,told_lots,trouble_jobs,usage,usage_at,v1_answer,v1_balance,
+            v1_capture,v1_charge,v1_check,v1_claim,v1_consume,v1_credit,v1_enqueue,v1_hold,v1_refund,v1_release,
+            v1_usage,wallet_balance}')
           and exists (select from aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a where a.grantee = 0)
         order by p.oid
     loop

@@ -119,7 +119,7 @@ func init() {
                 on conflict do nothing
                 returning y.seq, y.at, y.held, y.spent - units - y.refunded - y.credited into e_seq, e_at, e_held, e_used;
             end if`,
-		"short answer": `array[e_seq, metered._in_us(e_at), e_held, e_used]`,
+		"short answer": `e_seq, metered._in_us(e_at), e_held, e_used`,
 		"short record": `metered.operations as o (tenant, id, fingerprint, issued_at, at, result, scopes, amounts, seqs, ats, holds, name, jobs)
         select of_tenant, of_id, of_fingerprint, issued, metered.clock(), of_result, $scopes, $amounts, $seqs, $ats, $holds, name, $jobs
         where $also

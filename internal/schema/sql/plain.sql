@@ -13,6 +13,13 @@ as $$
     select not metered._sharded()
 $$;
 
+-- Whether the server runs on Linux, as far as version() tells. Declared immutable, so that it is a constant of each plan.
+create function metered._on_linux() returns boolean
+language sql immutable
+as $$
+    select strpos(version(), '-linux') > 0
+$$;
+
 -- The microseconds of a time since 1970: a number, which no setting of a session spells otherwise.
 -- Stable, as extract is: else it would not be inlined.
 create function metered._in_us(t timestamptz) returns bigint
@@ -57,7 +64,7 @@ begin
         {short lock};
         {short charge: also = true};
         if e_seq is not null then
-            return array_to_json({short answer});
+            return array_to_json(array[{short answer}]);
         end if;
     end if;
     return metered._charged_json(metered.charge(
@@ -81,13 +88,15 @@ begin
         -- A statement of its own, whose snapshot is taken after the lock.
         select case
             when {known id: tenant = of_tenant, id = of_id, issued = issued, future = max_future}
-                or strpos(version(), '-linux') = 0 then null
+                or not metered._on_linux() then null
             else set_config('metered_tx.command', marker, true)
                 || case when timeout_ms is null then ''
                     else set_config('client_connection_check_interval', '100', true) end
-                || case when timeout_ms > 0 then {shorter timeouts: ms = timeout_ms} else '' end
             end into begun;
         if begun is not null then
+            if timeout_ms > 0 then
+                begun := {shorter timeouts: ms = timeout_ms};
+            end if;
             execute 'declare metered_command cursor with hold for select metered.block_commit()';
             return null;
         end if;
@@ -127,7 +136,6 @@ create function metered.complete_command_plain(of_tenant text, of_id text, marke
 language plpgsql volatile
 as $$
 declare
-    written bigint[];
     done_at bigint;
     {short variables}
     unused  text;
@@ -137,20 +145,17 @@ begin
         if of_scope is not null then
             {short lock};
             {short charge: also = true};
-            if e_seq is not null then
-                written := {short answer};
-            end if;
         end if;
-        if of_scope is null or written is not null then
+        if of_scope is null or e_seq is not null then
             insert into {short record: scopes = case when of_scope is not null then array[of_scope] end, amounts = case when of_scope is not null then array[units] end,
-                seqs = written[1:1], ats = case when of_scope is not null then array[timestamptz 'epoch' + written[2] * interval '1 microsecond'] end,
+                seqs = case when of_scope is not null then array[e_seq] end, ats = case when of_scope is not null then array[e_at] end,
                 holds = string_to_array(nullif(current_setting('metered_tx.holds', true), ''), chr(30)), jobs = jobs, also = true};
             if done_at is null then
                 perform metered._recorded_meanwhile();
             end if;
             unused := set_config('metered_tx.command', '', true) || set_config('metered_tx.holds', '', true);
             close command_cursor;
-            return array_to_json(done_at || written);
+            return array_to_json(case when of_scope is null then array[done_at] else array[done_at, {short answer}] end);
         end if;
     end if;
     return metered._completed_json(row(of_tenant, of_id, null, issued, null, null, marker, standing, false,
@@ -196,7 +201,7 @@ begin
                 if done_at is null then
                     perform metered._recorded_meanwhile();
                 end if;
-                return array_to_json(done_at || {short answer});
+                return array_to_json(array[done_at, {short answer}]);
             end if;
         end if;
     end if;
