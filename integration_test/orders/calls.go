@@ -22,6 +22,7 @@ type call struct {
 	// committed is true where the call is made at READ COMMITTED alone.
 	committed bool
 	session   bool // one of its process is open
+	idle      bool // alone it has nothing to do
 	remembers bool // its client does, for some seconds: the scopes that refused, which it looks at early
 }
 

@@ -10,7 +10,6 @@ import (
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
-	"github.com/pgmetered/metered/jobs"
 	"github.com/pgmetered/metered/wallet"
 )
 
@@ -189,19 +188,15 @@ var jobCalls = []call{
 		_, err := w.enqueue(ctx, tx, w.model.wants)
 		return err
 	},
-		model: func(m *model) string { return m.park() }},
+		model: func(m *model) string { return m.park(tenantsOwn, m.wanted()) }},
 
-	{name: "park-burst", tx: func(ctx context.Context, tx pgx.Tx, w *world) error {
-		_, err := w.jobs.Enqueue(ctx, tx, work{}, &jobs.Options{
-			Tenant: w.name, Hold: w.holding("s", w.model.wants), Burst: w.holding("t", 30),
-		})
-		return err
-	}, model: func(m *model) string { return m.parkBurst() }},
+	{name: "park-burst", tx: func(ctx context.Context, tx pgx.Tx, w *world) error { return w.enqueueEither(ctx, tx) },
+		model: func(m *model) string { return m.park(tenantsOwn, m.wanted(), inEither) }},
 
-	{name: "release-jobs", needs: parked, tx: func(ctx context.Context, tx pgx.Tx, w *world) error {
-		_, err := w.jobs.ReleaseIn(ctx, tx, w.scope("s"))
-		return err
-	}, model: func(m *model) string { return m.release() }},
+	{name: "park-two", tx: func(ctx context.Context, tx pgx.Tx, w *world) error { return w.enqueueTwo(ctx, tx) },
+		model: func(m *model) string { return m.park("own", inTwo) }},
+
+	{name: "release-jobs", needs: parked, tx: releases("s"), model: func(m *model) string { return m.release("s") }},
 
 	{name: "job-ends", needs: aJob, tx: func(ctx context.Context, tx pgx.Tx, w *world) error {
 		_, err := w.book.Release(ctx, tx, holds.Release{Tenant: w.name, IDs: []string{w.job}})
@@ -212,8 +207,39 @@ var jobCalls = []call{
 		return w.rest(ctx, tx, w.job)
 	}, model: func(m *model) string { return m.jobRests() }},
 
-	{name: "job-again", needs: rested, tx: func(ctx context.Context, tx pgx.Tx, w *world) error {
-		_, err := w.jobs.ReleaseIn(ctx, tx, w.scope("s"))
+	{name: "job-again", needs: rested, tx: releases("s"), model: func(m *model) string { return m.release("s") }},
+
+	{name: "job-fails", needs: aFailed, tx: func(ctx context.Context, tx pgx.Tx, w *world) error {
+		return w.rest(ctx, tx, w.job)
+	}, model: func(m *model) string { return m.jobFails() }},
+
+	{name: "release-failed", needs: aFailed, idle: true, tx: releases("s"), model: func(m *model) string { return m.release("s") }},
+
+	{name: "free-own", needs: full | two, tx: func(ctx context.Context, tx pgx.Tx, w *world) error {
+		_, err := w.book.Release(ctx, tx, holds.Release{Tenant: w.name, IDs: []string{"full"}})
 		return err
-	}, model: func(m *model) string { return m.release() }},
+	}, model: func(m *model) string {
+		if !m.full {
+			return "hold_released"
+		}
+		m.full = false
+		m.scopes["t"].held -= 60
+		return ok
+	}},
+
+	{name: "release-own", needs: full | two, tx: releases("t"), model: func(m *model) string { return m.release("t") }},
+
+	{name: "release-pool", needs: full | two, idle: true, tx: releases("s"), model: func(m *model) string { return m.release("s") }},
+
+	{name: "release-first", needs: full | either, tx: releases("s"), model: func(m *model) string { return m.release("s") }},
+
+	{name: "release-second", needs: full | either, tx: releases("t"), model: func(m *model) string { return m.release("t") }},
+}
+
+// releases releases the jobs of a line.
+func releases(scope string) func(ctx context.Context, tx pgx.Tx, w *world) error {
+	return func(ctx context.Context, tx pgx.Tx, w *world) error {
+		_, err := w.jobs.ReleaseIn(ctx, tx, w.scope(scope))
+		return err
+	}
 }

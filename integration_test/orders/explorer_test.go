@@ -139,7 +139,13 @@ func (e *explorer) begin(ctx context.Context, needs need) error {
 	}
 	if needs&jumped != 0 {
 		w.model.ahead = true
-		w.model.later, w.model.resting = w.model.later+w.model.resting, 0
+		w.model.jobs = slices.DeleteFunc(w.model.jobs, func(j job) bool {
+			rests := j.choices[0].line == ""
+			if rests {
+				w.model.later++
+			}
+			return rests
+		})
 	}
 	return e.keep(ctx, needs, w, e.clock.Now())
 }

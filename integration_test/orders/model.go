@@ -34,12 +34,33 @@ type model struct {
 	reported bool
 	reports  int
 	settled  int    // sessions
-	wants    int64  // units that each parked job needs
-	parked   int    // jobs
+	wants    int64  // units of "s" that each job needs that is parked
+	jobs     []job  // that wait
+	joined   int    // lines
 	started  int    // jobs whose hold is placed
-	resting  int    // jobs whose next attempt may start
 	later    int    // jobs whose next attempt is later
 	job      string // the state of the first job's hold
+	full     bool   // a hold keeps 60 units of "t"
+}
+
+// part is what a job needs of a scope.
+type part struct {
+	scope  string
+	amount int64
+}
+
+// job is one that waits: the key of its turns, and its choices, each of which stands in a line. One
+// whose next attempt may start stands in none, until somebody looks.
+type job struct {
+	fair    string
+	choices []choice
+}
+
+type choice struct {
+	parts  []part
+	line   string
+	nth    int  // in the line, by arrival
+	passed part // the line that it passed, to wait behind others
 }
 
 type sums struct{ spent, refunded, credited, held int64 }
@@ -126,43 +147,169 @@ func (m *model) sessionEnds(spent int64) {
 	m.lowered()
 }
 
-// park enqueues a job, which starts if it fits and nobody waits.
-func (m *model) park() string {
-	switch {
-	case m.ahead:
-		return "budget_clock"
-	case m.parked > 0 || m.use("s")+m.wants > limit:
-		m.parked++
-	default:
-		m.start()
+// fits reports whether there is room for all parts.
+func (m *model) fits(parts ...part) bool {
+	for _, p := range parts {
+		if m.use(p.scope)+p.amount > limit {
+			return false
+		}
 	}
+	return true
+}
+
+// refuses is the scope that has no room for its part: own, or else the first.
+func (m *model) refuses(parts []part, own string) (scope string) {
+	for _, p := range parts {
+		if !m.fits(p) && (scope == "" || p.scope == own) {
+			scope = p.scope
+		}
+	}
+	return scope
+}
+
+// waits reports whether a job stands in a line, of another key than fair.
+func (m *model) waits(line, fair string) bool {
+	return slices.ContainsFunc(m.jobs, func(j job) bool {
+		return j.fair != fair && slices.ContainsFunc(j.choices, func(c choice) bool { return c.line == line })
+	})
+}
+
+func (m *model) start(parts []part) {
+	m.started++
+	for _, p := range parts {
+		m.scopes[p.scope].held += p.amount
+	}
+}
+
+// park enqueues a job, which starts by the first choice that fits while nobody waits for its scopes.
+func (m *model) park(fair string, choices ...[]part) string {
+	j := job{fair: fair}
+	for _, parts := range choices {
+		if m.ahead && slices.ContainsFunc(parts, func(p part) bool { return p.scope == "s" }) {
+			return "budget_clock"
+		}
+		line := m.refuses(parts, "")
+		for _, p := range parts {
+			if line == "" && m.waits(p.scope, "") {
+				line = p.scope
+			}
+		}
+		if line == "" {
+			m.start(parts)
+			return ok
+		}
+		m.joined++
+		j.choices = append(j.choices, choice{parts: parts, line: line, nth: m.joined})
+	}
+	m.jobs = append(m.jobs, j)
 	return ok
 }
 
-// parkBurst enqueues a job that takes 30 units of "t" where it would wait for "s". In these orders
-// the line of "t" is not looked at.
-func (m *model) parkBurst() string {
-	if !m.ahead && (m.parked > 0 || m.use("s")+m.wants > limit) && m.use("t")+30 <= limit {
-		m.started++
-		m.scopes["t"].held += 30
+// rests has a job wait for its next attempt, which may start.
+func (m *model) rests(amount int64) {
+	m.jobs = append(m.jobs, job{fair: tenantsOwn, choices: []choice{{parts: []part{{"s", amount}}}}})
+}
+
+// tenantsOwn is the key of jobs without Options.Fair.
+const tenantsOwn = "tenant"
+
+// release starts the jobs of a line that fit, in their order. One that another scope refuses moves to
+// that scope's line, and one that fits here moves to the line of another scope in which others wait.
+func (m *model) release(line string) string {
+	for i, j := range m.jobs {
+		if c := &j.choices[0]; c.line == "" && c.parts[0].scope == line {
+			m.joined++
+			c.line, c.nth = line, m.joined
+			m.jobs[i] = j
+		}
+	}
+	if m.ahead && line == "s" {
 		return ok
 	}
-	return m.park()
-}
-
-func (m *model) start() {
-	m.started++
-	m.scopes["s"].held += m.wants
-}
-
-// release starts the jobs that fit.
-func (m *model) release() string {
-	m.parked, m.resting = m.parked+m.resting, 0
-	for !m.ahead && m.parked > 0 && m.use("s")+m.wants <= limit {
-		m.parked--
-		m.start()
+	least := int64(limit + 1) // the least that was refused
+	all := m.inLine(line)
+	if len(all) > 0 && !m.fits(part{line, slices.MinFunc(all, func(a, b standing) int { return int(a.own - b.own) }).own}) {
+		return ok
+	}
+	for _, at := range all {
+		i := slices.IndexFunc(m.jobs, func(j job) bool {
+			return slices.ContainsFunc(j.choices, func(c choice) bool { return c.nth == at.nth })
+		})
+		if i < 0 || at.own >= least {
+			continue
+		}
+		j := m.jobs[i]
+		n := slices.IndexFunc(j.choices, func(c choice) bool { return c.nth == at.nth })
+		c := &j.choices[n]
+		if n > 0 && m.fits(j.choices[0].parts...) {
+			c = &j.choices[0]
+		} else if onward := m.before(*c, j.fair); onward != "" {
+			if !m.fits(part{line, at.own + m.passing(line)}) {
+				least = min(least, at.own)
+				continue
+			}
+			m.joined++
+			c.line, c.nth, c.passed = onward, m.joined, part{line, at.own}
+			continue
+		}
+		switch scope := m.refuses(c.parts, line); scope {
+		case "":
+			m.start(c.parts)
+			m.jobs = slices.Delete(m.jobs, i, i+1)
+		case line:
+			least = min(least, at.own)
+		default:
+			m.joined++
+			c.line, c.nth, c.passed = scope, m.joined, part{}
+		}
 	}
 	return ok
+}
+
+// standing is a place in a line.
+type standing struct {
+	nth int
+	own int64 // units of the line's scope
+}
+
+// inLine are the places of a line, in order.
+func (m *model) inLine(line string) (all []standing) {
+	for _, j := range m.jobs {
+		for _, c := range j.choices {
+			if c.line == line {
+				i := slices.IndexFunc(c.parts, func(p part) bool { return p.scope == line })
+				all = append(all, standing{c.nth, c.parts[i].amount})
+			}
+		}
+	}
+	slices.SortFunc(all, func(a, b standing) int { return a.nth - b.nth })
+	return all
+}
+
+// before is the scope whose line a choice joins before it starts, since others wait there.
+func (m *model) before(c choice, fair string) string {
+	behind := false
+	for _, p := range c.parts {
+		switch {
+		case p.scope == c.line:
+			behind = true
+		case p.scope != c.passed.scope && m.waits(p.scope, fair) && (behind || !m.waits(c.line, fair)):
+			return p.scope
+		}
+	}
+	return ""
+}
+
+// passing are units of jobs that passed a line.
+func (m *model) passing(line string) (units int64) {
+	for _, j := range m.jobs {
+		for _, c := range j.choices {
+			if c.passed.scope == line {
+				units += c.passed.amount
+			}
+		}
+	}
+	return units
 }
 
 // jobEnds ends the hold of the first job, of 20 units.
@@ -175,6 +322,19 @@ func (m *model) jobEnds() string {
 	m.scopes["s"].held -= 20
 	m.lowered()
 	return ok
+}
+
+// jobFails ends it until its next attempt, which may start. The second time there is nothing to do.
+func (m *model) jobFails() string {
+	if m.job == "rests" {
+		return ok
+	}
+	said := m.jobEnds()
+	if said == ok {
+		m.job = "rests"
+		m.rests(20)
+	}
+	return said
 }
 
 // jobRests ends it until the job's next attempt. The second time there is nothing to do.
@@ -255,7 +415,7 @@ func (m *model) text() string {
 	for _, l := range m.lots {
 		lots[l.ref] += l.rest
 	}
-	fmt.Fprintf(&b, "jobs=%d,%d uses=%d revoked=%d lots=%d,%d,%d done=%d lease=%s/%d reports=%d claims=%d", m.started, m.parked+m.resting+m.later, m.uses+m.sole, m.revoked, lots["a"], lots["c"], lots["u"], m.count(), m.lease, m.leased, m.reports, min(1, len(m.claimed)))
+	fmt.Fprintf(&b, "jobs=%d,%d uses=%d revoked=%d lots=%d,%d,%d done=%d lease=%s/%d reports=%d claims=%d", m.started, len(m.jobs)+m.later, m.uses+m.sole, m.revoked, lots["a"], lots["c"], lots["u"], m.count(), m.lease, m.leased, m.reports, min(1, len(m.claimed)))
 	return b.String()
 }
 
@@ -275,6 +435,10 @@ func (m *model) clone() *model {
 	for name, s := range m.scopes {
 		copied := *s
 		c.scopes[name] = &copied
+	}
+	c.jobs = make([]job, len(m.jobs))
+	for i, j := range m.jobs {
+		c.jobs[i] = job{j.fair, slices.Clone(j.choices)}
 	}
 	c.holds, c.held, c.done, c.lots = maps.Clone(m.holds), maps.Clone(m.held), maps.Clone(m.done), slices.Clone(m.lots)
 	return &c

@@ -64,17 +64,27 @@ select
         or spent <> spent0 + case when kind in ('c', 'u') then amount else 0 end
         or refunded <> refunded0 + case when kind = 'r' then amount else 0 end
         or held < 0)),
-    (select count(*) from metered.parked_jobs j where j.scope = $1 || '/s')`
+    (select count(*) from metered.parked_jobs j where j.scope in ($1 || '/s', $1 || '/t')),
+    (select count(*) from river_job j where j.state = 'pending' and not exists (
+        select from metered.parked_jobs p where p.job_id = j.id and p.job -> 'metadata' ->> 'metered:hold' = j.metadata ->> 'metered:hold'))
+    + (select count(*) from metered.parked_jobs p where p.job ? 'again' and not exists (
+        select from river_job j where j.state = 'pending' and j.id = p.job_id and p.job -> 'metadata' ->> 'metered:hold' = j.metadata ->> 'metered:hold'))
+    + (select count(*) from metered.holds h where h.id like 'job/%' and h.state = 'h' and not exists (
+        select from river_job j where j.state <> 'pending' and j.finalized_at is null and j.metadata ->> 'metered:hold' = h.id))
+    + (select count(*) from metered.parked_scopes y where y.waiting <> (select count(*) from metered.parked_jobs p where p.scope = y.scope))`
 
 // stuckSQL counts jobs that fit, in a line that nobody is to look at.
 const stuckSQL = `
 select count(*) from metered.parked_scopes p, metered.parked_jobs j, metered.check_charge(j.charges::metered.new_charge[], '1 minute') c
-where p.scope = $1 and j.scope = $1 and p.wake_at > metered.clock() and c.refused is null`
+where p.scope = any ($1) and j.scope = p.scope and p.wake_at > metered.clock() and c.refused is null`
 
 func (w *world) state(ctx context.Context, db *pgxpool.Pool) (text string, err error) {
-	var broken, parked, stuck int64
-	if err := db.QueryRow(ctx, stateSQL, w.name).Scan(&text, &broken, &parked); err != nil {
+	var broken, parked, lost, stuck int64
+	if err := db.QueryRow(ctx, stateSQL, w.name).Scan(&text, &broken, &parked, &lost); err != nil {
 		return "", err
+	}
+	if lost > 0 {
+		text += fmt.Sprintf(" and %d jobs stand in no line and are not started, or have a hold and are none of River's", lost)
 	}
 	if broken > 0 {
 		text += fmt.Sprintf(" and %d entries do not follow from the ones before", broken)
@@ -82,7 +92,7 @@ func (w *world) state(ctx context.Context, db *pgxpool.Pool) (text string, err e
 	if parked == 0 {
 		return text, nil
 	}
-	if err := db.QueryRow(ctx, stuckSQL, w.scope("s")).Scan(&stuck); err != nil && answer(err) != "budget_clock" {
+	if err := db.QueryRow(ctx, stuckSQL, []string{w.scope("s"), w.scope("t")}).Scan(&stuck); err != nil && answer(err) != "budget_clock" {
 		return "", err
 	}
 	if stuck > 0 {

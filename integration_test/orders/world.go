@@ -38,15 +38,19 @@ const (
 	aDue                    // a hold of 30 units whose time is over
 	aToken                  // with one use
 	aWallet
-	aLease // of 20 units, 5 of them spent
-	aChild // carved with 20 units, 5 of them charged
-	aJob   // of 20 units, whose hold is placed
-	parked // a job that fits when units are freed
-	rested // a job whose next attempt may start, and needs as many units
-	aScope // "t" was created
-	aSale  // a hold of 20 units that was captured
-	aged   // 40 charges that have left every window
-	jumped // the last entry is ahead of the clock
+	aLease  // of 20 units, 5 of them spent
+	aChild  // carved with 20 units, 5 of them charged
+	aJob    // of 20 units, whose hold is placed
+	parked  // a job that fits when units are freed
+	rested  // a job whose next attempt may start, and needs as many units
+	aFailed // of 20 units, whose hold is placed and whose next attempt may start
+	full    // a hold of 60 units of "t"
+	two     // a job that waits for "t", its own, and needs units of "s", too
+	either  // a job that waits for "s" or "t"
+	aScope  // "t" was created
+	aSale   // a hold of 20 units that was captured
+	aged    // 40 charges that have left every window
+	jumped  // the last entry is ahead of the clock
 
 	nobody need = -1 // of an empty database
 )
@@ -251,18 +255,43 @@ func (p pieces) build(ctx context.Context, db *pgxpool.Pool, name string, needs 
 				return err
 			})
 		}
+		if needs&aFailed != 0 {
+			b.do(func() error {
+				m.job, m.started = "h", 1
+				m.scopes["s"].held += 20
+				var err error
+				w.job, err = w.failed(ctx, tx, 20, "2000-01-01")
+				return err
+			})
+		}
+		if needs&full != 0 {
+			b.do(func() error {
+				m.full = true
+				m.scopes["t"].held += 60
+				r := w.holding("t", 60)
+				r.Tenant, r.ID, r.TTL = w.name, "full", time.Hour
+				_, err := w.book.Place(ctx, tx, *r)
+				return err
+			})
+		}
 		if needs&rested != 0 {
 			b.do(func() error {
-				m.resting = 1
-				hold, err := w.failed(ctx, tx, limit-m.use("s"), "2000-01-01")
 				m.wants = limit - m.use("s")
+				m.rests(m.wants)
+				hold, err := w.failed(ctx, tx, m.wants, "2000-01-01")
 				return errors.Join(err, w.rest(ctx, tx, hold))
 			})
 		} else {
 			m.wants = limit - m.use("s") + 5
 		}
+		if needs&two != 0 {
+			b.do(func() error { m.park("own", inTwo); return w.enqueueTwo(ctx, tx) })
+		}
+		if needs&either != 0 {
+			b.do(func() error { m.park(tenantsOwn, m.wanted(), inEither); return w.enqueueEither(ctx, tx) })
+		}
 		if needs&parked != 0 {
-			b.do(func() error { m.park(); _, err := w.enqueue(ctx, tx, m.wants); return err })
+			b.do(func() error { m.park(tenantsOwn, m.wanted()); _, err := w.enqueue(ctx, tx, m.wants); return err })
 		}
 		return b.err
 	})
@@ -288,6 +317,29 @@ func (w *world) rest(ctx context.Context, tx pgx.Tx, hold string) error {
 // enqueue enqueues a job that holds units until it ends, or until it fails.
 func (w *world) enqueue(ctx context.Context, tx pgx.Tx, amount int64) (jobs.Result, error) {
 	return w.jobs.Enqueue(ctx, tx, work{}, &jobs.Options{Tenant: w.name, GiveBack: true, Hold: w.holding("s", amount)})
+}
+
+// inTwo is what a job needs of a cap of its own and of a pool, and inEither the second choice of
+// another.
+var inTwo, inEither = []part{{"t", 60}, {"s", 20}}, []part{{"t", 50}}
+
+// wanted is what each job needs that is parked.
+func (m *model) wanted() []part { return []part{{"s", m.wants}} }
+
+func (w *world) enqueueTwo(ctx context.Context, tx pgx.Tx) error {
+	hold := &holds.Request{}
+	for _, p := range inTwo {
+		hold.Lines = append(hold.Lines, w.holding(p.scope, p.amount).Lines...)
+	}
+	_, err := w.jobs.Enqueue(ctx, tx, work{}, &jobs.Options{Tenant: w.name, Fair: "own", Hold: hold})
+	return err
+}
+
+func (w *world) enqueueEither(ctx context.Context, tx pgx.Tx) error {
+	_, err := w.jobs.Enqueue(ctx, tx, work{}, &jobs.Options{
+		Tenant: w.name, Hold: w.holding("s", w.model.wants), Burst: w.holding(inEither[0].scope, inEither[0].amount),
+	})
+	return err
 }
 
 func (w *world) holding(scope string, amount int64) *holds.Request {
