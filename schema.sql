@@ -1738,6 +1738,7 @@ begin
     end loop;
     if tip.lots_end is not null and keep > 1 then
         perform metered._purge_lots(of_scope, upto, keep);
+        perform metered._purge_changes(of_scope, keep);
     end if;
     upto := greatest(upto, keep - 1);
     if forgetting and done and tip.seq > 0 and tip.at <= cutoff and tip.held = 0 and (tip.credited = 0 or tip.next_due = '-infinity')
@@ -1752,6 +1753,7 @@ begin
         delete from metered.refund_sum r where r.scope = of_scope;
         delete from metered.lot_moves m where m.scope = of_scope;
         delete from metered.lot_rows l where l.scope = of_scope;
+        delete from metered.plan_changes c where c.scope = of_scope;
         tip.seq := tip.seq + 1;
         perform metered._append(tip);
         delete from metered.ledger l where l.scope = of_scope and l.seq = tip.seq;
@@ -4609,6 +4611,216 @@ begin
         status := 'reinstated';
         seq := e.seq;
     end if;
+end
+$$;
+
+-- Changes of plans. A plan is a grant that renews, and has the reference of its first lot. A change ends its renewals, and may
+-- put another plan in its place, at once or from the next period on. The calls of one change are made in one transaction: begin_change
+-- locks the wallet, end_renewal and others do the work, and note_change keeps the answer.
+
+-- The changes of plans. A row goes with the entries of its wallet, once its plan has no lot any more that has not ended.
+create table metered.plan_changes (
+    effect_at   timestamptz not null,           -- when the change takes effect
+    seq         bigint not null,                -- the wallet's last entry, when it was made
+    scope       text collate "C" not null,      -- the wallet
+    reference   text collate "C" not null,      -- of the caller, once in a wallet
+    plan        text collate "C" not null,      -- the reference of the plan that is changed
+    to_plan     text collate "C",               -- the reference of the plan after it, or null: none
+    kind        text collate "C" not null check (kind in ('changed', 'replaced', 'resumed')),   -- replaced: a later one took its place in time
+    fingerprint bytea not null,                 -- of the change: a version byte and a SHA-256
+    answer      jsonb not null,                 -- of the call that made it
+    primary key (scope, reference)
+);
+
+-- Locks a wallet for a change of a plan. fingerprint and answer are those of the change that has the reference already.
+-- Otherwise the plan's last change is the one of effect_at: to to_plan, and by by_reference. at is now. Fails with 40001 where the
+-- snapshot is older than the wallet.
+create function metered.begin_change(of_scope metered.scope_name, key bigint, of_reference text, of_plan text, wait_ms int,
+    out at timestamptz, out fingerprint bytea, out answer jsonb, out effect_at timestamptz, out to_plan text, out by_reference text)
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    e metered.ledger;
+begin
+    if greatest(octet_length(of_reference), octet_length(of_plan)) > 255
+        or wait_ms > 3600000 then
+        raise exception 'out of bounds: an argument of begin_change' using errcode = '22023';
+    end if;
+    perform metered._require(coalesce(metered._key_fits(key, of_scope), true)
+        and (octet_length(of_reference) between 1 and 255) is true and (octet_length(of_plan) between 1 and 255) is true, 'begin_change');
+    e := metered._next_entry(of_scope, key, wait_ms, null);
+    if metered._one_snapshot() then
+        e.seq := e.seq - 1;
+        perform metered._refuse_stale(array[e]);
+    end if;
+    at := e.at;
+    select c.fingerprint, c.answer into fingerprint, answer
+    from metered.plan_changes c where c.scope = of_scope and c.reference = of_reference;
+    if not found then
+        select c.effect_at, c.to_plan, c.reference into effect_at, to_plan, by_reference
+        from metered.plan_changes c where c.scope = of_scope and c.plan = of_plan and c.kind = 'changed';
+    end if;
+end
+$$;
+
+-- A plan whose renewals have been ended, by the entry at_seq, or before it (0), as of that entry: its period, the
+-- numbers of its lots that have begun and not ended, also of plans that it took the place of, the units that holds have of them,
+-- and when its next lot would have begun. A change of the plan counts from starts on at the earliest. starts is null if it has not begun or is over, and next if it is over. first is the part of
+-- new_plan's amount that is beyond the plan's own, for the part of new_plan's period that is left at since: at next, if that is asked for.
+create function metered.plan_state(of_scope metered.scope_name, of_plan text, at_seq bigint, new_plan metered.lot_plan, since timestamptz, at_end boolean,
+    out at timestamptz, out starts timestamptz, out ends timestamptz, out next timestamptz, out lots bigint[], out held bigint, out first bigint)
+language plpgsql stable
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    follows record;
+    span    timestamptz[];
+begin
+    if greatest(octet_length(of_plan), octet_length((new_plan.renews).zone), octet_length(new_plan.renewal), octet_length((new_plan.roll_to).zone), octet_length(new_plan.of_reference)) > 255
+        or new_plan.roll_again > 10000
+        or array_lower(new_plan.uses, 1) <> 1
+        or array_ndims(new_plan.uses) <> 1
+        or array_position(new_plan.uses, null) is not null
+        or cardinality(new_plan.uses) > 16
+        or pg_column_size(new_plan.uses) > 255 and not metered._fits(new_plan.uses, 255) then
+        raise exception 'out of bounds: an argument of plan_state' using errcode = '22023';
+    end if;
+    perform metered._require((octet_length(of_plan) between 1 and 255) is true and at_seq >= 0 and at_end is not null
+        and coalesce(octet_length((new_plan.renews).zone) <= 255, true)
+        and coalesce(new_plan.renew_amount between 1 and 9007199254740992, true)
+        and coalesce(since > '-infinity' and since < '9000-01-01 00:00:00+00', true), 'plan_state');
+    at := coalesce((select e.at from metered.ledger e where e.scope = of_scope and e.seq = at_seq),
+        greatest(metered.clock(), (metered._last_entry(of_scope)).at));
+    -- The plan's last lot still has what renews it: it was withdrawn, or has not begun.
+    select y.starts_at, (y.plan).renews, (y.plan).renew_amount as amount into follows from metered.lot_rows y
+    where y.scope = of_scope and (y.plan).renewal = of_plan and y.origin = 'g' and ((y.plan).renews).every is not null
+    order by y.no desc limit 1;
+    select coalesce(y.starts_at, y.granted_at), y.expires_at into starts, ends from metered.lot_rows y
+    where y.scope = of_scope and (y.plan).renewal = of_plan and y.origin = 'g' and ((y.plan).renews).every is null
+      and y.pending = 0 and coalesce(y.starts_at, y.granted_at) <= at and y.expires_at > at
+    order by y.no desc limit 1;
+    -- The period's first moment, also where the plan was granted later: or that of the change which brought the plan.
+    if starts is not null and (follows.renews).every is not null then
+        starts := greatest((metered._period_at(follows.renews, at))[1],
+            (select max(c.effect_at) from metered.plan_changes c where c.scope = of_scope and c.to_plan = of_plan and c.kind = 'changed'));
+    end if;
+    next := case when follows.starts_at > at then follows.starts_at end;
+    with recursive chain (plan) as (
+        select of_plan
+        union
+        select c.plan from metered.plan_changes c join chain n on c.to_plan = n.plan where c.scope = of_scope and c.kind = 'changed')
+    select array_agg(y.no order by y.no), sum(y.held) into lots, held
+    from metered.lots y join chain n on (y.plan).renewal = n.plan
+    where y.scope = of_scope and y.origin = 'g' and ((y.plan).renews).every is null
+      and y.pending = 0 and coalesce(y.starts_at, y.granted_at) <= at and y.expires_at > at;
+    if (new_plan.renews).every is not null then
+        since := case when at_end then coalesce(next, ends) else least(since, at) end;
+        span := metered._period_at(new_plan.renews, since);
+        first := div(greatest(0, new_plan.renew_amount - coalesce(follows.amount, 0)) * (extract(epoch from span[2]) - extract(epoch from since)),
+            extract(epoch from span[2]) - extract(epoch from span[1]));
+    end if;
+end
+$$;
+
+-- Keeps the answer of a change (changed), or of a call that took one back (resumed), in place of the plan's last one, which has not taken effect.
+create function metered.note_change(of_scope metered.scope_name, of_reference text, of_plan text, to_plan text, effect_at timestamptz, mode text,
+    of_fingerprint bytea, given jsonb) returns void
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+begin
+    if greatest(octet_length(of_reference), octet_length(of_plan), octet_length(to_plan), octet_length(mode)) > 255
+        or octet_length(of_fingerprint) > 33
+        or pg_column_size(given) > 1048580
+        or pg_column_compression(given) is not null and octet_length(given::text) > 1048576 then
+        raise exception 'out of bounds: an argument of note_change' using errcode = '22023';
+    end if;
+    perform metered._require((octet_length(of_reference) between 1 and 255) is true and (octet_length(of_plan) between 1 and 255) is true
+        and coalesce(octet_length(to_plan) between 1 and 255, true) and isfinite(effect_at) is true and mode in ('changed', 'resumed')
+        and (octet_length(of_fingerprint) = 33) is true and jsonb_typeof(given) = 'object', 'note_change');
+    update metered.plan_changes c set kind = 'replaced' where c.scope = of_scope and c.plan = of_plan and c.kind = 'changed';
+    insert into metered.plan_changes (scope, reference, plan, to_plan, effect_at, kind, fingerprint, answer, seq)
+    values (of_scope, of_reference, of_plan, note_change.to_plan, note_change.effect_at, mode, of_fingerprint, given,
+        coalesce((metered._last_entry(of_scope)).seq, 0))
+    on conflict do nothing;     -- 40001 for an older snapshot
+end
+$$;
+
+-- How much overdraft (paid) a plan's lot has paid back when it began: the lot whose period during is in, or now. ends is when
+-- units end that are granted in place of these: with that lot, or if it has ended, with the plan's present one, or never. restored is the lot
+-- that was granted for them. status is found, or unknown: no
+-- such lot has begun. Locks the wallet.
+create function metered.plan_overage(of_scope metered.scope_name, key bigint, of_plan text, during timestamptz, wait_ms int,
+    out status text, out no bigint, out paid bigint, out restored bigint, out ends timestamptz, out category text, out priority int, out uses text[])
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    e metered.ledger;
+    l record;
+begin
+    if octet_length(of_plan) > 255
+        or wait_ms > 3600000 then
+        raise exception 'out of bounds: an argument of plan_overage' using errcode = '22023';
+    end if;
+    perform metered._require(coalesce(metered._key_fits(key, of_scope), true) and (octet_length(of_plan) between 1 and 255) is true
+        and coalesce(isfinite(during), true), 'plan_overage');
+    e := metered._next_entry(of_scope, key, wait_ms, null);
+    during := coalesce(during, e.at);
+    select y.no, y.granted_seq, y.expires_at, y.category, y.priority, (y.plan).uses as uses into l from metered.lot_rows y
+    where y.scope = of_scope and (y.plan).renewal = of_plan and y.origin = 'g' and ((y.plan).renews).every is null and y.pending = 0
+      and coalesce(y.starts_at, y.granted_at) <= during and y.expires_at > during
+    order by y.no desc limit 1;
+    if not found then
+        if metered._one_snapshot() then
+            e.seq := e.seq - 1;
+            perform metered._refuse_stale(array[e]);
+        end if;
+        status := 'unknown';
+        return;
+    end if;
+    no := l.no;
+    category := l.category;
+    priority := l.priority;
+    uses := l.uses;
+    paid := (select coalesce(sum(m.amount), 0) from metered.ledger b
+        join metered.ledger x on x.scope = b.scope and x.seq >= b.seq and x.at = b.at
+        join metered.lot_moves m on m.scope = x.scope and m.seq = x.seq and m.lot = l.no and m.kind = 'p'
+        where b.scope = of_scope and b.seq = l.granted_seq);
+    select y.no, y.expires_at into restored, ends from metered.lot_rows y
+    where y.scope = of_scope and y.reference = format('overage of lot %s', l.no);
+    status := 'found';
+    if found then
+        ends := nullif(ends, 'infinity');
+        return;
+    end if;
+    -- A period that is over leaves its units to the present one.
+    ends := case when l.expires_at > e.at then l.expires_at else (select max(y.expires_at) from metered.lot_rows y
+        where y.scope = of_scope and (y.plan).renewal = of_plan and y.origin = 'g' and ((y.plan).renews).every is null and y.pending = 0
+          and coalesce(y.starts_at, y.granted_at) <= e.at and y.expires_at > e.at) end;
+end
+$$;
+
+-- Deletes changes of plans with the entries before keep of a wallet, unless a plan of theirs has a lot that has not ended.
+create function metered._purge_changes(of_scope text, keep bigint) returns void
+language plpgsql volatile
+as $$
+begin
+    delete from metered.plan_changes c where c.scope = of_scope and c.seq < keep and c.effect_at < metered.clock() and not exists (
+        select from metered.lot_rows y where y.scope = of_scope and (y.plan).renewal = c.plan and y.expires_at > metered.clock());
 end
 $$;
 
@@ -13874,6 +14086,20 @@ comment on function metered.draw(metered.new_charge, boolean, interval, int, met
 comment on function metered.wallet_balance(text) is 'The balance of a wallet: units that can be drawn (less than 0: overdrawn), held units, and the lots that have some of either, in the order in which they are drawn. Lots for some uses are no part of units. A lot or hold that is due has ended, whether that is written down or not. A lot that rolls over then is there as it will be.';
 comment on function metered.reinstate_lot(metered.scope_name, bigint, bigint, text, bigint, metered.charge_limit[], int, metered.origin) is 'Gives back units that were revoked from a lot and from those that it went on in, or all of them (null), as far as these lots have not ended. Each lot has an entry of its own, and seq is the last. status is reinstated, same (nothing of them is revoked), ended (what is revoked is of lots that have ended), unknown, or crossing: it ends other lots, and would cross thresholds of limits, which the caller does not report.';
 comment on function metered.resume_renewal(metered.scope_name, bigint, text, metered.charge_limit[], int, metered.origin) is 'Takes back that the renewals of a grant were ended, by its reference: the lot of the next period is scheduled again, and others come after it. status is reinstated, same (they go on), ended (that period has begun), unknown (no such grant renews), or crossing, as reinstate_lot has it.';
+comment on table metered.plan_changes is 'The changes of plans. A row goes with the entries of its wallet, once its plan has no lot any more that has not ended.';
+comment on column metered.plan_changes.effect_at is 'when the change takes effect';
+comment on column metered.plan_changes.seq is 'the wallet''s last entry, when it was made';
+comment on column metered.plan_changes.scope is 'the wallet';
+comment on column metered.plan_changes.reference is 'of the caller, once in a wallet';
+comment on column metered.plan_changes.plan is 'the reference of the plan that is changed';
+comment on column metered.plan_changes.to_plan is 'the reference of the plan after it, or null: none';
+comment on column metered.plan_changes.kind is 'replaced: a later one took its place in time';
+comment on column metered.plan_changes.fingerprint is 'of the change: a version byte and a SHA-256';
+comment on column metered.plan_changes.answer is 'of the call that made it';
+comment on function metered.begin_change(metered.scope_name, bigint, text, text, int) is 'Locks a wallet for a change of a plan. fingerprint and answer are those of the change that has the reference already. Otherwise the plan''s last change is the one of effect_at: to to_plan, and by by_reference. at is now. Fails with 40001 where the snapshot is older than the wallet.';
+comment on function metered.plan_state(metered.scope_name, text, bigint, metered.lot_plan, timestamptz, boolean) is 'A plan whose renewals have been ended, by the entry at_seq, or before it (0), as of that entry: its period, the numbers of its lots that have begun and not ended, also of plans that it took the place of, the units that holds have of them, and when its next lot would have begun. A change of the plan counts from starts on at the earliest. starts is null if it has not begun or is over, and next if it is over. first is the part of new_plan''s amount that is beyond the plan''s own, for the part of new_plan''s period that is left at since: at next, if that is asked for.';
+comment on function metered.note_change(metered.scope_name, text, text, text, timestamptz, text, bytea, jsonb) is 'Keeps the answer of a change (changed), or of a call that took one back (resumed), in place of the plan''s last one, which has not taken effect.';
+comment on function metered.plan_overage(metered.scope_name, bigint, text, timestamptz, int) is 'How much overdraft (paid) a plan''s lot has paid back when it began: the lot whose period during is in, or now. ends is when units end that are granted in place of these: with that lot, or if it has ended, with the plan''s present one, or never. restored is the lot that was granted for them. status is found, or unknown: no such lot has begun. Locks the wallet.';
 comment on function metered.charge(metered.new_charge[], interval, int, boolean) is 'Charges scopes, all or none, without a command, and returns a refusal. Returning the whole answer costs less than assigning each part.';
 comment on function metered.check_charge(metered.new_charge[], interval) is 'The answer of charge at this moment, without a lock and without writing. STABLE, so that all its statements see one snapshot.';
 comment on function metered.usage(text[], interval[], metered.period[], boolean) is 'The state of each scope, for each pair with a window. Window 0 is the lifetime, and a null one is a period. with_leases: spends of open leases are used, and not held.';
@@ -14182,32 +14408,33 @@ begin
             _on_spending,_one_snapshot,_open_wallet,_other_lane,_others_fall_due,_others_wait,_overdue,
             _owe,_owe_use,_owed_before,_own_entry,_parked_channel,_parked_json,_pass_ended,_pay_all_debts,
             _pay_back,_pay_debts,_period_at,_periods_of,_place_short,_placed_before,_placed_json,_plan_on,
-            _purge_lots,_raise_moved,_raise_sequence,_raised,_rearmed,_recall_leases,_recorded_events,_recorded_meanwhile,
-            _refund_fate,_refund_hold,_refund_lots,_refund_parts,_refunds_after,_refuse_closed,_refuse_hold,
-            _refuse_moved,_refuse_old_tenant,_refuse_stale,_refuse_unreported,_refusing,_reinstate,_release_job,
-            _release_line,_release_lines,_remember_hold,_renew_lot,_reported_after_repair,_reported_until,
-            _require,_require_plan,_resource_for_write,_roll_end,_roll_lot,_rolls,_rolls_among,_schedule,
-            _scope_key,_settle,_sharded,_shorter,_sound_uses,_spend_range,_spent_limits,_spent_since,_start_job,
-            _start_lot,_step_until,_sweepable,_take_back,_take_kept,_take_lots,_tenant_key,_threshold_key,
+            _purge_changes,_purge_lots,_raise_moved,_raise_sequence,_raised,_rearmed,_recall_leases,_recorded_events,
+            _recorded_meanwhile,_refund_fate,_refund_hold,_refund_lots,_refund_parts,_refunds_after,_refuse_closed,
+            _refuse_hold,_refuse_moved,_refuse_old_tenant,_refuse_stale,_refuse_unreported,_refusing,_reinstate,
+            _release_job,_release_line,_release_lines,_remember_hold,_renew_lot,_reported_after_repair,
+            _reported_until,_require,_require_plan,_resource_for_write,_roll_end,_roll_lot,_rolls,_rolls_among,
+            _schedule,_scope_key,_settle,_sharded,_shorter,_sound_uses,_spend_range,_spent_limits,_spent_since,
+            _start_job,_start_lot,_step_until,_sweepable,_take_back,_take_kept,_take_lots,_tenant_key,_threshold_key,
             _token_fits,_told_use,_trouble_job,_try_each,_try_keys,_try_lock,_try_lock_shared,_try_lock_there,
             _try_start_job,_turn,_unbound_lock_wait,_under_limits,_unknown_use,_unsettled_spends,_untold,
             _untold_json,_usage_known_from,_use_lots,_v1_charge,_v1_hold,_v1_hold_no,_v1_issued,_v1_limit,
             _v1_most,_v1_no,_v1_print,_v1_refused,_v1_standings,_v1_window,_wake_releasers,_whole,_with_absent,
             _with_debt,_with_keys,_withdraw,_without_debt,_without_lapsing,_write_charges,_write_exact,
-            _write_for_uses,_write_plain,_write_up_to,_written_here,announced,begin_command,begin_command_plain,
-            block_commit,capture_holds,capture_holds_plain,carve,change_parked,charge,charge_each,charge_leased,
-            charge_plain,charge_up_to,check_charge,claim_job_key,clock,complete_command,complete_command_plain,
-            consume_token,create_scopes,credit,draw,drop_parked,due_holds,end_child,end_renewal,enter_tenant,
-            expire_hold,explain_parked,extend_holds,find_job_key,finish_command,grant_lot,hold_json,inspect_token,
-            judged_scopes,keep_memory,lock_all,lock_scopes,look_place,mint_tokens,next_release,numbers_behind,
-            open_lease,open_session,open_session_plain,park_jobs,place,place_plain,plan_lot,purge_holds,
-            purge_job_keys,purge_leases,purge_operations,purge_scope,purge_tokens,receive_child,refund,
-            reinstate_lot,release_captured,release_holds,release_jobs,repair_clock,replace_token,rest_jobs,
-            resume_renewal,retire_scopes,return_holds,revoke_lot,revoke_token,revoke_tokens,roll_over,run_command,
-            run_command_plain,search_entries,set_lot_end,settle_away,settle_lease,spend,sweep_due,sweep_holds,
-            sweep_lots,sweep_scope,take_newest,told_lots,trouble_jobs,usage,usage_at,v1_answer,v1_balance,
-            v1_capture,v1_charge,v1_check,v1_claim,v1_consume,v1_credit,v1_enqueue,v1_hold,v1_refund,v1_release,
-            v1_usage,wallet_balance}')
+            _write_for_uses,_write_plain,_write_up_to,_written_here,announced,begin_change,begin_command,
+            begin_command_plain,block_commit,capture_holds,capture_holds_plain,carve,change_parked,charge,
+            charge_each,charge_leased,charge_plain,charge_up_to,check_charge,claim_job_key,clock,complete_command,
+            complete_command_plain,consume_token,create_scopes,credit,draw,drop_parked,due_holds,end_child,
+            end_renewal,enter_tenant,expire_hold,explain_parked,extend_holds,find_job_key,finish_command,
+            grant_lot,hold_json,inspect_token,judged_scopes,keep_memory,lock_all,lock_scopes,look_place,
+            mint_tokens,next_release,note_change,numbers_behind,open_lease,open_session,open_session_plain,
+            park_jobs,place,place_plain,plan_lot,plan_overage,plan_state,purge_holds,purge_job_keys,purge_leases,
+            purge_operations,purge_scope,purge_tokens,receive_child,refund,reinstate_lot,release_captured,
+            release_holds,release_jobs,repair_clock,replace_token,rest_jobs,resume_renewal,retire_scopes,
+            return_holds,revoke_lot,revoke_token,revoke_tokens,roll_over,run_command,run_command_plain,
+            search_entries,set_lot_end,settle_away,settle_lease,spend,sweep_due,sweep_holds,sweep_lots,
+            sweep_scope,take_newest,told_lots,trouble_jobs,usage,usage_at,v1_answer,v1_balance,v1_capture,
+            v1_charge,v1_check,v1_claim,v1_consume,v1_credit,v1_enqueue,v1_hold,v1_refund,v1_release,v1_usage,
+            wallet_balance}')
           and exists (select from aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a where a.grantee = 0)
         order by p.oid
     loop

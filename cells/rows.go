@@ -48,6 +48,7 @@ var tables = []moved{
 	{name: "lot_moves", where: scoped("scope")},
 	{name: "lot_holds", where: scoped("scope")},
 	{name: "lot_debts", where: scoped("scope")},
+	{name: "plan_changes", where: scoped("scope")},
 	{name: "tokens", where: named("subject")},
 	{name: "operations", where: named("tenant")},
 	{name: "newest", where: named("tenant")},

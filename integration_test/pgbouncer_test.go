@@ -370,6 +370,16 @@ func (b *behind) wallets() {
 	b.tx("wallet.Book.SetEnd", func(ctx context.Context, tx pgx.Tx) error {
 		return second(book.SetEnd(ctx, tx, wallet.LotEnd{Wallet: name, Lot: granted.Lot, Expires: time.Now().Add(24 * time.Hour)}))
 	})
+	plan := b.id("plan")
+	given(b, func(ctx context.Context, tx pgx.Tx) (wallet.Granted, error) {
+		return direct.Grant(ctx, tx, wallet.Grant{Wallet: plan, Amount: 100, Reference: "p", Renews: budget.Per(1, budget.Month, time.UTC, time.Time{}).Period})
+	})
+	b.tx("wallet.Book.Change", func(ctx context.Context, tx pgx.Tx) error {
+		return second(book.Change(ctx, tx, wallet.Change{Wallet: plan, Reference: "c", Plan: "p", AtEnd: true}))
+	})
+	b.tx("wallet.Book.Overage", func(ctx context.Context, tx pgx.Tx) error {
+		return second(book.Overage(ctx, tx, wallet.Overage{Wallet: plan, Plan: "p"}))
+	})
 	b.tx("wallet.Book.Rollover", func(ctx context.Context, tx pgx.Tx) error {
 		return second(book.Rollover(ctx, tx, wallet.Rollover{Wallet: name, Lot: granted.Lot, Cap: 1, For: time.Hour}))
 	})

@@ -34,7 +34,8 @@ func TestCalls_NilIsRefused(t *testing.T) {
 		"Refund": {tx, budget.Refund{Scope: "a", Seq: 1, Amount: 1}}, "Revoke": {tx, wallet.Revoke{Wallet: "a", Lot: 1}},
 		"Reinstate": {tx, wallet.Revoke{Wallet: "a", Lot: 1}},
 		"Rollover":  {tx, wallet.Rollover{Wallet: "a", Lot: 1, Cap: 1, For: time.Hour}}, "Balance": {pool, "a"},
-		"SetEnd":    {tx, wallet.LotEnd{Wallet: "a", Lot: 1}},
+		"SetEnd": {tx, wallet.LotEnd{Wallet: "a", Lot: 1}},
+		"Change": {tx, wallet.Change{Wallet: "a", Reference: "c", Plan: "p"}}, "Overage": {tx, wallet.Overage{Wallet: "a", Plan: "p"}},
 		"Statement": {pool, "a", budget.EntriesOptions{}}, "Sweep": {pool, wallet.SweepOptions{}}, "Expire": {tx, "a"},
 		"Limit": {}, "Charge": {"a", int64(1)}, "Line": {"a", int64(1)},
 	})

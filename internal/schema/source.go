@@ -24,6 +24,7 @@ var sources = []string{
 	"lotends",
 	"wallets",
 	"reinstate",
+	"changes",
 	"uses",
 	"periods",
 	"limits",

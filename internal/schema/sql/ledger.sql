@@ -374,6 +374,7 @@ begin
     end loop;
     if tip.lots_end is not null and keep > 1 then
         perform metered._purge_lots(of_scope, upto, keep);
+        perform metered._purge_changes(of_scope, keep);
     end if;
     upto := greatest(upto, keep - 1);
     if forgetting and done and tip.seq > 0 and tip.at <= cutoff and tip.held = 0 and (tip.credited = 0 or tip.next_due = '-infinity')
@@ -388,6 +389,7 @@ begin
         delete from metered.refund_sum r where r.scope = of_scope;
         delete from metered.lot_moves m where m.scope = of_scope;
         delete from metered.lot_rows l where l.scope = of_scope;
+        delete from metered.plan_changes c where c.scope = of_scope;
         tip.seq := tip.seq + 1;
         perform metered._append(tip);
         delete from metered.ledger l where l.scope = of_scope and l.seq = tip.seq;

@@ -261,6 +261,20 @@ create table metered.lot_debts (
     primary key (scope, use)
 );
 
+-- The changes of plans. A row goes with the entries of its wallet, once its plan has no lot any more that has not ended.
+create table metered.plan_changes (
+    effect_at   timestamptz not null,           -- when the change takes effect
+    seq         bigint not null,                -- the wallet's last entry, when it was made
+    scope       text collate "C" not null,      -- the wallet
+    reference   text collate "C" not null,      -- of the caller, once in a wallet
+    plan        text collate "C" not null,      -- the reference of the plan that is changed
+    to_plan     text collate "C",               -- the reference of the plan after it, or null: none
+    kind        text collate "C" not null check (kind in ('changed', 'replaced', 'resumed')),   -- replaced: a later one took its place in time
+    fingerprint bytea not null,                 -- of the change: a version byte and a SHA-256
+    answer      jsonb not null,                 -- of the call that made it
+    primary key (scope, reference)
+);
+
 -- The newest event that took effect, one row for each key. A row goes with the records of operations.
 create table metered.newest (
     at       timestamptz not null,                              -- when the event happened, as its sender says
