@@ -14,6 +14,7 @@ import (
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/answer"
 	"github.com/pgmetered/metered/internal/command"
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/purge"
@@ -78,7 +79,7 @@ func (c *Client) Lookup(ctx context.Context, db budget.Querier, tenant, id strin
 	var issued *time.Time
 	op := Operation{Tenant: tenant, ID: id}
 	look := func(ctx context.Context, db budget.Querier) error {
-		err := db.QueryRow(ctx, c.sql.lookup, tenant, id).
+		err := answer.QueryRow(ctx, db, c.sql.lookup, tenant, id).
 			Scan(&rec.Result, &rec.Scopes, &rec.Amounts, &rec.Seqs, &rec.Ats, &rec.Holds, &rec.At, &issued, &rec.Refusal, &op.Name, &op.Jobs)
 		if errors.Is(err, pgx.ErrNoRows) {
 			return fmt.Errorf("%w: %q of tenant %q", ErrUnknownOperation, id, tenant)

@@ -35,6 +35,7 @@ import (
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/answer"
 	"github.com/pgmetered/metered/internal/command"
 	"github.com/pgmetered/metered/internal/commit"
 	"github.com/pgmetered/metered/internal/fault"
@@ -578,7 +579,7 @@ func (c *Client) warm(ctx context.Context, tx pgx.Tx) error {
 		if err != nil {
 			return err
 		}
-		opened, err := open.Scan(tx.QueryRow(ctx, open.SQL, open.Args(ledger.Sending{WaitMS: 1, Tenant: of, Operation: r.ID})...))
+		opened, err := open.Scan(answer.QueryRow(ctx, tx, open.SQL, open.Args(ledger.Sending{WaitMS: 1, Tenant: of, Operation: r.ID})...))
 		if err != nil {
 			return nil
 		}

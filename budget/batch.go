@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/pgmetered/metered/internal/answer"
 	"github.com/pgmetered/metered/internal/bounds"
 	"github.com/pgmetered/metered/internal/commit"
 	"github.com/pgmetered/metered/internal/fault"
@@ -109,7 +110,7 @@ func (l *Ledger) each(ctx context.Context, db Querier, items []*item, skipBusy, 
 	for i, a := range items {
 		charges[i], events[i] = a.charge, a.event
 	}
-	rows, err := db.Query(ctx, l.sql.each, ledger.Charges(ledger.Telling(charges, telling)), ledger.Events(events),
+	rows, err := answer.Query(ctx, db, l.sql.each, ledger.Charges(ledger.Telling(charges, telling)), ledger.Events(events),
 		interval(l.tolerance), interval(l.late), interval(l.future), l.waitMS(), skipBusy)
 	if err != nil {
 		return nil, failed("charge each", err)
@@ -200,7 +201,7 @@ func (r Result) replays() Result {
 func outcome(conn *pgx.Conn, err error) error {
 	var answer *pgconn.PgError
 	refused := (fault.Refused(err) || errors.Is(err, ledger.ErrCrossing)) && !errors.As(err, &answer)
-	if fault.Unreadable(err) && !errors.As(err, &answer) && !conn.IsClosed() { // ledger.Whole read all before it
+	if fault.Unreadable(err) && !errors.As(err, &answer) && !conn.IsClosed() { // answer.Whole read all before it
 		return fmt.Errorf("%w: %w", fault.ErrUnread, err)
 	}
 	if refused || commit.Of(conn.PgConn(), "", err) == commit.NotCommitted {

@@ -6,6 +6,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgmetered/metered/internal/answer"
 	"github.com/pgmetered/metered/internal/ledger"
 )
 
@@ -182,7 +183,7 @@ func (l *Ledger) charge(ctx context.Context, tx pgx.Tx, name string, prepare fun
 		}
 	}
 	return ledger.SilentlyIn(ctx, tx, "budget", func(tx pgx.Tx, telling bool) (Receipt, error) {
-		r, err := call.Scan(tx.QueryRow(ctx, call.SQL, call.Args(ledger.Sending{WaitMS: l.waitMS(), Telling: telling})...))
+		r, err := call.Scan(answer.QueryRow(ctx, tx, call.SQL, call.Args(ledger.Sending{WaitMS: l.waitMS(), Telling: telling})...))
 		if err == nil {
 			err = l.tellCrossings(ctx, tx, r.Crossed)
 		}
@@ -204,13 +205,13 @@ func (l *Ledger) Check(ctx context.Context, db Querier, charges ...Charge) (Rece
 		return Receipt{}, err
 	}
 	for _, q := range call.Queries {
-		rows, _ := db.Query(ctx, q.SQL, q.Args...) // its error is that of the rows, too
+		rows, _ := answer.Query(ctx, db, q.SQL, q.Args...) // its error is that of the rows, too
 		if err := q.Read(rows, true, func(err error) error { return failed("check", err) }); err != nil {
 			return Receipt{}, err
 		}
 	}
 	var a ledger.Answer
-	row := db.QueryRow(ctx, l.sql.check, ledger.Charges(call.Charges), call.Tolerance)
+	row := answer.QueryRow(ctx, db, l.sql.check, ledger.Charges(call.Charges), call.Tolerance)
 	if err := row.Scan(&a.Used, &a.Held, &a.Refused, &a.Periods); err != nil {
 		return Receipt{}, failed("check", err)
 	}

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/pgmetered/metered/internal/answer"
 )
 
 // ClockState is a scope whose last entry is, or was, Ahead of the clock.
@@ -63,7 +65,7 @@ func (l *Ledger) Ahead(ctx context.Context, db Querier, tolerance time.Duration)
 
 // aheadOf returns those of the scopes that are ahead.
 func (l *Ledger) aheadOf(ctx context.Context, db Querier, scopes []string, tolerance time.Duration) ([]ClockState, error) {
-	rows, err := db.Query(ctx, l.sql.ahead, scopes, interval(tolerance))
+	rows, err := answer.Query(ctx, db, l.sql.ahead, scopes, interval(tolerance))
 	if err != nil {
 		return nil, failed("scopes ahead", err)
 	}
@@ -94,7 +96,7 @@ func (l *Ledger) RepairClock(ctx context.Context, tx pgx.Tx, scope string, note 
 	}
 	r := ClockState{Scope: scope}
 	var aheadUS int64
-	err := tx.QueryRow(ctx, l.sql.repair, scope, l.LockKey(scope), l.waitMS(), note.json()).Scan(&r.Seq, &r.At, &aheadUS)
+	err := answer.QueryRow(ctx, tx, l.sql.repair, scope, l.LockKey(scope), l.waitMS(), note.json()).Scan(&r.Seq, &r.At, &aheadUS)
 	if err != nil {
 		return ClockState{}, failed("repair clock", err)
 	}

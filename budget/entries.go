@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/pgmetered/metered/internal/answer"
 )
 
 // Kinds of entries (Entry.Kind). A switch over them names these, since a mistyped text counts
@@ -131,7 +133,7 @@ func (l *Ledger) Entries(ctx context.Context, db Querier, scope string, opts Ent
 				limit = min(limit, left)
 			}
 			// Planned for each page: a plan kept from when the ledger was small reads all of it.
-			rows, err := db.Query(ctx, sql, pgx.QueryExecModeExec, scope, after, before, limit)
+			rows, err := answer.Query(ctx, db, sql, pgx.QueryExecModeExec, scope, after, before, limit)
 			if err != nil {
 				yield(Entry{}, failed("entries", err))
 				return

@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/pgmetered/metered/internal/answer"
 	"github.com/pgmetered/metered/internal/commit"
 	"github.com/pgmetered/metered/internal/ledger"
 	"github.com/pgmetered/metered/internal/pause"
@@ -40,7 +41,7 @@ func (l *Ledger) ChargeNow(ctx context.Context, pool *pgxpool.Pool, charge Charg
 	var r Receipt
 	err = pause.Collided(ctx, l.observer, "budget", maxAttempts, func() error {
 		return l.alone(ctx, pool, func(db Querier, telling bool) (crossed []Crossing, err error) {
-			r, err = call.Scan(db.QueryRow(ctx, call.SQL, call.Args(ledger.Sending{WaitMS: l.waitMS(), Telling: telling})...))
+			r, err = call.Scan(answer.QueryRow(ctx, db, call.SQL, call.Args(ledger.Sending{WaitMS: l.waitMS(), Telling: telling})...))
 			return r.Crossed, err
 		})
 	})
@@ -55,13 +56,13 @@ func (l *Ledger) ChargeNow(ctx context.Context, pool *pgxpool.Pool, charge Charg
 // whether it committed is ErrCommitUnknown.
 func (l *Ledger) alone(ctx context.Context, pool *pgxpool.Pool, run func(db Querier, telling bool) ([]Crossing, error)) error {
 	return ledger.Silently(func(telling bool) error {
-		pins := ledger.Textual(pool)
+		pins := answer.Textual(pool)
 		if !telling && !pins {
-			return l.silent(ctx, pool, func(conn *pgx.Conn) error { _, err := run(ledger.Whole{Conn: conn}, false); return err })
+			return l.silent(ctx, pool, func(conn *pgx.Conn) error { _, err := run(answer.In(conn), false); return err })
 		}
 		return l.told(ctx, pool, func(tx pgx.Tx) error {
 			if pins {
-				if _, err := tx.Exec(ctx, ledger.PinSQL); err != nil {
+				if _, err := tx.Exec(ctx, answer.PinSQL); err != nil {
 					return err
 				}
 			}

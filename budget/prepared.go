@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgtype"
 
+	"github.com/pgmetered/metered/internal/answer"
 	"github.com/pgmetered/metered/internal/bounds"
 	"github.com/pgmetered/metered/internal/ledger"
 	"github.com/pgmetered/metered/internal/lend"
@@ -377,7 +378,7 @@ func do[E any](ctx context.Context, tx pgx.Tx, l *Ledger, name string, prepare f
 	}
 	ctx, span := l.begin(ctx, name)
 	defer func() { span.End(err) }()
-	return call.Scan(tx.QueryRow(ctx, call.SQL, call.Args(ledger.Sending{WaitMS: l.waitMS()})...))
+	return call.Scan(answer.QueryRow(ctx, tx, call.SQL, call.Args(ledger.Sending{WaitMS: l.waitMS()})...))
 }
 
 // standing is that of a limit after a charge of amount units. before is its use before the charge.

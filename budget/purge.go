@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/pgmetered/metered/internal/answer"
 	"github.com/pgmetered/metered/internal/observed"
 	"github.com/pgmetered/metered/internal/sqlstate"
 	"github.com/pgmetered/metered/observe"
@@ -147,7 +148,7 @@ func (l *Ledger) purgeScope(ctx context.Context, pool *pgxpool.Pool, scope strin
 		var deleted int64
 		var forgotten bool
 		var cutoff time.Time
-		err := pool.QueryRow(ctx, l.sql.purge, scope, l.LockKey(scope), interval(opts.OlderThan), upto, opts.Batch, l.waitMS(), forget).
+		err := answer.QueryRow(ctx, pool, l.sql.purge, scope, l.LockKey(scope), interval(opts.OlderThan), upto, opts.Batch, l.waitMS(), forget).
 			Scan(&deleted, &upto, &done, &forgotten, &cutoff)
 		if sqlstate.Of(err) == sqlstate.SerializationFailure {
 			continue // another purge was faster, and the default isolation is above READ COMMITTED
@@ -181,7 +182,7 @@ func (l *Ledger) purgeScope(ctx context.Context, pool *pgxpool.Pool, scope strin
 func (l *Ledger) countScope(ctx context.Context, pool *pgxpool.Pool, scope string, opts PurgeOptions, report *PurgeReport) error {
 	var entries int64
 	err := readOnly(ctx, pool, func(tx pgx.Tx) error {
-		return tx.QueryRow(ctx, l.sql.purgeable, scope, interval(opts.OlderThan)).Scan(&entries)
+		return answer.QueryRow(ctx, tx, l.sql.purgeable, scope, interval(opts.OlderThan)).Scan(&entries)
 	})
 	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
 		return failed("purge", err)
@@ -222,7 +223,7 @@ func (l *Ledger) eachScope(ctx context.Context, pool *pgxpool.Pool, after string
 
 // listScopes returns the next scopes after one.
 func (l *Ledger) listScopes(ctx context.Context, db Querier, after string) ([]string, error) {
-	rows, err := db.Query(ctx, l.sql.scopes, after, scopesPage)
+	rows, err := answer.Query(ctx, db, l.sql.scopes, after, scopesPage)
 	if err != nil {
 		return nil, failed("list scopes", err)
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgmetered/metered/internal/answer"
 	"github.com/pgmetered/metered/internal/bounds"
 )
 
@@ -125,7 +126,7 @@ func (l *Ledger) Resources(ctx context.Context, db Querier, f ResourceFilter) ([
 }
 
 func collectResources(ctx context.Context, db Querier, doing, sql string, args ...any) ([]Resource, error) {
-	rows, err := db.Query(ctx, sql, args...)
+	rows, err := answer.Query(ctx, db, sql, args...)
 	if err != nil {
 		return nil, failed(doing, err)
 	}

@@ -6,6 +6,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgmetered/metered/internal/answer"
 	"github.com/pgmetered/metered/internal/bounds"
 )
 
@@ -58,7 +59,7 @@ func (l *Ledger) SearchEntries(ctx context.Context, db Querier, scope string, se
 	if err != nil {
 		return EntriesFound{}, err
 	}
-	rows, err := db.Query(ctx, l.sql.search, scope, after, before, search.NewestFirst, look, most,
+	rows, err := answer.Query(ctx, db, l.sql.search, scope, after, before, search.NewestFirst, look, most,
 		search.OperationTenant, orNull(search.Operation), orNull(search.Note.json()), orNull(search.Name))
 	if err != nil {
 		return EntriesFound{}, failed("search", err)

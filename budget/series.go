@@ -10,6 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgmetered/metered/internal/answer"
 	"github.com/pgmetered/metered/internal/sqlstate"
 )
 
@@ -126,7 +127,7 @@ func (l *Ledger) sumsAt(ctx context.Context, db Querier, scope string, times []t
 			shown = append(shown, t.UnixMicro()+int64(offset)*1_000_000)
 		}
 	}
-	rows, err := db.Query(ctx, l.sql.usageAt, scope, times, zone, shown)
+	rows, err := answer.Query(ctx, db, l.sql.usageAt, scope, times, zone, shown)
 	if err != nil {
 		return nil, failed("usage by time", err)
 	}

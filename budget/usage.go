@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
 
+	"github.com/pgmetered/metered/internal/answer"
 	"github.com/pgmetered/metered/internal/bounds"
 	"github.com/pgmetered/metered/internal/ledger"
 )
@@ -73,7 +74,7 @@ func (l *Ledger) Usage(ctx context.Context, db Querier, queries ...Query) ([]Usa
 		}
 		scopes[i], windows[i] = q.Scope, interval(q.Window)
 	}
-	rows, err := db.Query(ctx, l.sql.usage, scopes, windows, ledger.AllPeriods(periods))
+	rows, err := answer.Query(ctx, db, l.sql.usage, scopes, windows, ledger.AllPeriods(periods))
 	if err != nil {
 		return nil, failed("usage", err)
 	}

@@ -8,6 +8,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgmetered/metered/internal/answer"
 )
 
 // VerifyOptions says what Verify checks. The zero value checks all scopes.
@@ -204,7 +206,7 @@ func (v *verification) scope(ctx context.Context, tx pgx.Tx, scope string) error
 	first := int64(1) // the first entry of the unbroken chain
 	closed := false
 	for n := chainPage; n == chainPage && !v.full(); {
-		rows, err := tx.Query(ctx, v.ledger.sql.chain, scope, prev.Seq, chainPage)
+		rows, err := answer.Query(ctx, tx, v.ledger.sql.chain, scope, prev.Seq, chainPage)
 		if err != nil {
 			return failed("verify", err)
 		}
@@ -387,7 +389,7 @@ func distance(a, b int64) int64 { return max(a-b, b-a) }
 // these with their sum.
 func (v *verification) held(ctx context.Context, tx pgx.Tx, last Entry) error {
 	var open, leased, sum, wrong int64
-	if err := tx.QueryRow(ctx, v.ledger.sql.held, pgx.QueryExecModeExec, last.Scope).Scan(&open, &leased, &sum, &wrong); err != nil {
+	if err := answer.QueryRow(ctx, tx, v.ledger.sql.held, pgx.QueryExecModeExec, last.Scope).Scan(&open, &leased, &sum, &wrong); err != nil {
 		return failed("verify holds", err)
 	}
 	if open+leased != last.Held {
@@ -404,7 +406,7 @@ func (v *verification) held(ctx context.Context, tx pgx.Tx, last Entry) error {
 
 // leases compares the captures of leases with their spends, or with the spends of their child.
 func (v *verification) leases(ctx context.Context, tx pgx.Tx, scope, sql string) error {
-	rows, err := tx.Query(ctx, sql, pgx.QueryExecModeExec, scope)
+	rows, err := answer.Query(ctx, tx, sql, pgx.QueryExecModeExec, scope)
 	if err != nil {
 		return failed("verify leases", err)
 	}
@@ -425,7 +427,7 @@ func (v *verification) leases(ctx context.Context, tx pgx.Tx, scope, sql string)
 }
 
 func (v *verification) anchors(ctx context.Context, tx pgx.Tx, scope string, first int64) error {
-	rows, err := tx.Query(ctx, v.ledger.sql.anchors, scope, first)
+	rows, err := answer.Query(ctx, tx, v.ledger.sql.anchors, scope, first)
 	if err != nil {
 		return failed("verify anchors", err)
 	}
@@ -438,7 +440,7 @@ func (v *verification) anchors(ctx context.Context, tx pgx.Tx, scope string, fir
 }
 
 func (v *verification) refundSums(ctx context.Context, tx pgx.Tx, scope string, first int64) error {
-	rows, err := tx.Query(ctx, v.ledger.sql.refundSums, scope, first)
+	rows, err := answer.Query(ctx, tx, v.ledger.sql.refundSums, scope, first)
 	if err != nil {
 		return failed("verify refunds", err)
 	}
@@ -450,7 +452,7 @@ func (v *verification) refundSums(ctx context.Context, tx pgx.Tx, scope string, 
 	if err != nil {
 		return failed("verify refunds", err)
 	}
-	rows, err = tx.Query(ctx, v.ledger.sql.refunded, scope, first)
+	rows, err = answer.Query(ctx, tx, v.ledger.sql.refunded, scope, first)
 	if err != nil {
 		return failed("verify refunds", err)
 	}

@@ -7,6 +7,8 @@ import (
 	"strings"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/pgmetered/metered/internal/answer"
 )
 
 // lotsSQL finds differences in the lots of a wallet, from entry $2 on. Each lot equals the sum of
@@ -152,7 +154,7 @@ select exists (select from metered.lots y where y.scope = $1) or exists (select 
 // lots checks the lots of a wallet, and the fields that entries copy.
 func (v *verification) lots(ctx context.Context, tx pgx.Tx, scope string, first int64) error {
 	var wallet bool
-	if err := tx.QueryRow(ctx, v.ledger.sql.anyLots, scope).Scan(&wallet); err != nil {
+	if err := answer.QueryRow(ctx, tx, v.ledger.sql.anyLots, scope).Scan(&wallet); err != nil {
 		return failed("verify lots", err)
 	}
 	for _, sql := range []string{v.ledger.sql.lots, v.ledger.sql.carried} {
@@ -163,7 +165,7 @@ func (v *verification) lots(ctx context.Context, tx pgx.Tx, scope string, first 
 			}
 			args = []any{pgx.QueryExecModeExec, scope, first} // planned for the wallet
 		}
-		rows, err := tx.Query(ctx, sql, args...)
+		rows, err := answer.Query(ctx, tx, sql, args...)
 		if err != nil {
 			return failed("verify lots", err)
 		}
@@ -200,13 +202,13 @@ func (v *verification) zones(ctx context.Context, tx pgx.Tx, scope string) error
 		Seq, Lot int64
 		Zone     string
 	}
-	rows, _ := tx.Query(ctx, v.ledger.sql.zones, scope)
+	rows, _ := answer.Query(ctx, tx, v.ledger.sql.zones, scope)
 	needs, err := pgx.CollectRows(rows, pgx.RowToStructByPos[need])
 	if err != nil {
 		return failed("verify zones", err)
 	}
 	if len(needs) > 0 && v.known == nil {
-		rows, _ := tx.Query(ctx, knownZonesSQL)
+		rows, _ := answer.Query(ctx, tx, knownZonesSQL)
 		if v.known, err = pgx.CollectRows(rows, pgx.RowTo[string]); err != nil {
 			return failed("verify zones", err)
 		}

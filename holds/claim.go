@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/answer"
 	"github.com/pgmetered/metered/internal/bounds"
 	"github.com/pgmetered/metered/internal/uuidv7"
 )
@@ -166,7 +167,7 @@ func (b *Book) Claimed(ctx context.Context, db budget.Querier, tenant string, ke
 		}
 	}
 	// Planned at each call: a plan kept from when the table was small scans all of it for each key.
-	rows, err := db.Query(ctx, b.sql.claimed, pgx.QueryExecModeExec, scopes)
+	rows, err := answer.Query(ctx, db, b.sql.claimed, pgx.QueryExecModeExec, scopes)
 	if err != nil {
 		return nil, failed("claimed", err)
 	}

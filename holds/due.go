@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/answer"
 	"github.com/pgmetered/metered/internal/bounds"
 )
 
@@ -50,7 +51,7 @@ func (b *Book) Due(ctx context.Context, db budget.Querier, f DueFilter) (Page, e
 		return Page{}, err
 	}
 	var now time.Time
-	if err := db.QueryRow(ctx, b.schema.SQL(`select metered.clock()`)).Scan(&now); err != nil {
+	if err := answer.QueryRow(ctx, db, b.schema.SQL(`select metered.clock()`)).Scan(&now); err != nil {
 		return Page{}, failed("due", err)
 	}
 	var before *time.Time
@@ -70,7 +71,7 @@ func (b *Book) Due(ctx context.Context, db budget.Querier, f DueFilter) (Page, e
 	var rows [][]byte
 	var lastDue *time.Time
 	var lastNo *int64
-	err = db.QueryRow(ctx, b.sql.due, tenant, f.ScopePrefix, after, afterNo, before, now, f.Max).Scan(&rows, &lastDue, &lastNo)
+	err = answer.QueryRow(ctx, db, b.sql.due, tenant, f.ScopePrefix, after, afterNo, before, now, f.Max).Scan(&rows, &lastDue, &lastNo)
 	if err != nil {
 		return Page{}, failed("due", err)
 	}

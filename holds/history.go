@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/answer"
 )
 
 // EventKind is a kind of transition.
@@ -107,7 +108,7 @@ func (b *Book) History(ctx context.Context, db budget.Querier, tenant, id, holde
 		return nil, err
 	}
 	for range 2 {
-		rows, err := db.Query(ctx, b.sql.history, tenant, id, holder)
+		rows, err := answer.Query(ctx, db, b.sql.history, tenant, id, holder)
 		if err != nil {
 			return nil, failed("history", err)
 		}

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/answer"
 	"github.com/pgmetered/metered/internal/ledger"
 	"github.com/pgmetered/metered/internal/uuidv7"
 )
@@ -46,7 +47,7 @@ func (b *Book) ofSession(ctx context.Context, db budget.Querier, tenant, operati
 	}
 	var raw []byte
 	ids := idsOfSession(operation)
-	err = db.QueryRow(ctx, b.sql.ofSession, tenant, ids, ids+"~", holder).Scan(&raw, &fingerprint)
+	err = answer.QueryRow(ctx, db, b.sql.ofSession, tenant, ids, ids+"~", holder).Scan(&raw, &fingerprint)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return Hold{}, nil, unknown(false)
 	}

@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/answer"
 	"github.com/pgmetered/metered/internal/ledger"
 	"github.com/pgmetered/metered/internal/lend"
 	"github.com/pgmetered/metered/internal/observed"
@@ -189,7 +190,7 @@ func do[E any](ctx context.Context, tx pgx.Tx, b *Book, name string, prepare fun
 				return nil, err
 			}
 		}
-		holds, err := c.Scan(tx.QueryRow(ctx, c.SQL, c.Args(ledger.Sending{WaitMS: b.waitMS(), Telling: telling})...))
+		holds, err := c.Scan(answer.QueryRow(ctx, tx, c.SQL, c.Args(ledger.Sending{WaitMS: b.waitMS(), Telling: telling})...))
 		if err == nil && c.Tell != nil {
 			err = c.Tell(ctx, tx, holds)
 		}

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/answer"
 )
 
 const getSQL = `
@@ -26,7 +27,7 @@ func (b *Book) Get(ctx context.Context, db budget.Querier, tenant, id, holder st
 	}
 	var raw []byte
 	var old bool
-	if err := db.QueryRow(ctx, b.sql.get, tenant, id, issuedAt(id)).Scan(&raw, &old); err != nil {
+	if err := answer.QueryRow(ctx, db, b.sql.get, tenant, id, issuedAt(id)).Scan(&raw, &old); err != nil {
 		return Hold{}, failed("get", err)
 	}
 	others := false
@@ -100,7 +101,7 @@ func (b *Book) List(ctx context.Context, db budget.Querier, f Filter) (Page, err
 		return Page{}, err
 	}
 	var now time.Time
-	if err := db.QueryRow(ctx, b.schema.SQL(`select metered.clock()`)).Scan(&now); err != nil {
+	if err := answer.QueryRow(ctx, db, b.schema.SQL(`select metered.clock()`)).Scan(&now); err != nil {
 		return Page{}, failed("list", err)
 	}
 	sql, args := b.sql.list, []any{f.Tenant, f.Holder, f.Entity, state, f.Scope, before, f.Max, now}
@@ -108,7 +109,7 @@ func (b *Book) List(ctx context.Context, db budget.Querier, f Filter) (Page, err
 		prefix := claimIDs(claim)
 		sql, args = b.sql.claims, append(args, prefix, prefix+"~", claim)
 	}
-	rows, err := db.Query(ctx, sql, args...)
+	rows, err := answer.Query(ctx, db, sql, args...)
 	if err != nil {
 		return Page{}, failed("list", err)
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/answer"
 	"github.com/pgmetered/metered/internal/bounds"
 	"github.com/pgmetered/metered/internal/commit"
 	"github.com/pgmetered/metered/internal/savepoint"
@@ -71,7 +72,7 @@ func (b *Book) Expire(ctx context.Context, tx pgx.Tx, e Expire) (h Hold, ended b
 func (b *Book) expire(ctx context.Context, tx pgx.Tx, e Expire) (h Hold, ended bool, err error) {
 	var raw []byte
 	var status string
-	err = tx.QueryRow(ctx, b.sql.expire, e.Tenant, e.ID, issuedAt(e.ID), e.Deadline, b.waitMS(), inBudget.NoteJSON(e.Note), b.channel()).Scan(&status, &raw)
+	err = answer.QueryRow(ctx, tx, b.sql.expire, e.Tenant, e.ID, issuedAt(e.ID), e.Deadline, b.waitMS(), inBudget.NoteJSON(e.Note), b.channel()).Scan(&status, &raw)
 	switch {
 	case err != nil:
 		return Hold{}, false, failed("expire", err)
@@ -274,7 +275,7 @@ func (s *sweeper) page(ctx context.Context, pool *pgxpool.Pool) (more bool, err 
 	var behind []string
 	var now time.Time
 	told, refusals, err := s.batch(ctx, pool, func(tx pgx.Tx, subscribed bool) (nos []int64, err error) {
-		err = tx.QueryRow(ctx, s.book.sql.sweep, s.due, s.no, s.opts.Batch, subscribed, s.book.channel()).
+		err = answer.QueryRow(ctx, tx, s.book.sql.sweep, s.due, s.no, s.opts.Batch, subscribed, s.book.channel()).
 			Scan(&nos, &seen, &due, &no, &more, &skipped, &behind, &now)
 		return nos, err
 	})
@@ -298,7 +299,7 @@ func (s *sweeper) step(ctx context.Context, pool *pgxpool.Pool, scope string) (m
 	var freed *int
 	var now time.Time
 	told, refusals, err := s.batch(ctx, pool, func(tx pgx.Tx, subscribed bool) (nos []int64, err error) {
-		err = tx.QueryRow(ctx, s.book.sql.sweepScope, scope, s.opts.Batch, subscribed, s.book.channel()).
+		err = answer.QueryRow(ctx, tx, s.book.sql.sweepScope, scope, s.opts.Batch, subscribed, s.book.channel()).
 			Scan(&nos, &freed, &more, &now)
 		return nos, err
 	})
@@ -355,7 +356,7 @@ func (s *sweeper) announce(ctx context.Context, tx pgx.Tx, nos []int64) (told in
 		no   int64
 		hold Hold
 	}
-	rows, err := tx.Query(ctx, s.book.schema.SQL(sweptSQL), nos)
+	rows, err := answer.Query(ctx, tx, s.book.schema.SQL(sweptSQL), nos)
 	if err != nil {
 		return 0, nil, err
 	}

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/pgmetered/metered/internal/answer"
 )
 
 // claim is the database's answer about a key.
@@ -36,7 +38,7 @@ func (e *Enqueuer) claimKeys(ctx context.Context, tx pgx.Tx, keyed []*prepared) 
 	wait := int32(e.wait / time.Millisecond)
 	if len(keyed) == 1 {
 		p, c := keyed[0], claim{}
-		err := tx.QueryRow(ctx, e.claimSQL, p.opts.Queue, p.key, p.kind, p.tenant, p.digest, e.sequence, wait).
+		err := answer.QueryRow(ctx, tx, e.claimSQL, p.opts.Queue, p.key, p.kind, p.tenant, p.digest, e.sequence, wait).
 			Scan(&c.id, &c.created, &c.kind, &c.tenant, &c.digest)
 		return []claim{c}, err
 	}
@@ -55,7 +57,7 @@ func (e *Enqueuer) claimKeys(ctx context.Context, tx pgx.Tx, keyed []*prepared) 
 		queues, keys, kinds = append(queues, p.opts.Queue), append(keys, p.key), append(kinds, p.kind)
 		tenants, digests = append(tenants, p.tenant), append(digests, p.digest)
 	}
-	rows, err := tx.Query(ctx, e.claimManySQL, queues, keys, kinds, tenants, digests, e.sequence, wait)
+	rows, err := answer.Query(ctx, tx, e.claimManySQL, queues, keys, kinds, tenants, digests, e.sequence, wait)
 	if err != nil {
 		return nil, err
 	}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/answer"
 	"github.com/pgmetered/metered/internal/commit"
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/sqlstate"
@@ -104,7 +105,7 @@ type ofJob struct {
 func (e *Enqueuer) endHolds(ctx context.Context, pool *pgxpool.Pool) (ended int64, err error) {
 	var failed error
 	for after := int64(0); ; {
-		rows, err := pool.Query(ctx, e.gate.endedSQL, after, endLook)
+		rows, err := answer.Query(ctx, pool, e.gate.endedSQL, after, endLook)
 		if err != nil {
 			return ended, fault.Failed("jobs", "look for jobs that ended", err)
 		}
@@ -172,7 +173,7 @@ func (e *Enqueuer) endAll(ctx context.Context, pool *pgxpool.Pool, all []ofJob) 
 func (e *Enqueuer) takeStrayed(ctx context.Context, pool *pgxpool.Pool) error {
 	var failed error
 	for after := int64(0); ; {
-		rows, err := pool.Query(ctx, e.gate.strayedSQL, after, endLook)
+		rows, err := answer.Query(ctx, pool, e.gate.strayedSQL, after, endLook)
 		if err != nil {
 			return fault.Failed("jobs", "look for jobs that ended", err)
 		}
@@ -206,7 +207,7 @@ func (e *Enqueuer) takeStrayed(ctx context.Context, pool *pgxpool.Pool) error {
 func (e *Enqueuer) parkLost(ctx context.Context, pool *pgxpool.Pool) (parked int64, err error) {
 	var failed error
 	for after := int64(0); ; {
-		rows, err := pool.Query(ctx, e.gate.lostSQL, after, endLook)
+		rows, err := answer.Query(ctx, pool, e.gate.lostSQL, after, endLook)
 		if err != nil {
 			return parked, fault.Failed("jobs", "look for lost jobs", err)
 		}
@@ -241,7 +242,7 @@ func (e *Enqueuer) parkAgain(ctx context.Context, pool *pgxpool.Pool, hold strin
 func (e *Enqueuer) takeOut(ctx context.Context, pool *pgxpool.Pool, id int64, hold string) error {
 	return commit.InTx(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 		var now *string
-		err := tx.QueryRow(ctx, e.gate.takeOutSQL, id, int32(e.wait/time.Millisecond)).Scan(&now)
+		err := answer.QueryRow(ctx, tx, e.gate.takeOutSQL, id, int32(e.wait/time.Millisecond)).Scan(&now)
 		if err == nil && (now == nil || *now != hold) {
 			return ErrNotParked // it has run since, and may wait for another attempt: roll back
 		}
@@ -276,7 +277,7 @@ func (e *Enqueuer) endIn(ctx context.Context, tx pgx.Tx, tenant string, rest boo
 	reason := "the job ended"
 	if rest {
 		reason = "the job waits for its next attempt"
-		rows, err := tx.Query(ctx, e.gate.restSQL, ids)
+		rows, err := answer.Query(ctx, tx, e.gate.restSQL, ids)
 		if err != nil {
 			return 0, fault.Failed("jobs", "rest", err)
 		}

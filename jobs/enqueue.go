@@ -10,6 +10,7 @@ import (
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/rivertype"
 
+	"github.com/pgmetered/metered/internal/answer"
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/observed"
 	"github.com/pgmetered/metered/observe"
@@ -195,7 +196,7 @@ func (e *Enqueuer) insert(ctx context.Context, tx pgx.Tx, jobs []*prepared) ([]R
 	for i, p := range jobs {
 		params[i] = river.InsertManyParams{Args: p.args, InsertOpts: &p.opts}
 	}
-	rows, err := e.client.InsertManyTx(ctx, tx, params)
+	rows, err := e.client.InsertManyTx(ctx, answer.Tx(tx), params)
 	if err != nil {
 		return nil, fmt.Errorf("jobs: insert: %w", err)
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/riverqueue/river"
 
+	"github.com/pgmetered/metered/internal/answer"
 	"github.com/pgmetered/metered/internal/fault"
 )
 
@@ -39,7 +40,7 @@ func (e *Enqueuer) Find(ctx context.Context, db querier, queue, key string) (Rec
 		return Record{}, invalid("key", "want 1 to %d bytes of UTF-8 without NUL", maxKeyBytes)
 	}
 	var r Record
-	err := db.QueryRow(ctx, e.findSQL, queue, key).
+	err := answer.QueryRow(ctx, db, e.findSQL, queue, key).
 		Scan(&r.Queue, &r.Key, &r.JobID, &r.Kind, &r.Tenant, &r.ClaimedAt)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return Record{}, ErrNotFound

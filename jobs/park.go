@@ -17,6 +17,7 @@ import (
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/rivertype"
 
+	"github.com/pgmetered/metered/internal/answer"
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/ledger"
 	"github.com/pgmetered/metered/internal/sqlstate"
@@ -41,7 +42,7 @@ func (e *Enqueuer) park(ctx context.Context, tx pgx.Tx, all []*prepared, gated [
 	if slices.ContainsFunc(jobs, func(j gatedJob) bool { return j.ID == 0 }) {
 		sql, args = e.gate.parkNewSQL, append(args, e.sequence)
 	}
-	rows, err := tx.Query(ctx, sql, args...)
+	rows, err := answer.Query(ctx, tx, sql, args...)
 	if err != nil {
 		return fault.Failed("jobs", "park", err)
 	}
@@ -117,7 +118,7 @@ func (e *Enqueuer) gatedJobs(ctx context.Context, tx pgx.Tx, all []*prepared, ga
 			results[i] = Result{Created: true}
 		}
 	} else if len(keyless) > 0 {
-		rows, err := tx.Query(ctx, drawIDsSQL, e.sequence, len(keyless))
+		rows, err := answer.Query(ctx, tx, drawIDsSQL, e.sequence, len(keyless))
 		if err != nil {
 			return nil, fault.Failed("jobs", "draw ids", err)
 		}
@@ -135,7 +136,7 @@ func (e *Enqueuer) gatedJobs(ctx context.Context, tx pgx.Tx, all []*prepared, ga
 	}
 	taken := &gatedParams{}
 	var err error
-	if _, err = e.client.InsertManyTx(context.WithValue(ctx, gatedKey{}, taken), tx, params); err != nil {
+	if _, err = e.client.InsertManyTx(context.WithValue(ctx, gatedKey{}, taken), answer.Tx(tx), params); err != nil {
 		return nil, fmt.Errorf("jobs: insert: %w", err)
 	}
 	if len(taken.all) != len(gated) {

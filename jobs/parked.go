@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/answer"
 	"github.com/pgmetered/metered/internal/fault"
 )
 
@@ -159,7 +160,7 @@ func (e *Enqueuer) change(ctx context.Context, tx pgx.Tx, jobID int64, priority 
 	}
 	const doing = "change a parked job"
 	var raw []byte
-	err = tx.QueryRow(ctx, e.gate.changeSQL, jobID, priority, int32(e.wait/time.Millisecond)).Scan(&raw)
+	err = answer.QueryRow(ctx, tx, e.gate.changeSQL, jobID, priority, int32(e.wait/time.Millisecond)).Scan(&raw)
 	if err != nil {
 		return p, fault.Failed("jobs", doing, err)
 	}
@@ -180,7 +181,7 @@ func (e *Enqueuer) Explain(ctx context.Context, db querier, jobID int64) (p Park
 	if err != nil {
 		return p, err
 	}
-	return p, e.one(&p, "explain a parked job", db.QueryRow(ctx, e.gate.explainSQL, jobID, probe.Tolerance))
+	return p, e.one(&p, "explain a parked job", answer.QueryRow(ctx, db, e.gate.explainSQL, jobID, probe.Tolerance))
 }
 
 // one reads a row with a parked job, or null.
@@ -216,7 +217,7 @@ func (e *Enqueuer) Parked(ctx context.Context, db rowsQuerier, scope string, aft
 	if most < 1 || most > 1000 {
 		return nil, invalid("most", "%d: want 1 to 1000", most)
 	}
-	rows, err := db.Query(ctx, e.gate.listSQL, scope, after, most)
+	rows, err := answer.Query(ctx, db, e.gate.listSQL, scope, after, most)
 	if err != nil {
 		return nil, fault.Failed("jobs", "list parked jobs", err)
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/riverqueue/river/rivertype"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/answer"
 	"github.com/pgmetered/metered/internal/commit"
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/ledger"
@@ -205,7 +206,7 @@ func (e *Enqueuer) take(ctx context.Context, tx pgx.Tx, scopes []string, each bo
 	if each {
 		sql, args = e.gate.takenSQL, args[1:]
 	}
-	rows, err := tx.Query(ctx, sql, args...)
+	rows, err := answer.Query(ctx, tx, sql, args...)
 	if err != nil {
 		return b, fault.Failed("jobs", "release", err)
 	}
@@ -280,7 +281,7 @@ func (e *Enqueuer) wake(ctx context.Context, tx pgx.Tx, all []*releasedJob) erro
 	if len(ids) == 0 {
 		return nil
 	}
-	rows, err := tx.Query(ctx, e.gate.wakeSQL, ids, holds, priorities)
+	rows, err := answer.Query(ctx, tx, e.gate.wakeSQL, ids, holds, priorities)
 	if err != nil {
 		return fault.Failed("jobs", "release", err)
 	}
@@ -336,7 +337,7 @@ func (e *Enqueuer) limitsNow(ctx context.Context, tx pgx.Tx, scopes []string, wa
 		return nil, nil, nil
 	}
 	var judged []string
-	if err := tx.QueryRow(ctx, e.gate.judgedSQL, scopes, wait, releaseBatch).Scan(&judged); err != nil {
+	if err := answer.QueryRow(ctx, tx, e.gate.judgedSQL, scopes, wait, releaseBatch).Scan(&judged); err != nil {
 		return nil, nil, fault.Failed("jobs", "release", err)
 	}
 	unknown = map[string]error{}
@@ -444,7 +445,7 @@ func (e *Enqueuer) drop(ctx context.Context, pool *pgxpool.Pool, t *tally) (n in
 
 // dropIn drops that many jobs. at is the last that it began with.
 func (e *Enqueuer) dropIn(ctx context.Context, tx pgx.Tx, most int, at *int64) (n int, err error) {
-	rows, err := tx.Query(ctx, e.gate.dropSQL, most)
+	rows, err := answer.Query(ctx, tx, e.gate.dropSQL, most)
 	if err != nil {
 		return 0, fault.Failed("jobs", "drop", err)
 	}
@@ -488,7 +489,7 @@ func (e *Enqueuer) dropped(ctx context.Context, tx pgx.Tx, all []Parked, raws []
 	if len(ids) == 0 {
 		return all, nil
 	}
-	rows, err := tx.Query(ctx, e.gate.discardSQL, ids, holds)
+	rows, err := answer.Query(ctx, tx, e.gate.discardSQL, ids, holds)
 	if err != nil {
 		return nil, fault.Failed("jobs", "drop", err)
 	}
@@ -501,7 +502,7 @@ func (e *Enqueuer) dropped(ctx context.Context, tx pgx.Tx, all []Parked, raws []
 // next is the time until a line or a job is due, at most that long.
 func (e *Enqueuer) next(ctx context.Context, pool *pgxpool.Pool, most time.Duration) (time.Duration, error) {
 	var us *int64
-	if err := pool.QueryRow(ctx, e.gate.nextSQL).Scan(&us); err != nil {
+	if err := answer.QueryRow(ctx, pool, e.gate.nextSQL).Scan(&us); err != nil {
 		return 0, fault.Failed("jobs", "next release", err)
 	}
 	if us == nil {

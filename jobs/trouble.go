@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/pgmetered/metered/internal/answer"
 	"github.com/pgmetered/metered/internal/commit"
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/sqlstate"
@@ -176,7 +177,7 @@ func (e *Enqueuer) releaseOne(ctx context.Context, tx pgx.Tx, j *releasedJob) er
 		return e.gone(ctx, tx, j)
 	}
 	var createdAt, scheduledAt time.Time
-	err := tx.QueryRow(ctx, e.gate.oneSQL, e.gate.riverSchema, string(j.raw)).Scan(&createdAt, &scheduledAt)
+	err := answer.QueryRow(ctx, tx, e.gate.oneSQL, e.gate.riverSchema, string(j.raw)).Scan(&createdAt, &scheduledAt)
 	if err != nil {
 		return fault.Failed("jobs", "release", err)
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/answer"
 	"github.com/pgmetered/metered/internal/bounds"
 	"github.com/pgmetered/metered/internal/commit"
 	"github.com/pgmetered/metered/internal/fault"
@@ -110,7 +111,7 @@ func (c *Carver) Carve(ctx context.Context, tx pgx.Tx, g Carving) (Lease, error)
 	return ledger.SilentlyIn(ctx, tx, "leases", func(tx pgx.Tx, telling bool) (Lease, error) {
 		var refused, crossed []byte
 		charges := ledger.Charges(ledger.Telling(call.Charges, telling))
-		l, status, err := c.scan(tx.QueryRow(ctx, c.sql.carve, charges, terms.String(), call.Tolerance, c.wait), &refused, &crossed)
+		l, status, err := c.scan(answer.QueryRow(ctx, tx, c.sql.carve, charges, terms.String(), call.Tolerance, c.wait), &refused, &crossed)
 		switch {
 		case err != nil:
 			return Lease{}, call.Failed(err)
@@ -140,7 +141,7 @@ func (c *Carver) End(ctx context.Context, tx pgx.Tx, child string, note budget.N
 }
 
 func (c *Carver) close(ctx context.Context, tx pgx.Tx, child, by string) (l Lease, status string, err error) {
-	l, status, err = c.scan(tx.QueryRow(ctx, c.sql.close, child, by, c.wait))
+	l, status, err = c.scan(answer.QueryRow(ctx, tx, c.sql.close, child, by, c.wait))
 	if err == nil && status == "unknown" {
 		return l, status, of(ErrUnknownChild, child)
 	}
@@ -161,7 +162,7 @@ func (c *Carver) Receive(ctx context.Context, tx pgx.Tx, from Lease, note budget
 	if from.Granted < 0 || from.Granted > bounds.MaxAmount {
 		return Lease{}, invalid("from.Granted", "%d is not from 0 to %d", from.Granted, int64(bounds.MaxAmount))
 	}
-	l, status, err := c.scan(tx.QueryRow(ctx, c.sql.receive, from.Child, from.Granted, from.EndsAt, c.by(note), inBudget.NoteJSON(note), c.wait))
+	l, status, err := c.scan(answer.QueryRow(ctx, tx, c.sql.receive, from.Child, from.Granted, from.EndsAt, c.by(note), inBudget.NoteJSON(note), c.wait))
 	if err == nil && status == "used" {
 		return Lease{}, of(ErrChildUsed, from.Child)
 	}
@@ -188,7 +189,7 @@ func (c *Carver) settleAway(ctx context.Context, tx pgx.Tx, child string, used *
 	if err := cmp.Or(c.checkNote(note), notNil("tx", tx), checkChild("child", child)); err != nil {
 		return Lease{}, err
 	}
-	l, status, err := c.scan(tx.QueryRow(ctx, c.sql.settle, child, used, c.by(note), c.wait))
+	l, status, err := c.scan(answer.QueryRow(ctx, tx, c.sql.settle, child, used, c.by(note), c.wait))
 	if err == nil && status == "unknown" {
 		return Lease{}, of(ErrUnknownChild, child)
 	}
@@ -200,7 +201,7 @@ func (c *Carver) Get(ctx context.Context, db budget.Querier, child string) (Leas
 	if err := cmp.Or(c.made(), notNil("db", db), checkChild("child", child)); err != nil {
 		return Lease{}, err
 	}
-	l, _, err := c.scan(db.QueryRow(ctx, c.sql.get, pgx.QueryExecModeExec, child))
+	l, _, err := c.scan(answer.QueryRow(ctx, db, c.sql.get, pgx.QueryExecModeExec, child))
 	if errors.Is(err, pgx.ErrNoRows) {
 		return Lease{}, of(ErrUnknownChild, child)
 	}
@@ -211,7 +212,7 @@ func (c *Carver) Get(ctx context.Context, db budget.Querier, child string) (Leas
 func (c *Carver) sweep(ctx context.Context, db *pgxpool.Pool, report *SweepReport) error {
 	const page = 100
 	for before, n := int64(1<<63-1), page; n == page; {
-		rows, err := db.Query(ctx, c.sql.due, pgx.QueryExecModeExec, before, page)
+		rows, err := answer.Query(ctx, db, c.sql.due, pgx.QueryExecModeExec, before, page)
 		if err != nil {
 			return failed("list children", err)
 		}

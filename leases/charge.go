@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/answer"
 	"github.com/pgmetered/metered/internal/bounds"
 	"github.com/pgmetered/metered/internal/ledger"
 	"github.com/pgmetered/metered/internal/lend"
@@ -37,7 +38,7 @@ func (p *Pool) Charge(ctx context.Context, tx pgx.Tx, charges ...budget.Charge) 
 			break
 		}
 		receipt, err := ledger.SilentlyIn(ctx, tx, "leases", func(tx pgx.Tx, telling bool) (budget.Receipt, error) {
-			receipt, err := call.Call.Scan(tx.QueryRow(ctx, p.sql.charge, ledger.Charges(ledger.Telling(call.Charges, telling)), call.Tolerance, int32(p.wait/time.Millisecond), call.Standing))
+			receipt, err := call.Call.Scan(answer.QueryRow(ctx, tx, p.sql.charge, ledger.Charges(ledger.Telling(call.Charges, telling)), call.Tolerance, int32(p.wait/time.Millisecond), call.Standing))
 			if err == nil {
 				err = inBudget.TellCrossings(ctx, p.ledger, tx, receipt.Crossed)
 			}
@@ -73,7 +74,7 @@ func (p *Pool) one(ctx context.Context, tx pgx.Tx, c budget.Charge) (budget.Rece
 			break
 		}
 		var at *time.Time
-		err := tx.QueryRow(ctx, p.sql.spend, from.no, from.fence, offset, c.Amount, c.Scope, nil).Scan(&at)
+		err := answer.QueryRow(ctx, tx, p.sql.spend, from.no, from.fence, offset, c.Amount, c.Scope, nil).Scan(&at)
 		switch {
 		case err != nil:
 			return budget.Receipt{}, failed("charge", err)

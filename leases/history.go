@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/answer"
 	"github.com/pgmetered/metered/internal/purge"
 )
 
@@ -99,7 +100,7 @@ func pages[R any](ctx context.Context, db budget.Querier, sql string, of any, fr
 	const page = 500
 	for n := page; n == page; {
 		// Planned for each page: a plan kept from when there was little reads all of it.
-		rows, err := db.Query(ctx, sql, pgx.QueryExecModeExec, of, from, page)
+		rows, err := answer.Query(ctx, db, sql, pgx.QueryExecModeExec, of, from, page)
 		var found []R
 		if err == nil {
 			found, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (r R, err error) {

@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/answer"
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/ledger"
 	"github.com/pgmetered/metered/internal/pause"
@@ -108,10 +109,17 @@ func (p *Pool) call(ctx context.Context, db *pgxpool.Pool, scan func(pgx.Row) er
 	return pause.Collided(ctx, p.observer, "leases", maxTries, func() error {
 		batch := &pgx.Batch{}
 		batch.Queue("begin isolation level read committed")
+		pins := answer.Textual(db)
+		if pins {
+			batch.Queue(answer.PinSQL)
+		}
 		batch.Queue(sql, args...)
 		batch.Queue("commit")
 		results := db.SendBatch(ctx, batch)
 		_, err := results.Exec()
+		if err == nil && pins {
+			_, err = results.Exec()
+		}
 		if err == nil {
 			err = scan(results.QueryRow())
 		}
@@ -130,7 +138,7 @@ func (p *Pool) silently(ctx context.Context, db *pgxpool.Pool, sql string, args 
 			return p.call(ctx, db, scan, sql, args(false)...)
 		}
 		return retried(ctx, p.observer, db, func(tx pgx.Tx) error {
-			if err := scan(tx.QueryRow(ctx, sql, args(true)...)); err != nil {
+			if err := scan(answer.QueryRow(ctx, tx, sql, args(true)...)); err != nil {
 				return err
 			}
 			return cross(tx)

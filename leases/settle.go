@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/answer"
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/ledger"
 	"github.com/pgmetered/metered/observe"
@@ -144,7 +145,7 @@ func (p *Pool) settleDue(ctx context.Context, report *SweepReport) error {
 	for after, last, n := (time.Time{}), int64(0), page; n == page; {
 		// Planned for each page: a plan kept from when there was little reads all that was ever
 		// settled.
-		rows, err := p.db.Query(ctx, p.sql.due, pgx.QueryExecModeExec, after, last, page)
+		rows, err := answer.Query(ctx, p.db, p.sql.due, pgx.QueryExecModeExec, after, last, page)
 		if err != nil {
 			return failed("list leases", err)
 		}

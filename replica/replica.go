@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/pgmetered/metered/internal/answer"
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/ledger"
 )
@@ -51,7 +52,7 @@ func CommitLSN(ctx context.Context, db querier) (LSN, error) {
 	if _, ok := db.(pgx.Tx); ok {
 		return 0, invalid("db", "is a transaction, whose commit is yet to come")
 	}
-	return scanLSN(db.QueryRow(ctx, ledger.EndSQL))
+	return scanLSN(answer.QueryRow(ctx, db, ledger.EndSQL))
 }
 
 const readSQL = `
@@ -63,7 +64,7 @@ func ReadLSN(ctx context.Context, db querier) (LSN, error) {
 	if err := notNil("db", db); err != nil {
 		return 0, err
 	}
-	return scanLSN(db.QueryRow(ctx, readSQL))
+	return scanLSN(answer.QueryRow(ctx, db, readSQL))
 }
 
 func scanLSN(row pgx.Row) (LSN, error) {
@@ -178,7 +179,7 @@ func (w *wait) await(ctx context.Context, conn *pgx.Conn) error {
 	for pause := minPoll; ; pause = min(2*pause, maxPoll) {
 		var replica bool
 		var text *string // null until something was replayed
-		if err := conn.QueryRow(ctx, replayedSQL).Scan(&replica, &text); err != nil {
+		if err := answer.QueryRow(ctx, conn, replayedSQL).Scan(&replica, &text); err != nil {
 			return err
 		}
 		if text != nil {

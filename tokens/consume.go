@@ -6,6 +6,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgmetered/metered/internal/answer"
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/ledger"
 	"github.com/pgmetered/metered/internal/observed"
@@ -39,7 +40,7 @@ func (s *Store) Consume(ctx context.Context, tx pgx.Tx, purpose, subject, presen
 		span.End(err)
 	}()
 	var row ledger.TokenRow
-	if err := tx.QueryRow(ctx, s.sql.consume, p.Digest, p.Purpose, p.Subject, s.lockTimeoutMS).Scan(row.Dest()...); err != nil {
+	if err := answer.QueryRow(ctx, tx, s.sql.consume, p.Digest, p.Purpose, p.Subject, s.lockTimeoutMS).Scan(row.Dest()...); err != nil {
 		return Grant{}, fault.Failed("tokens", "consume", err)
 	}
 	return granted(p, row)
@@ -68,7 +69,7 @@ func (s *Store) Inspect(ctx context.Context, db querier, purpose, subject, prese
 		return Info{}, err
 	}
 	var row ledger.TokenRow
-	if err := db.QueryRow(ctx, s.sql.inspect, p.Digest, p.Purpose, p.Subject).Scan(row.Dest()...); err != nil {
+	if err := answer.QueryRow(ctx, db, s.sql.inspect, p.Digest, p.Purpose, p.Subject).Scan(row.Dest()...); err != nil {
 		return Info{}, fault.Failed("tokens", "inspect", err)
 	}
 	return informed(p, row)

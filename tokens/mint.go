@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgmetered/metered/internal/answer"
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/jsontext"
 	"github.com/pgmetered/metered/internal/ledger"
@@ -206,7 +207,7 @@ func (s *Store) insert(ctx context.Context, tx pgx.Tx, batch []prepared) error {
 	}
 	var status string
 	var mintedAt time.Time
-	err := tx.QueryRow(ctx, s.sql.mint, ledger.NewTokens(sent), s.lockTimeoutMS).Scan(&status, &mintedAt)
+	err := answer.QueryRow(ctx, tx, s.sql.mint, ledger.NewTokens(sent), s.lockTimeoutMS).Scan(&status, &mintedAt)
 	if err != nil {
 		return fault.Failed("tokens", "mint", err)
 	}

@@ -6,6 +6,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgmetered/metered/internal/answer"
 	"github.com/pgmetered/metered/internal/fault"
 )
 
@@ -17,7 +18,7 @@ func (s *Store) Revoke(ctx context.Context, tx pgx.Tx, digest Digest) (bool, err
 		return false, err
 	}
 	var revoked bool
-	if err := tx.QueryRow(ctx, s.sql.revoke, digest[:], s.lockTimeoutMS).Scan(&revoked); err != nil {
+	if err := answer.QueryRow(ctx, tx, s.sql.revoke, digest[:], s.lockTimeoutMS).Scan(&revoked); err != nil {
 		return false, fault.Failed("tokens", "revoke", err)
 	}
 	return revoked, nil
@@ -38,7 +39,7 @@ func (s *Store) RevokeSubject(ctx context.Context, tx pgx.Tx, purpose, subject s
 		return 0, err
 	}
 	var revoked int64
-	if err := tx.QueryRow(ctx, s.sql.revokeSubject, purpose, subject, s.lockTimeoutMS).Scan(&revoked); err != nil {
+	if err := answer.QueryRow(ctx, tx, s.sql.revokeSubject, purpose, subject, s.lockTimeoutMS).Scan(&revoked); err != nil {
 		return 0, fault.Failed("tokens", "revoke subject", err)
 	}
 	return revoked, nil

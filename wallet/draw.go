@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/answer"
 	"github.com/pgmetered/metered/internal/ledger"
 	"github.com/pgmetered/metered/internal/observed"
 	"github.com/pgmetered/metered/observe"
@@ -64,7 +65,7 @@ func (b *Book) Draw(ctx context.Context, tx pgx.Tx, d Draw) (drawn Drawn, err er
 		span.End(err)
 	}()
 	return ledger.SilentlyIn(ctx, tx, "wallet", func(tx pgx.Tx, telling bool) (Drawn, error) {
-		drawn, err := call.Scan(tx.QueryRow(ctx, call.SQL, call.Args(ledger.Sending{WaitMS: b.waitMS(), Telling: telling})...))
+		drawn, err := call.Scan(answer.QueryRow(ctx, tx, call.SQL, call.Args(ledger.Sending{WaitMS: b.waitMS(), Telling: telling})...))
 		if err == nil {
 			err = call.Cross(ctx, tx)
 		}

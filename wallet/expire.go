@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/pgmetered/metered/internal/answer"
 	"github.com/pgmetered/metered/internal/commit"
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/ledger"
@@ -201,7 +202,7 @@ func (b *Book) tellLag(ctx context.Context, pool *pgxpool.Pool) {
 		return
 	}
 	var us int64
-	if err := pool.QueryRow(ctx, b.schema.SQL(lagSQL)).Scan(&us); err != nil && !errors.Is(err, pgx.ErrNoRows) {
+	if err := answer.QueryRow(ctx, pool, b.schema.SQL(lagSQL)).Scan(&us); err != nil && !errors.Is(err, pgx.ErrNoRows) {
 		return
 	}
 	b.observer.Event(ctx, observe.Event{Kind: observe.LotsLag, Lag: time.Duration(us) * time.Microsecond})
@@ -247,7 +248,7 @@ func (s *sweeper) pass(ctx context.Context, tx pgx.Tx, only *string, telling boo
 	var more bool
 	var untold [][]byte
 	var crossed []byte
-	err = tx.QueryRow(ctx, b.sql.sweep, s.end, s.no, s.batch, only, subscribed || b.observer != nil,
+	err = answer.QueryRow(ctx, tx, b.sql.sweep, s.end, s.no, s.batch, only, subscribed || b.observer != nil,
 		ledger.Charges(ledger.Telling(charge.Charges, telling)), b.waitMS()).
 		Scan(&seen, &ended, &busy, &untold, &end, &no, &more, &crossing, &crossed)
 	if err != nil {

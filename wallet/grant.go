@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/answer"
 	"github.com/pgmetered/metered/internal/bounds"
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/ledger"
@@ -137,7 +138,7 @@ func (b *Book) Grant(ctx context.Context, tx pgx.Tx, g Grant) (granted Granted, 
 	if !g.Starts.IsZero() {
 		starts = &g.Starts
 	}
-	err = tx.QueryRow(ctx, b.sql.grant, g.Wallet, c.Key, lot.String(), plan.Value(), starts, c.MustExist, b.waitMS(), ledger.Origin{Note: c.Note}.String()).
+	err = answer.QueryRow(ctx, tx, b.sql.grant, g.Wallet, c.Key, lot.String(), plan.Value(), starts, c.MustExist, b.waitMS(), ledger.Origin{Note: c.Note}.String()).
 		Scan(&status, &granted.Lot, &granted.Amount, &granted.Seq, &granted.At, &expires, &refused, &granted.Revoked, &granted.RenewalsEnded)
 	if err != nil {
 		return Granted{}, failed("grant", err)

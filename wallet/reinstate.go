@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/pgmetered/metered/internal/answer"
 )
 
 const reinstateSQL = `
@@ -48,7 +50,7 @@ func (b *Book) Reinstate(ctx context.Context, tx pgx.Tx, r Revoke) (back Granted
 	var status string
 	var at, expires *time.Time
 	err = named.lower(ctx, tx, &status, func(tx pgx.Tx, charges string) (crossed []byte, err error) {
-		err = tx.QueryRow(ctx, sql, r.Wallet, named.key, named.lot, named.reference, units, charges, b.waitMS(), named.origin).
+		err = answer.QueryRow(ctx, tx, sql, r.Wallet, named.key, named.lot, named.reference, units, charges, b.waitMS(), named.origin).
 			Scan(&status, &back.Lot, &back.Amount, &back.Seq, &at, &expires, &crossed)
 		return crossed, failed("reinstate", err)
 	})

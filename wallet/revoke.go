@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/answer"
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/ledger"
 )
@@ -74,7 +75,7 @@ func (b *Book) Revoke(ctx context.Context, tx pgx.Tx, r Revoke) (revoked Revoked
 	defer func() { span.End(err) }()
 	var status string
 	err = named.lower(ctx, tx, &status, func(tx pgx.Tx, charges string) (crossed []byte, err error) {
-		err = tx.QueryRow(ctx, sql, r.Wallet, named.key, named.lot, named.reference, units, charges, b.waitMS(), named.origin).
+		err = answer.QueryRow(ctx, tx, sql, r.Wallet, named.key, named.lot, named.reference, units, charges, b.waitMS(), named.origin).
 			Scan(&status, &revoked.Lot, &revoked.Amount, &revoked.Missing, &revoked.Seq, &crossed)
 		return crossed, failed("revoke", err)
 	})
@@ -147,7 +148,7 @@ func (b *Book) Rollover(ctx context.Context, tx pgx.Tx, r Rollover) (rolled Gran
 	var status string
 	var at, expires *time.Time
 	err = named.lower(ctx, tx, &status, func(tx pgx.Tx, charges string) (crossed []byte, err error) {
-		err = tx.QueryRow(ctx, b.sql.rollover, r.Wallet, named.key, named.lot, named.reference, r.Cap, r.For, charges, b.waitMS(), named.origin).
+		err = answer.QueryRow(ctx, tx, b.sql.rollover, r.Wallet, named.key, named.lot, named.reference, r.Cap, r.For, charges, b.waitMS(), named.origin).
 			Scan(&status, &rolled.Lot, &rolled.Amount, &rolled.Seq, &at, &expires, &crossed)
 		return crossed, failed("roll over", err)
 	})

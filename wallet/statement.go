@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/answer"
 )
 
 // Line is an entry, with its effect on lots.
@@ -119,7 +120,7 @@ func (b *Book) Statement(ctx context.Context, db budget.Querier, wallet string, 
 // moves adds their effects on lots to a page of entries.
 func (b *Book) moves(ctx context.Context, db budget.Querier, wallet string, page []Line) error {
 	first, last := page[0].Seq, page[len(page)-1].Seq
-	rows, err := db.Query(ctx, b.sql.moves, wallet, min(first, last), max(first, last))
+	rows, err := answer.Query(ctx, db, b.sql.moves, wallet, min(first, last), max(first, last))
 	if err != nil {
 		return failed("statement", err)
 	}

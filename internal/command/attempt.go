@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
 
+	"github.com/pgmetered/metered/internal/answer"
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/guardtx"
 	"github.com/pgmetered/metered/internal/ledger"
@@ -299,7 +300,7 @@ func (e *Engine) open(ctx context.Context, op *Operation, t transaction, b *begu
 // send sends a flush within the transaction, and reads all of it.
 func (e *Engine) send(ctx context.Context, op *Operation, name string, tx pgx.Tx, f *flush, charges *ledger.Charging) error {
 	ctx, span := e.flush(ctx, op, name)
-	results := tx.SendBatch(ctx, &f.batch)
+	results := answer.SendBatch(ctx, tx, &f.batch)
 	err := f.read(results)
 	if err = firstOf(err, results.Close()); err != nil {
 		err = failed(name, ofCharges(charges, err))
@@ -436,7 +437,7 @@ func (e *Engine) finish(ctx context.Context, op *Operation, t transaction, end E
 	}
 	t.end(&f.batch)
 	ctx, span := e.flush(ctx, op, last)
-	results := tx.SendBatch(ctx, &f.batch)
+	results := answer.SendBatch(ctx, tx, &f.batch)
 	unread, err := f.readAll(results)
 	others := false
 	if err == nil {

@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/pgmetered/metered/internal/answer"
 	"github.com/pgmetered/metered/internal/commit"
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/ledger"
@@ -42,7 +43,7 @@ type Engine struct {
 	sql    statements
 	places chan struct{} // one for each attempt of an operation with a First
 	turns  *turns
-	pins   bool // transactions begin with ledger.PinSQL
+	pins   bool // transactions begin with answer.PinSQL
 
 	functions atomic.Int32 // of operations that run
 }
@@ -55,7 +56,7 @@ func New(pool *pgxpool.Pool, cfg Config) *Engine {
 	if cfg.Usable == nil {
 		cfg.Usable = func(context.Context, schema.DB) error { return nil }
 	}
-	return &Engine{pool: pool, cfg: cfg, places: places(pool), turns: newTurns(), pins: ledger.Textual(pool), sql: statements{
+	return &Engine{pool: pool, cfg: cfg, places: places(pool), turns: newTurns(), pins: answer.Textual(pool), sql: statements{
 		begin: n.SQL(beginSQL), beginPlain: n.SQL(beginPlainSQL), complete: n.SQL(completeSQL), completePlain: n.SQL(completePlainSQL), runPlain: n.SQL(runPlainSQL), run: n.SQL(runSQL), finish: n.SQL(finishSQL), newest: n.SQL(newestSQL), lockAll: n.SQL(ledger.LockAllSQL),
 	}}
 }
@@ -352,7 +353,7 @@ func (e *Engine) Begin(ctx context.Context, opts pgx.TxOptions) (*pgxpool.Conn, 
 		}
 		tx, err := conn.BeginTx(ctx, opts)
 		if err == nil && e.pins {
-			_, err = tx.Exec(ctx, ledger.PinSQL)
+			_, err = tx.Exec(ctx, answer.PinSQL)
 		}
 		if err == nil {
 			return conn, tx, nil

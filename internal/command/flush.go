@@ -5,8 +5,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgmetered/metered/internal/answer"
 	"github.com/pgmetered/metered/internal/fault"
-	"github.com/pgmetered/metered/internal/ledger"
 )
 
 // flush is a batch with the functions that read its answers.
@@ -24,7 +24,7 @@ func (f *flush) exec(sql string, args ...any) {
 // row queues a statement whose one row scan reads.
 func (f *flush) row(scan func(pgx.Row) error, sql string, args ...any) {
 	f.batch.Queue(sql, args...)
-	f.reads = append(f.reads, func(r pgx.BatchResults) error { return scan(ledger.RowOf(r.Query())) })
+	f.reads = append(f.reads, func(r pgx.BatchResults) error { return scan(answer.RowOf(r.Query())) })
 }
 
 // read reads the answers, up to the first error.

@@ -7,6 +7,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgmetered/metered/internal/answer"
 	"github.com/pgmetered/metered/internal/sqlstate"
 )
 
@@ -22,7 +23,7 @@ func (l *lent) first(f *flush) {
 }
 
 func (l *lent) send(ctx context.Context, batch *pgx.Batch) pgx.BatchResults {
-	return l.bare.SendBatch(ctx, batch)
+	return answer.SendBatch(ctx, l.bare, batch)
 }
 
 func (l *lent) aborted(err error) error {

@@ -6,6 +6,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgmetered/metered/internal/answer"
 	"github.com/pgmetered/metered/internal/commit"
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/ledger"
@@ -141,7 +142,7 @@ func next(ctx context.Context, t transaction, batch *pgx.Batch) pgx.BatchResults
 	if t.tx() == nil {
 		return t.send(ctx, batch)
 	}
-	return t.tx().SendBatch(ctx, batch)
+	return answer.SendBatch(ctx, t.tx(), batch)
 }
 
 // send sends a flush that does not end the transaction, and reads all of it.

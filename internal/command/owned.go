@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/pgmetered/metered/internal/answer"
 	"github.com/pgmetered/metered/internal/commit"
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/guardtx"
@@ -22,7 +23,7 @@ import (
 type owned struct {
 	conn *pgxpool.Conn
 	op   *Operation
-	pins bool // the transaction begins with ledger.PinSQL
+	pins bool // the transaction begins with answer.PinSQL
 	bare pgx.Tx
 	tag  pgconn.CommandTag // of COMMIT
 	lsn  replica.LSN
@@ -32,7 +33,7 @@ func (o *owned) first(f *flush) {
 	f.batch.BeginTx(pgx.TxOptions{IsoLevel: o.op.Isolation})
 	f.reads = append(f.reads, func(r pgx.BatchResults) error { _, err := r.Exec(); return err })
 	if o.pins {
-		f.exec(ledger.PinSQL)
+		f.exec(answer.PinSQL)
 	}
 }
 

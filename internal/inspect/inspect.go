@@ -21,6 +21,7 @@ import (
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/answer"
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/lockkey"
 	"github.com/pgmetered/metered/internal/schema"
@@ -119,11 +120,11 @@ func checkText(field, text string) error { return fault.Text(errArgument, field,
 // query runs a statement of ours. It is planned at each call: a plan kept from when there was
 // little reads all of it.
 func (r *Reader) query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
-	return r.DB.Query(ctx, r.schema.SQL(sql), append([]any{pgx.QueryExecModeExec}, args...)...)
+	return answer.Query(ctx, r.DB, r.schema.SQL(sql), append([]any{pgx.QueryExecModeExec}, args...)...)
 }
 
 func (r *Reader) row(ctx context.Context, sql string, args ...any) pgx.Row {
-	return r.DB.QueryRow(ctx, r.schema.SQL(sql), append([]any{pgx.QueryExecModeExec}, args...)...)
+	return answer.QueryRow(ctx, r.DB, r.schema.SQL(sql), append([]any{pgx.QueryExecModeExec}, args...)...)
 }
 
 // collect runs a statement and returns its rows.

@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgmetered/metered/internal/answer"
 	"github.com/pgmetered/metered/internal/fault"
 )
 
@@ -50,7 +51,7 @@ func Ask(ctx context.Context, tx Sender, lockSQL string, lockArgs []any, queries
 	for _, q := range queries {
 		batch.Queue(q.SQL, q.Args...)
 	}
-	results := tx.SendBatch(ctx, batch)
+	results := answer.SendBatch(ctx, tx, batch)
 	err := answers(results, queries, failed)
 	if closing := results.Close(); err == nil && closing != nil {
 		err = failed(closing)

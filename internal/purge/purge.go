@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/pgmetered/metered/internal/answer"
 	"github.com/pgmetered/metered/internal/commit"
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/observed"
@@ -48,7 +49,7 @@ func (o *Options) Check(kind *fault.Sentinel) error {
 // count is how many rows Run would delete.
 func (o *Options) count(ctx context.Context, pool *pgxpool.Pool, count string) (n int64, err error) {
 	err = pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
-		return tx.QueryRow(ctx, count, o.age()).Scan(&n)
+		return answer.QueryRow(ctx, tx, count, o.age()).Scan(&n)
 	})
 	return n, err
 }
@@ -77,7 +78,7 @@ func (o *Options) Run(ctx context.Context, to *observed.To, name string, pool *p
 	for {
 		var deleted int64
 		err := commit.InTx(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite}, func(tx pgx.Tx) error {
-			return tx.QueryRow(ctx, sql, append([]any{from, o.age(), o.Batch}, args...)...).Scan(&deleted, &from)
+			return answer.QueryRow(ctx, tx, sql, append([]any{from, o.age(), o.Batch}, args...)...).Scan(&deleted, &from)
 		})
 		if err != nil {
 			return total, err

@@ -10,6 +10,8 @@ import (
 	"strings"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/pgmetered/metered/internal/answer"
 )
 
 // Object is one table, column, index, constraint, type or function of a schema.
@@ -94,11 +96,11 @@ func (r *Release) read(ctx context.Context, db DB, n Name, whole bool) (c Catalo
 		}
 		return err
 	})
-	if err := tx.SendBatch(ctx, batch).Close(); err != nil {
+	if err := answer.SendBatch(ctx, tx, batch).Close(); err != nil {
 		return c, err
 	}
 	if c.Has("table schema_version") && c.Has("column schema_version.version") {
-		err = tx.QueryRow(ctx, n.SQL(`select coalesce(max(version), 0) from metered.schema_version`)).Scan(&c.Version)
+		err = answer.QueryRow(ctx, tx, n.SQL(`select coalesce(max(version), 0) from metered.schema_version`)).Scan(&c.Version)
 	}
 	if err == nil && whole && !slices.ContainsFunc(behindReads, c.lacks) {
 		c.behind, err = behind(ctx, tx, n)
@@ -126,12 +128,12 @@ func (c Catalog) lacks(key string) bool {
 // behind are the sequences that are behind their tables, if the role may ask.
 func behind(ctx context.Context, tx pgx.Tx, n Name) (all []Difference, err error) {
 	var may bool
-	if err := tx.QueryRow(ctx, n.SQL(mayLookSQL)).Scan(&may); err != nil || !may {
+	if err := answer.QueryRow(ctx, tx, n.SQL(mayLookSQL)).Scan(&may); err != nil || !may {
 		return nil, err
 	}
 	var table string
 	var last, largest int64
-	rows, _ := tx.Query(ctx, n.SQL(behindSQL))
+	rows, _ := answer.Query(ctx, tx, n.SQL(behindSQL))
 	_, err = pgx.ForEachRow(rows, []any{&table, &last, &largest}, func() error {
 		want := Object{Kind: "sequence", Name: table + ".no", Definition: fmt.Sprintf("%d or more", largest)}
 		all = append(all, Difference{want, Behind, fmt.Sprint(last)})

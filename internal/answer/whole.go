@@ -1,24 +1,31 @@
-package ledger
+package answer
 
 import (
 	"context"
 	"slices"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 )
 
 // Whole runs statements that commit themselves, and reads their answers by ReadAll: an error of
 // scanning then says nothing of the commit.
-type Whole struct{ Conn *pgx.Conn }
+type Whole struct{ conn *pgx.Conn }
+
+// In returns Whole of a connection.
+func In(conn *pgx.Conn) Whole { return Whole{conn} }
+
+// Conn is the connection.
+func (w Whole) Conn() *pgx.Conn { return w.conn }
 
 // QueryRow is that of a connection.
 func (w Whole) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
-	return RowOf(w.Conn.Query(ctx, sql, args...))
+	return RowOf(w.conn.Query(ctx, sql, args...))
 }
 
 // Query is that of a connection.
 func (w Whole) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
-	return ReadAll(w.Conn.Query(ctx, sql, args...))
+	return ReadAll(w.conn.Query(ctx, sql, args...))
 }
 
 // ReadAll reads rows to their end before the first is scanned. Then an error of the server is
@@ -27,13 +34,22 @@ func ReadAll(rows pgx.Rows, err error) (pgx.Rows, error) {
 	if err != nil {
 		return rows, err
 	}
+	if read, ok := rows.(*wholeRows); ok {
+		return read, nil
+	}
 	read := &wholeRows{Rows: rows, at: -1}
 	for rows.Next() {
-		var row [][]byte
-		for _, value := range rows.RawValues() {
-			row = append(row, slices.Clone(value))
+		if read.rows == nil {
+			read.fields = slices.Clone(rows.FieldDescriptions())
+		}
+		row := make([][]byte, len(read.fields))
+		for i, value := range rows.RawValues() {
+			row[i] = plain(read.fields[i], value)
 		}
 		read.rows = append(read.rows, row)
+	}
+	if read.fields == nil {
+		read.fields = slices.Clone(rows.FieldDescriptions())
 	}
 	rows.Close()
 	return read, rows.Err()
@@ -60,11 +76,12 @@ func (r wholeRow) Scan(dest ...any) error {
 	return r.rows.Scan(dest...)
 }
 
-// wholeRows are rows that were read.
+// wholeRows are rows that were read. The connection may have answered other statements since.
 type wholeRows struct {
 	pgx.Rows
-	rows [][][]byte
-	at   int
+	fields []pgconn.FieldDescription
+	rows   [][][]byte
+	at     int
 }
 
 func (r *wholeRows) Next() bool {
@@ -72,8 +89,10 @@ func (r *wholeRows) Next() bool {
 	return r.at < len(r.rows)
 }
 
+func (r *wholeRows) FieldDescriptions() []pgconn.FieldDescription { return r.fields }
+
 func (r *wholeRows) RawValues() [][]byte { return r.rows[r.at] }
 
 func (r *wholeRows) Scan(dest ...any) error {
-	return pgx.ScanRow(r.Conn().TypeMap(), r.FieldDescriptions(), r.RawValues(), dest...)
+	return pgx.ScanRow(r.TypeMap(), r.fields, r.RawValues(), dest...)
 }
