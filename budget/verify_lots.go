@@ -60,7 +60,7 @@ select t.seq, 'overdrawn', k.units::text, '0, where lots have a rest that have n
 from tip t, (select sum(k.amount) as units from kept k where k.lot = 0) k
 where t.lots_end <= t.at and k.units > 0 and exists (select from lots l where l.open and l.expires_at > t.at)
 union all
-select t.seq, 'lots_end', t.lots_end::text, 'at most ' || l.expires_at
+select t.seq, 'lots_end', to_json(t.lots_end) #>> '{}', 'at most ' || (to_json(l.expires_at) #>> '{}')
 from tip t, lots l where (l.open or l.kept > 0 and l.expires_at > t.at) and t.lots_end > l.expires_at or l.pending > 0 and t.lots_end > l.starts_at
 union all
 select l.granted_seq, 'held of lot ' || l.no, l.held::text, coalesce(k.units, 0)::text
@@ -115,7 +115,7 @@ select m.seq, 'moves of lots', 'of lot ' || m.lot, 'of a lot of the wallet'
 from moves m left join lots l on l.no = m.lot
 where m.lot <> 0 and l.no is null
 union all
-select m.seq, 'drawn of lot ' || m.lot, e.at::text, 'before its end, ' || l.expires_at
+select m.seq, 'drawn of lot ' || m.lot, to_json(e.at) #>> '{}', 'before its end, ' || (to_json(l.expires_at) #>> '{}')
 from moves m join lots l on l.no = m.lot join metered.ledger e on e.scope = m.scope and e.seq = m.seq
 where m.kind in ('t', 'p', 'h', 'q') and e.at >= l.expires_at
   -- An entry counts as made no later than a clock repair after it.

@@ -13,7 +13,7 @@ import (
 
 // parkedSQL reads the lines, which keep counts, and the oldest job of each by an index.
 const parkedSQL = `
-select coalesce(pg_catalog.sum(p.waiting), 0)::int8, coalesce(extract(epoch from metered.clock() - pg_catalog.min(p.oldest_at)), 0)::float8
+select coalesce(pg_catalog.sum(p.waiting), 0)::int8, coalesce(extract(epoch from metered.clock() - pg_catalog.min(p.oldest_at)), 0)
 from (select w.waiting, w.oldest_at from metered.parked_scopes_words w limit 10000) p`
 
 // WatchParked measures the jobs that wait for budget, in up to 10,000 lines: metered.parked.jobs

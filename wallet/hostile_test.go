@@ -129,7 +129,7 @@ func TestVerify_KnowsAnEndThatWasSetAfterAClockRepair(t *testing.T) {
 	r, err := f.ledger.Verify(t.Context(), f.pool, budget.VerifyOptions{})
 	require.NoError(t, err)
 	require.Len(t, r.Differences, 2, "lots_end, and the draw after the repair")
-	require.Equal(t, budget.Difference{Scope: "ann", Seq: 6, Field: "drawn of lot 1", Got: "2026-11-21 13:30:00+00", Want: "before its end, 2026-11-21 13:20:00+00"}, r.Differences[1])
+	require.Equal(t, budget.Difference{Scope: "ann", Seq: 6, Field: "drawn of lot 1", Got: "2026-11-21T13:30:00+00:00", Want: "before its end, 2026-11-21T13:20:00+00:00"}, r.Differences[1])
 	_, err = f.pool.Exec(t.Context(), "update metered.lot_rows set expires_at = $1", noon.Add(2*time.Hour))
 	require.NoError(t, err)
 }

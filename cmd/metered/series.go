@@ -59,7 +59,7 @@ If entries of the period were purged, it fails, instead of counting too little.`
 				return err
 			}
 			if end.IsZero() {
-				if err := tx.QueryRow(ctx, "select clock_timestamp()").Scan(&end); err != nil {
+				if err := tx.QueryRow(ctx, "select pg_catalog.to_json(pg_catalog.clock_timestamp())").Scan(&end); err != nil {
 					return err
 				}
 			}

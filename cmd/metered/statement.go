@@ -57,7 +57,7 @@ The spends from a lease are one capture. If entries of the period were purged, i
 				return err
 			}
 			if to.IsZero() {
-				if err := tx.QueryRow(ctx, "select clock_timestamp()").Scan(&to.Time); err != nil {
+				if err := tx.QueryRow(ctx, "select pg_catalog.to_json(pg_catalog.clock_timestamp())").Scan(&to.Time); err != nil {
 					return err
 				}
 			}

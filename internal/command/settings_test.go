@@ -58,6 +58,22 @@ func TestDo_IsAnsweredUnderAnySetting(t *testing.T) {
 				require.Equal(t, holds.Captured, captured.Holds[0].State)
 				_, err = metered.Do(t.Context(), c, metered.Command{ID: "full", Charges: []budget.Charge{charge("s", 9, 5)}}, upload("b"))
 				require.ErrorIs(t, err, budget.ErrExceeded)
+				require.NoError(t, pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
+					for i := range 3 {
+						out, err := metered.DoTx(t.Context(), c, tx, metered.Command{ID: "lent", Charges: []budget.Charge{charge("s", int64(1+i/2*9), 5)}, Holds: []holds.Request{
+							{ID: "lent", TTL: time.Hour, Lines: []holds.Line{{Scope: "seats", Amount: 1}}},
+						}}, upload("lent"))
+						if i == 2 {
+							require.ErrorIs(t, err, metered.ErrConflict)
+						} else {
+							require.NoError(t, err)
+							require.Equal(t, i == 1, out.Replayed)
+							require.WithinRange(t, out.At, before, time.Now().Add(time.Minute))
+						}
+						require.Contains(t, pgtest.Value[string](t, tx, "show DateStyle"), settings["DateStyle"], "the caller's stays")
+					}
+					return nil
+				}))
 				posted, err := c.Budget.ChargeNow(t.Context(), pool, charge("now", 1, 5))
 				require.NoError(t, err)
 				require.WithinRange(t, posted.At, before, time.Now().Add(time.Minute))

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/pgmetered/metered/internal/answer"
 	"github.com/pgmetered/metered/internal/schema"
 )
 
@@ -72,11 +73,11 @@ where pg_catalog.starts_with(c.relname::text, 'river') and c.relkind = 'r' and c
 // unlogged, which would keep the shard from being moved while it is written to.
 func (m migration) distribute(ctx context.Context, tx pgx.Tx) error {
 	var citus bool
-	if err := tx.QueryRow(ctx, hasCitusSQL).Scan(&citus); err != nil || !citus {
+	if err := answer.QueryRow(ctx, tx, hasCitusSQL).Scan(&citus); err != nil || !citus {
 		return err
 	}
 	var versions, beside string
-	err := tx.QueryRow(ctx, undistributedSQL, m.opts.RiverSchema).Scan(&versions, &beside)
+	err := answer.QueryRow(ctx, tx, undistributedSQL, m.opts.RiverSchema).Scan(&versions, &beside)
 	if err == nil {
 		if _, err = tx.Exec(ctx, distributeSQL, versions, beside); err == nil {
 			_, err = tx.Exec(ctx, truncateSQL, versions)
@@ -85,7 +86,7 @@ func (m migration) distribute(ctx context.Context, tx pgx.Tx) error {
 	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
 		return err
 	}
-	rows, err := tx.Query(ctx, unloggedSQL, m.opts.RiverSchema)
+	rows, err := answer.Query(ctx, tx, unloggedSQL, m.opts.RiverSchema)
 	if err != nil {
 		return err
 	}

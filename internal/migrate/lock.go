@@ -10,6 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgmetered/metered/internal/answer"
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/pause"
 	"github.com/pgmetered/metered/internal/schema"
@@ -65,7 +66,7 @@ const holdersSQL = `
 select pg_catalog.format('%s, which process %s holds%s%s',
     pg_catalog.string_agg(distinct coalesce(l.relation::regclass::text, 'another migration'), ', '), l.pid,
     ' (' || nullif(a.application_name, '') || ')',
-    ', in a transaction since ' || pg_catalog.date_trunc('second', a.xact_start)::text)
+    ', in a transaction since ' || pg_catalog.to_char(a.xact_start at time zone 'UTC', 'YYYY-MM-DD HH24:MI:SS"Z"'))
 from pg_locks l left join pg_stat_activity a on a.pid = l.pid
 where l.granted and l.pid <> pg_catalog.pg_backend_pid() and l.database = (select oid from pg_database where datname = pg_catalog.current_database())
   and (l.locktype = 'advisory' and l.objsubid = 1 and (l.classid::bigint << 32 | l.objid::bigint) = $1
@@ -76,7 +77,7 @@ order by a.xact_start limit 3`
 
 // holders describes the oldest transactions with locks that a migration waits for.
 func (m migration) holders(ctx context.Context) string {
-	rows, _ := m.conn.Query(ctx, holdersSQL, schema.MigrationLock, m.opts.Schema.String(), m.opts.RiverSchema)
+	rows, _ := answer.Query(ctx, m.conn, holdersSQL, schema.MigrationLock, m.opts.Schema.String(), m.opts.RiverSchema)
 	all, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	if err != nil || len(all) == 0 {
 		return "a lock"

@@ -13,6 +13,7 @@ import (
 	"github.com/riverqueue/river/riverdriver/riverpgxv5"
 	"github.com/riverqueue/river/rivermigrate"
 
+	"github.com/pgmetered/metered/internal/answer"
 	"github.com/pgmetered/metered/internal/schema"
 )
 
@@ -133,7 +134,7 @@ where c.oid = pg_catalog.to_regclass('metered.schema_version')::oid and r.rolnam
 func (m migration) becomeOwner(ctx context.Context, tx pgx.Tx, wrong []Difference) error {
 	var owner string // quoted
 	var other bool
-	if err := tx.QueryRow(ctx, m.opts.Schema.SQL(ownerSQL)).Scan(&owner, &other); err != nil {
+	if err := answer.QueryRow(ctx, tx, m.opts.Schema.SQL(ownerSQL)).Scan(&owner, &other); err != nil {
 		return err
 	}
 	for _, d := range wrong {
@@ -169,7 +170,7 @@ func (m migration) river(ctx context.Context) (made []int, err error) {
 				return err
 			}
 			//lint:ignore SA1019 it is deprecated for several migrations in one transaction
-			result, err = migrator.MigrateTx(ctx, singly{tx}, rivermigrate.DirectionUp, &rivermigrate.MigrateOpts{MaxSteps: 1})
+			result, err = migrator.MigrateTx(ctx, singly{answer.Tx(tx)}, rivermigrate.DirectionUp, &rivermigrate.MigrateOpts{MaxSteps: 1})
 			if err == nil && len(result.Versions) == 0 {
 				err = m.distribute(ctx, tx)
 			}

@@ -54,8 +54,10 @@ as $$
 $$;
 
 -- The class of a charge: where one does not fit, none of its class does that is as large. Credit for a use lets in those for this use alone.
+-- Sessions of other styles give the same class, and _hold_text the same text.
 create function metered._class_of(c metered.new_charge) returns bigint
 language sql immutable
+set datestyle = 'ISO, MDY' set intervalstyle = postgres set timezone = 'UTC'
 as $$
     select hashtextextended(row(c.limits, c.note ->> 'use', c.must_exist)::text, 0)
 $$;
@@ -232,6 +234,14 @@ begin
 end
 $$;
 
+-- A hold as parked_jobs has it: a session of another style reads it as it was written.
+create function metered._hold_text(h metered.new_hold) returns text
+language sql immutable
+set datestyle = 'ISO, MDY' set intervalstyle = postgres set timezone = 'UTC' set bytea_output = hex
+as $$
+    select h::text
+$$;
+
 -- Holds the units of a job that starts, and charges the others: as place, also for a job that holds nothing. Then due is null.
 create function metered._start_job(h metered.new_hold, charges metered.new_charge[], ahead interval, wait_ms int, origin metered.origin, channel text,
     out started boolean, out refused jsonb, out due timestamptz)
@@ -324,7 +334,7 @@ begin
                 c := (metered._charge_of(coalesce(w.scope, busy), cs))[1];
                 waits := waits || row((j ->> 'job_id')::bigint, 0, c.amount, metered._class_of(c), clk,
                     clk + (j ->> 'wait_us')::bigint * interval '1 microsecond', null, null, null, null, (j ->> 'priority')::int, cardinality(waits), c.scope,
-                    coalesce(j ->> 'fair', ''), h.tenant, j - '{hold,charges,fair,most,wait_us,hopeful,burst}'::text[], h::text, j ->> 'charges', null, null)::metered.parked_jobs;
+                    coalesce(j ->> 'fair', ''), h.tenant, j - '{hold,charges,fair,most,wait_us,hopeful,burst}'::text[], metered._hold_text(h), j ->> 'charges', null, null)::metered.parked_jobs;
                 line_keys := line_keys || c.key;
                 wakes := wakes || case when no is null then '-infinity' else coalesce(clk + w.retry, 'infinity') end;
                 if scope is null then
@@ -391,7 +401,7 @@ begin
             insert into metered.parked_jobs (job_id, turn, amount, class, parked_at, not_before, drop_at, priority, lane, scope, fair, tenant, job, hold, charges)
             values ((j ->> 'job_id')::bigint, 0, 0, 0, clk, due, due + (j ->> 'wait_us')::bigint * interval '1 microsecond', (j ->> 'priority')::int,
                 of_lane, '', coalesce(j ->> 'fair', ''), h.tenant, (j - '{hold,charges,fair,wait_us,rest_us,burst}'::text[])
-                || case when of_lane = 1 or j ? 'burst' then '{"burst": true}' else '{}' end::jsonb, h::text, j ->> 'charges');
+                || case when of_lane = 1 or j ? 'burst' then '{"burst": true}' else '{}' end::jsonb, metered._hold_text(h), j ->> 'charges');
             exit when not j ? 'burst';
             j := (j || (j -> 'burst')) - 'burst';
         end loop;

@@ -177,8 +177,8 @@ begin
     kept := (
         select jsonb_object_agg(y.key, y.value)
         from (select x.key, x.value, (x.value ->> 'until')::timestamptz as until from jsonb_each(told) x
-              order by x.key = any (own) desc, coalesce((x.value ->> 'until')::timestamptz > at - interval '1 day', true) desc, until desc, x.key limit most) y);
-    if exists (select from jsonb_each(told - array(select jsonb_object_keys(kept))) x where coalesce((x.value ->> 'until')::timestamptz > at - interval '1 day', true)) then
+              order by x.key = any (own) desc, coalesce((x.value ->> 'until')::timestamptz > at - interval '24 hours', true) desc, until desc, x.key limit most) y);
+    if exists (select from jsonb_each(told - array(select jsonb_object_keys(kept))) x where coalesce((x.value ->> 'until')::timestamptz > at - interval '24 hours', true)) then
         raise exception 'the scope has more thresholds than %', most using errcode = 'MT012', detail = tip.scope;
     end if;
     return kept;
