@@ -45,7 +45,7 @@ func TestPgBouncer_EveryCallInEveryMode(t *testing.T) {
 				}
 				// The unnamed statement of describe_exec is not tracked.
 				works := mode != pgx.QueryExecModeDescribeExec && (mode != pgx.QueryExecModeCacheStatement || prepared > 0)
-				failed := everyCall(t, mode, prepared)
+				failed := everyCall(t, mode, prepared, nil)
 				t.Logf("%d calls fail", len(failed))
 				if works {
 					require.Empty(t, failed)
@@ -64,9 +64,26 @@ func TestPgBouncer_EveryCallInEveryMode(t *testing.T) {
 	}
 }
 
-// everyCall makes each call and returns the errors. A client without the bouncer prepares the data.
-func everyCall(t *testing.T, mode pgx.QueryExecMode, prepared int) map[string]error {
+// Settings of the database reach the connections that PgBouncer opens, and change no call in the modes that get text.
+func TestPgBouncer_EveryCallUnderUnusualSettings(t *testing.T) {
+	t.Parallel()
+	for name, mode := range map[string]pgx.QueryExecMode{
+		"German dates": pgx.QueryExecModeExec, "Postgres dates, no null in an array": pgx.QueryExecModeSimpleProtocol,
+	} {
+		t.Run(name+"/"+mode.String(), func(t *testing.T) {
+			t.Parallel()
+			require.Empty(t, everyCall(t, mode, 0, unusual[name]))
+		})
+	}
+}
+
+// everyCall makes each call and returns the errors. A client without the bouncer prepares the data. The database has the
+// settings for all connections that are opened from then on.
+func everyCall(t *testing.T, mode pgx.QueryExecMode, prepared int, settings map[string]string) map[string]error {
 	direct, d := pgtest.SetUp(t, metered.Config{}, pgtest.Options{})
+	for setting, value := range settings {
+		pgtest.Execute(t, direct, fmt.Sprintf("alter database %s set %s = '%s'", pgx.Identifier{direct.Config().ConnConfig.Database}.Sanitize(), setting, value))
+	}
 	port := pgtest.Bounce(t, direct, prepared)
 	through := func(c *pgxpool.Config) {
 		c.MaxConns = 8
@@ -75,6 +92,9 @@ func everyCall(t *testing.T, mode pgx.QueryExecMode, prepared int) map[string]er
 	}
 	pool := pgtest.Reopen(t, direct, through)
 	require.NoError(t, pool.Ping(t.Context()))
+	for setting, value := range settings {
+		require.Contains(t, pgtest.Value[string](t, pool, "select current_setting($1)", setting), value)
+	}
 	rounds := 1
 	if prepared > 0 || mode == pgx.QueryExecModeCacheDescribe {
 		rounds = 2 // the second finds the statements that the first has cached
