@@ -5783,8 +5783,8 @@ begin
     kept := (
         select jsonb_object_agg(y.key, y.value)
         from (select x.key, x.value, (x.value ->> 'until')::timestamptz as until from jsonb_each(told) x
-              order by x.key = any (own) desc, coalesce((x.value ->> 'until')::timestamptz > at - interval '1 day', true) desc, until desc, x.key limit most) y);
-    if exists (select from jsonb_each(told - array(select jsonb_object_keys(kept))) x where coalesce((x.value ->> 'until')::timestamptz > at - interval '1 day', true)) then
+              order by x.key = any (own) desc, coalesce((x.value ->> 'until')::timestamptz > at - interval '24 hours', true) desc, until desc, x.key limit most) y);
+    if exists (select from jsonb_each(told - array(select jsonb_object_keys(kept))) x where coalesce((x.value ->> 'until')::timestamptz > at - interval '24 hours', true)) then
         raise exception 'the scope has more thresholds than %', most using errcode = 'MT012', detail = tip.scope;
     end if;
     return kept;
@@ -10313,8 +10313,10 @@ as $$
 $$;
 
 -- The class of a charge: where one does not fit, none of its class does that is as large. Credit for a use lets in those for this use alone.
+-- Sessions of other styles give the same class, and _hold_text the same text.
 create function metered._class_of(c metered.new_charge) returns bigint
 language sql immutable
+set datestyle = 'ISO, MDY' set intervalstyle = postgres set timezone = 'UTC'
 as $$
     select hashtextextended(row(c.limits, c.note ->> 'use', c.must_exist)::text, 0)
 $$;
@@ -10491,6 +10493,14 @@ begin
 end
 $$;
 
+-- A hold as parked_jobs has it: a session of another style reads it as it was written.
+create function metered._hold_text(h metered.new_hold) returns text
+language sql immutable
+set datestyle = 'ISO, MDY' set intervalstyle = postgres set timezone = 'UTC' set bytea_output = hex
+as $$
+    select h::text
+$$;
+
 -- Holds the units of a job that starts, and charges the others: as place, also for a job that holds nothing. Then due is null.
 create function metered._start_job(h metered.new_hold, charges metered.new_charge[], ahead interval, wait_ms int, origin metered.origin, channel text,
     out started boolean, out refused jsonb, out due timestamptz)
@@ -10596,7 +10606,7 @@ begin
                 c := (metered._charge_of(coalesce(w.scope, busy), cs))[1];
                 waits := waits || row((j ->> 'job_id')::bigint, 0, c.amount, metered._class_of(c), clk,
                     clk + (j ->> 'wait_us')::bigint * interval '1 microsecond', null, null, null, null, (j ->> 'priority')::int, cardinality(waits), c.scope,
-                    coalesce(j ->> 'fair', ''), h.tenant, j - '{hold,charges,fair,most,wait_us,hopeful,burst}'::text[], h::text, j ->> 'charges', null, null)::metered.parked_jobs;
+                    coalesce(j ->> 'fair', ''), h.tenant, j - '{hold,charges,fair,most,wait_us,hopeful,burst}'::text[], metered._hold_text(h), j ->> 'charges', null, null)::metered.parked_jobs;
                 line_keys := line_keys || c.key;
                 wakes := wakes || case when no is null then '-infinity' else coalesce(clk + w.retry, 'infinity') end;
                 if scope is null then
@@ -10671,7 +10681,7 @@ begin
             insert into metered.parked_jobs (job_id, turn, amount, class, parked_at, not_before, drop_at, priority, lane, scope, fair, tenant, job, hold, charges)
             values ((j ->> 'job_id')::bigint, 0, 0, 0, clk, due, due + (j ->> 'wait_us')::bigint * interval '1 microsecond', (j ->> 'priority')::int,
                 of_lane, '', coalesce(j ->> 'fair', ''), h.tenant, (j - '{hold,charges,fair,wait_us,rest_us,burst}'::text[])
-                || case when of_lane = 1 or j ? 'burst' then '{"burst": true}' else '{}' end::jsonb, h::text, j ->> 'charges');
+                || case when of_lane = 1 or j ? 'burst' then '{"burst": true}' else '{}' end::jsonb, metered._hold_text(h), j ->> 'charges');
             exit when not j ? 'burst';
             j := (j || (j -> 'burst')) - 'burst';
         end loop;
@@ -14398,20 +14408,20 @@ begin
             _expire_due,_expire_rows,_explain_charges,_family,_find_lot,_first_due,_first_for_write,_first_lot,
             _fits,_fits_at,_fits_origin,_free_in_sum,_free_lines,_free_lots,_free_rest,_fresh,_give_back,
             _goes_on,_goes_short,_gone_on,_has_number,_held_here,_hold_as_json,_hold_before,_hold_of_job,
-            _in_us,_is_job,_join_line,_keep_back,_kept_due,_kept_for,_kept_reports,_key_fits,_keys_of_job,
-            _lags,_lapsing,_largest_number,_last_entry,_later_due,_lease_key,_lease_to_settle,_leased,_leased_units,
-            _leases_channel,_leave_line,_leaves_at,_limits_trouble,_line_before,_line_json,_lines,_lock_all_scopes,
-            _lock_charges,_lock_each,_lock_holds,_lock_key,_lock_keys,_lock_keys_there,_lock_place,_look_again,
-            _lot_begins,_lots_now,_lower_debts,_make_room,_mark_freed,_meet_upgrade,_mend_numbers,_minima,
-            _minima_leave,_missing_hold,_missing_lot,_missing_token,_move_lot,_name_lot,_named_holds,_new_hold_id,
-            _next_end,_next_entry,_next_lot,_next_number,_no_amount,_note_lot,_numbers,_old_lot,_on_linux,
-            _on_spending,_one_snapshot,_open_wallet,_other_lane,_others_fall_due,_others_wait,_overdue,
-            _owe,_owe_use,_owed_before,_own_entry,_parked_channel,_parked_json,_pass_ended,_pay_all_debts,
-            _pay_back,_pay_debts,_period_at,_periods_of,_place_short,_placed_before,_placed_json,_plan_on,
-            _purge_changes,_purge_lots,_raise_moved,_raise_sequence,_raised,_rearmed,_recall_leases,_recorded_events,
-            _recorded_meanwhile,_refund_fate,_refund_hold,_refund_lots,_refund_parts,_refunds_after,_refuse_closed,
-            _refuse_hold,_refuse_moved,_refuse_old_tenant,_refuse_stale,_refuse_unreported,_refusing,_reinstate,
-            _release_job,_release_line,_release_lines,_remember_hold,_renew_lot,_reported_after_repair,
+            _hold_text,_in_us,_is_job,_join_line,_keep_back,_kept_due,_kept_for,_kept_reports,_key_fits,
+            _keys_of_job,_lags,_lapsing,_largest_number,_last_entry,_later_due,_lease_key,_lease_to_settle,
+            _leased,_leased_units,_leases_channel,_leave_line,_leaves_at,_limits_trouble,_line_before,_line_json,
+            _lines,_lock_all_scopes,_lock_charges,_lock_each,_lock_holds,_lock_key,_lock_keys,_lock_keys_there,
+            _lock_place,_look_again,_lot_begins,_lots_now,_lower_debts,_make_room,_mark_freed,_meet_upgrade,
+            _mend_numbers,_minima,_minima_leave,_missing_hold,_missing_lot,_missing_token,_move_lot,_name_lot,
+            _named_holds,_new_hold_id,_next_end,_next_entry,_next_lot,_next_number,_no_amount,_note_lot,
+            _numbers,_old_lot,_on_linux,_on_spending,_one_snapshot,_open_wallet,_other_lane,_others_fall_due,
+            _others_wait,_overdue,_owe,_owe_use,_owed_before,_own_entry,_parked_channel,_parked_json,_pass_ended,
+            _pay_all_debts,_pay_back,_pay_debts,_period_at,_periods_of,_place_short,_placed_before,_placed_json,
+            _plan_on,_purge_changes,_purge_lots,_raise_moved,_raise_sequence,_raised,_rearmed,_recall_leases,
+            _recorded_events,_recorded_meanwhile,_refund_fate,_refund_hold,_refund_lots,_refund_parts,_refunds_after,
+            _refuse_closed,_refuse_hold,_refuse_moved,_refuse_old_tenant,_refuse_stale,_refuse_unreported,
+            _refusing,_reinstate,_release_job,_release_line,_release_lines,_remember_hold,_renew_lot,_reported_after_repair,
             _reported_until,_require,_require_plan,_resource_for_write,_roll_end,_roll_lot,_rolls,_rolls_among,
             _schedule,_scope_key,_settle,_sharded,_shorter,_sound_uses,_spend_range,_spent_limits,_spent_since,
             _start_job,_start_lot,_step_until,_sweepable,_take_back,_take_kept,_take_lots,_tenant_key,_threshold_key,
