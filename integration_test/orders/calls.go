@@ -23,6 +23,8 @@ type call struct {
 	committed bool
 	session   bool // one of its process is open
 	idle      bool // alone it has nothing to do
+	wide      bool // it is about jobs that stand in two lines, or that two scopes let in
+	narrow    bool // it locks one scope, and is not called beside those
 	remembers bool // its client does, for some seconds: the scopes that refused, which it looks at early
 }
 

@@ -190,32 +190,32 @@ var jobCalls = []call{
 	},
 		model: func(m *model) string { return m.park(tenantsOwn, m.wanted()) }},
 
-	{name: "park-burst", tx: func(ctx context.Context, tx pgx.Tx, w *world) error { return w.enqueueEither(ctx, tx) },
+	{name: "park-burst", wide: true, tx: func(ctx context.Context, tx pgx.Tx, w *world) error { return w.enqueueEither(ctx, tx) },
 		model: func(m *model) string { return m.park(tenantsOwn, m.wanted(), inEither) }},
 
-	{name: "park-two", tx: func(ctx context.Context, tx pgx.Tx, w *world) error { return w.enqueueTwo(ctx, tx) },
+	{name: "park-two", wide: true, tx: func(ctx context.Context, tx pgx.Tx, w *world) error { return w.enqueueTwo(ctx, tx) },
 		model: func(m *model) string { return m.park("own", inTwo) }},
 
-	{name: "release-jobs", needs: parked, tx: releases("s"), model: func(m *model) string { return m.release("s") }},
+	{name: "release-jobs", needs: parked, tx: releasesUnder("s"), model: func(m *model) string { return m.release("s") }},
 
 	{name: "job-ends", needs: aJob, tx: func(ctx context.Context, tx pgx.Tx, w *world) error {
 		_, err := w.book.Release(ctx, tx, holds.Release{Tenant: w.name, IDs: []string{w.job}})
 		return err
-	}, model: func(m *model) string { return m.jobEnds() }},
+	}, model: func(m *model) string { return m.jobEnds(&m.job) }},
 
 	{name: "job-rests", needs: aJob, tx: func(ctx context.Context, tx pgx.Tx, w *world) error {
 		return w.rest(ctx, tx, w.job)
-	}, model: func(m *model) string { return m.jobRests() }},
+	}, model: func(m *model) string { return m.jobRests(&m.job, true) }},
 
-	{name: "job-again", needs: rested, tx: releases("s"), model: func(m *model) string { return m.release("s") }},
+	{name: "job-again", narrow: true, needs: rested, tx: releases("s"), model: func(m *model) string { return m.release("s") }},
 
 	{name: "job-fails", needs: aFailed, tx: func(ctx context.Context, tx pgx.Tx, w *world) error {
-		return w.rest(ctx, tx, w.job)
-	}, model: func(m *model) string { return m.jobFails() }},
+		return w.rest(ctx, tx, w.fails)
+	}, model: func(m *model) string { return m.jobRests(&m.failed, false) }},
 
-	{name: "release-failed", needs: aFailed, idle: true, tx: releases("s"), model: func(m *model) string { return m.release("s") }},
+	{name: "release-failed", narrow: true, needs: aFailed, idle: true, tx: releases("s"), model: func(m *model) string { return m.release("s") }},
 
-	{name: "free-own", needs: full | two, tx: func(ctx context.Context, tx pgx.Tx, w *world) error {
+	{name: "free-own", wide: true, needs: full | two, tx: func(ctx context.Context, tx pgx.Tx, w *world) error {
 		_, err := w.book.Release(ctx, tx, holds.Release{Tenant: w.name, IDs: []string{"full"}})
 		return err
 	}, model: func(m *model) string {
@@ -227,19 +227,31 @@ var jobCalls = []call{
 		return ok
 	}},
 
-	{name: "release-own", needs: full | two, tx: releases("t"), model: func(m *model) string { return m.release("t") }},
+	{name: "release-own", wide: true, needs: full | two, tx: releasesUnder("t"), model: func(m *model) string { return m.release("t") }},
 
-	{name: "release-pool", needs: full | two, idle: true, tx: releases("s"), model: func(m *model) string { return m.release("s") }},
+	{name: "release-pool", wide: true, needs: full | two, idle: true, tx: releasesUnder("s"), model: func(m *model) string { return m.release("s") }},
 
-	{name: "release-first", needs: full | either, tx: releases("s"), model: func(m *model) string { return m.release("s") }},
+	{name: "release-first", wide: true, needs: full | either, tx: releasesUnder("s"), model: func(m *model) string { return m.release("s") }},
 
-	{name: "release-second", needs: full | either, tx: releases("t"), model: func(m *model) string { return m.release("t") }},
+	{name: "release-second", wide: true, needs: full | either, tx: releasesUnder("t"), model: func(m *model) string { return m.release("t") }},
 }
 
-// releases releases the jobs of a line.
+// releases releases the jobs of a line, by a statement that waits for the scope's lock.
 func releases(scope string) func(ctx context.Context, tx pgx.Tx, w *world) error {
 	return func(ctx context.Context, tx pgx.Tx, w *world) error {
 		_, err := w.jobs.ReleaseIn(ctx, tx, w.scope(scope))
+		return err
+	}
+}
+
+// releasesUnder is the same under the locks of both scopes: a job whose other scope somebody locks just
+// then is left for a look in 20 milliseconds, and a transaction that ends frees its locks one by one.
+func releasesUnder(scope string) func(ctx context.Context, tx pgx.Tx, w *world) error {
+	return func(ctx context.Context, tx pgx.Tx, w *world) error {
+		err := w.ledger.Lock(ctx, tx, w.scope("s"), w.scope("t"))
+		if err == nil {
+			err = releases(scope)(ctx, tx, w)
+		}
 		return err
 	}
 }

@@ -39,7 +39,8 @@ type model struct {
 	joined   int    // lines
 	started  int    // jobs whose hold is placed
 	later    int    // jobs whose next attempt is later
-	job      string // the state of the first job's hold
+	job      string // the state of the hold of a job whose next attempt is later
+	failed   string // the same of one whose next attempt may start
 	full     bool   // a hold keeps 60 units of "t"
 }
 
@@ -312,42 +313,34 @@ func (m *model) passing(line string) (units int64) {
 	return units
 }
 
-// jobEnds ends the hold of the first job, of 20 units.
-func (m *model) jobEnds() string {
-	if m.job != "h" {
+// jobEnds ends the hold of one of two jobs, of 20 units, if it is its state.
+func (m *model) jobEnds(state *string) string {
+	if *state != "h" {
 		return "hold_released"
 	}
-	m.job = "r"
+	*state = "r"
 	m.started--
 	m.scopes["s"].held -= 20
 	m.lowered()
 	return ok
 }
 
-// jobFails ends it until its next attempt, which may start. The second time there is nothing to do.
-func (m *model) jobFails() string {
-	if m.job == "rests" {
+// jobRests ends it until the job's next attempt, which is later or may start. The second time there is
+// nothing to do.
+func (m *model) jobRests(state *string, later bool) string {
+	if *state == "rests" {
 		return ok
 	}
-	said := m.jobEnds()
-	if said == ok {
-		m.job = "rests"
+	said := m.jobEnds(state)
+	if said != ok {
+		return said
+	}
+	if *state = "rests"; later {
+		m.later++
+	} else {
 		m.rests(20)
 	}
-	return said
-}
-
-// jobRests ends it until the job's next attempt. The second time there is nothing to do.
-func (m *model) jobRests() string {
-	if m.job == "rests" {
-		return ok
-	}
-	said := m.jobEnds()
-	if said == ok {
-		m.job = "rests"
-		m.later++
-	}
-	return said
+	return ok
 }
 
 // revoke ends all tokens.

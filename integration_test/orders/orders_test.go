@@ -80,7 +80,8 @@ func groups(n int) [][]call {
 	var walk func(group []call, from int)
 	walk = func(group []call, from int) {
 		if len(group) == n {
-			if chosen(group) {
+			wide, narrow := slices.ContainsFunc(group, func(c call) bool { return c.wide }), slices.ContainsFunc(group, func(c call) bool { return c.narrow })
+			if chosen(group) && !(wide && narrow) {
 				all = append(all, slices.Clone(group))
 			}
 			return

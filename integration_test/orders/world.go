@@ -115,6 +115,7 @@ type world struct {
 	due   time.Time // the deadline of the hold that is due
 	lease struct{ no, fence int64 }
 	job   string // the id of its hold
+	fails string // the same of the job that failed
 	model *model
 
 	sessions map[*metered.Client]*metered.Session[int]
@@ -248,7 +249,8 @@ func (p pieces) build(ctx context.Context, db *pgxpool.Pool, name string, needs 
 		}
 		if needs&aJob != 0 {
 			b.do(func() error {
-				m.job, m.started = "h", 1
+				m.job = "h"
+				m.started++
 				m.scopes["s"].held += 20
 				var err error
 				w.job, err = w.failed(ctx, tx, 20, "2100-01-01")
@@ -257,10 +259,11 @@ func (p pieces) build(ctx context.Context, db *pgxpool.Pool, name string, needs 
 		}
 		if needs&aFailed != 0 {
 			b.do(func() error {
-				m.job, m.started = "h", 1
+				m.failed = "h"
+				m.started++
 				m.scopes["s"].held += 20
 				var err error
-				w.job, err = w.failed(ctx, tx, 20, "2000-01-01")
+				w.fails, err = w.failed(ctx, tx, 20, "2000-01-01")
 				return err
 			})
 		}
