@@ -55,7 +55,7 @@ func TestHandler_AnswersGetAndHeadUnderAStrictPolicy(t *testing.T) {
 func TestHandler_NamesMissingPages(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, console.Config{}, "")
-	for _, name := range []string{"nothing", "scope/", "a/b/c", "console.html", "page/layout.html", "hold?tenant=acme&id=x", "operation?tenant=shop&id=x", "live?page=scopes", "usage.svg?scope=x&limit=no", "holds.svg?scope=x"} {
+	for _, name := range []string{"nothing", "scope/", "a/b/c", "console.html", "page/layout.html", "hold?tenant=acme&id=x", "operation?tenant=shop&id=x", "live?page=scopes", "live?page=scope", "live?page=hold&tenant=acme", "usage.svg?scope=x&limit=no", "holds.svg?scope=x"} {
 		response, body := w.get(w.url("") + name)
 		require.Equal(t, http.StatusNotFound, response.StatusCode, name)
 		n := parse(t, body)

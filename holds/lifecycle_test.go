@@ -66,17 +66,33 @@ func TestPlace_TheSameIDIsPlacedOnce(t *testing.T) {
 	used, _ := f.usage("user/ann")
 	require.Equal(t, int64(3), used)
 
+	for what, change := range map[string]func(r *holds.Request){
+		"amount":   func(r *holds.Request) { r.Lines = []holds.Line{capacity("room", 2, 5)} },
+		"scope":    func(r *holds.Request) { r.Lines = []holds.Line{capacity("hall", 1, 1)} },
+		"charge":   func(r *holds.Request) { r.Charges = []budget.Charge{{Scope: "user/ann", Amount: 4}} },
+		"holder":   func(r *holds.Request) { r.Holder = "ben" },
+		"metadata": func(r *holds.Request) { r.Metadata = json.RawMessage(`{"a": 1}`) },
+	} {
+		other := r
+		change(&other)
+		_, err := f.place(other)
+		require.ErrorIs(t, err, holds.ErrConflict, what)
+	}
+	for what, change := range map[string]func(r *holds.Request){
+		"limits": func(r *holds.Request) { r.Lines = []holds.Line{capacity("room", 1, 9)} },
+		"TTL":    func(r *holds.Request) { r.TTL = 2 * time.Minute },
+		"grace":  func(r *holds.Request) { r.Grace = time.Second },
+		"note":   func(r *holds.Request) { r.Note = budget.Note{Actor: "eve"} },
+	} {
+		other := r
+		change(&other)
+		again, err := f.place(other)
+		require.NoError(t, err, what)
+		require.Equal(t, []any{false, first.Deadline}, []any{again.Created, again.Deadline}, what)
+	}
 	other := r
-	other.Lines = []holds.Line{capacity("room", 2, 5)}
-	_, err := f.place(other)
-	require.ErrorIs(t, err, holds.ErrConflict)
-	other = r
-	other.Holder = "ben"
-	_, err = f.place(other)
-	require.ErrorIs(t, err, holds.ErrConflict)
-	other = r
 	other.Tenant = "acme"
-	_, err = f.place(other)
+	_, err := f.place(other)
 	require.ErrorIs(t, err, budget.ErrExceeded, "another tenant's id is another id; the scope is the same")
 
 	f.clock.Advance(time.Minute)

@@ -108,6 +108,42 @@ func TestCapacity_LoweredWhileACallWaitsForTheLockIsTheOneThatCounts(t *testing.
 	}
 }
 
+// A column says what was granted, and what is left is that less the use. Who sets the balance under the
+// scope's lock is right, though a charge comes meanwhile.
+func TestCapacity_AColumnOfWhatWasGrantedIsTheLimit(t *testing.T) {
+	t.Parallel()
+	pool, c := setUp(t, metered.Config{})
+	ctx := t.Context()
+	_, err := pool.Exec(ctx, `create table users (name text primary key, quota bigint); insert into users values ('ann', 100)`)
+	require.NoError(t, err)
+	charge := func(units int64) error {
+		return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+			_, err := c.Budget.Charge(ctx, tx, budget.Charge{Scope: "credit/ann", Amount: units, Limits: []budget.Limit{
+				budget.Lifetime(0).MaxFrom(`select quota from users where name = $1 for share`, "ann")}})
+			return err
+		})
+	}
+	require.NoError(t, charge(30))
+	sets, err := pool.Begin(ctx)
+	require.NoError(t, err)
+	require.NoError(t, c.Budget.Lock(ctx, sets, "credit/ann"))
+	used, err := c.Budget.Usage(ctx, sets, budget.Query{Scope: "credit/ann"})
+	require.NoError(t, err)
+	late := pgtest.Going(func() error { return charge(11) })
+	pgtest.WaitAdvisory(t, pool, 1)
+	_, err = sets.Exec(ctx, `update users set quota = $1 where name = 'ann'`, used[0].Used+10)
+	require.NoError(t, err)
+	require.NoError(t, sets.Commit(ctx))
+	var exceeded *budget.ExceededError
+	require.ErrorAs(t, <-late, &exceeded)
+	require.EqualValues(t, 10, exceeded.Refusals[0].Available)
+	require.NoError(t, charge(10))
+	_, err = pool.Exec(ctx, `update users set quota = quota + 5`)
+	require.NoError(t, err)
+	require.NoError(t, charge(5))
+	require.ErrorIs(t, charge(1), budget.ErrExceeded)
+}
+
 // Under load, with a capacity that moves, never more is taken than it allows at the time.
 func TestCapacity_ThatMovesIsNeverPassed(t *testing.T) {
 	t.Parallel()

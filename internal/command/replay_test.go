@@ -204,6 +204,7 @@ func TestDo_TheIDWithAnotherCommandIsAConflict(t *testing.T) {
 		"limits":      func(cmd *metered.Command) { cmd.Charges[0].Limits = []budget.Limit{budget.Lifetime(1)} },
 		"no limits":   func(cmd *metered.Command) { cmd.Charges[0].Limits = nil },
 		"note":        func(cmd *metered.Command) { cmd.Charges[0].Note = budget.Note{Reason: "because"} },
+		"must exist":  func(cmd *metered.Command) { cmd.Charges[0].MustExist = true },
 		"isolation":   func(cmd *metered.Command) { cmd.Isolation = pgx.Serializable },
 		"position":    func(cmd *metered.Command) { cmd.LSN = true },
 		"early":       func(cmd *metered.Command) { cmd.EarlyRelease = true },
