@@ -16,12 +16,13 @@ as $$
 $$;
 
 -- A hold as an answer.
-create function metered._v1_hold(h json) returns jsonb
+create function metered._v1_hold(hold json) returns jsonb
 language sql stable
 as $$
-    select jsonb_build_object('state', case when (h ->> 'returned')::boolean then 'returned' else
-            case h ->> 'state' when 'h' then 'held' when 'c' then 'captured' when 'r' then 'released' else 'expired' end end,
-        'deadline', h -> 'deadline', 'lines', (h ->> 'lines')::jsonb)
+    select jsonb_build_object('deadline', hold -> 'deadline', 'lines', (hold ->> 'lines')::jsonb,
+        'state', case when (hold ->> 'returned')::boolean then 'returned' else case hold ->> 'state'
+            when 'h' then 'held' when 'c' then 'captured' when 'r' then 'released'
+            else 'expired' end end)
 $$;
 
 -- The refusal of a transition of a hold.
@@ -29,11 +30,13 @@ create function metered._v1_hold_no(refused json) returns jsonb
 language sql stable
 as $$
     select case refused ->> 'status'
-        when 'retired' then metered._v1_no('hold_retired', 409) when 'excess' then metered._v1_no('hold_excess', 409)
+        when 'retired' then metered._v1_no('hold_retired', 409)
+        when 'excess' then metered._v1_no('hold_excess', 409)
             || jsonb_build_object('available', (refused ->> 'open')::bigint)
         when 'state' then metered._v1_no('hold_' || (metered._v1_hold(refused -> 'hold') ->> 'state'), 409)
             || jsonb_build_object('hold', metered._v1_hold(refused -> 'hold'))
-        when 'unconfirmed' then metered._v1_no('invalid_argument', 400) when 'line' then metered._v1_no('invalid_argument', 400)
+        when 'unconfirmed' then metered._v1_no('invalid_argument', 400)
+        when 'line' then metered._v1_no('invalid_argument', 400)
         else metered._v1_no('hold_unknown', 404) end
 $$;
 
@@ -44,10 +47,10 @@ create function metered.v1_hold(tenant text, id text, scope text, amount bigint,
 language plpgsql volatile
 as $$
 declare
-    print bytea;
-    win   interval;
-    p     json;     -- the answer of place_plain
-    w     record;
+    print  bytea;
+    win    interval;
+    answer json;    -- of place_plain
+    placed record;
 begin
     if (tenant is not null and coalesce(jsonb_typeof(note) = 'object', true)) is not true then
         perform metered._require(false, 'hold');
@@ -55,29 +58,37 @@ begin
     print := metered._v1_print(jsonb_build_array(scope, amount, extract(epoch from ttl), limits, metadata));
     win := metered._v1_window(limits);
     if win >= interval '0' and win <= interval '3660 days' then
-        p := metered.place_plain(tenant, id, metered._lock_key('metered/hold/metered', convert_to(tenant, 'UTF8') || decode('00', 'hex')
-                || convert_to(id, 'UTF8')), tenant, print, metered._v1_issued(id), ttl, interval '0', null, metadata::json, scope,
-            metered._scope_key(scope), amount, metered._v1_most(limits), win, note, null, null, interval '1 minute', 5000, null, false);
+        answer := metered.place_plain(tenant, id, metered._lock_key('metered/hold/metered',
+                convert_to(tenant, 'UTF8') || decode('00', 'hex') || convert_to(id, 'UTF8')),
+            tenant, print, metered._v1_issued(id), ttl, interval '0', null, metadata::json, scope,
+            metered._scope_key(scope), amount, metered._v1_most(limits), win, note, null, null,
+            interval '1 minute', 5000, null, false);
     else
-        w := metered.place(row(tenant, id, true, null, tenant, null, print, metered._v1_issued(id), ttl, interval '0', null, metadata::json,
-                null)::metered.new_hold, metered._v1_charge(scope, amount, amount, limits, note, false), interval '1 minute', 5000,
+        placed := metered.place(row(tenant, id, true, null, tenant, null, print,
+                metered._v1_issued(id), ttl, interval '0', null, metadata::json, null)::metered.new_hold,
+            metered._v1_charge(scope, amount, amount, limits, note, false), interval '1 minute', 5000,
             row(null, null, note)::metered.origin, null, false);
-        p := metered._placed_json(w.status, w.placed_at, w.deadline, w.refused, w.stored, null);
+        answer := metered._placed_json(placed.status, placed.placed_at, placed.deadline,
+            placed.refused, placed.stored, null);
     end if;
-    if json_typeof(p) = 'array' then
-        return jsonb_build_object('ok', true, 'new', true, 'state', 'held',
-            'deadline', timestamptz 'epoch' + (p ->> 1)::bigint * interval '1 microsecond' + ttl);
+    if json_typeof(answer) = 'array' then
+        return jsonb_build_object('ok', true, 'new', true, 'state', 'held', 'deadline',
+            timestamptz 'epoch' + (answer ->> 1)::bigint * interval '1 microsecond' + ttl);
     end if;
-    return case p ->> 'status' when 'placed' then jsonb_build_object('ok', true, 'new', true, 'state', 'held',
-            'deadline', timestamptz 'epoch' + (p ->> 'deadline')::bigint * interval '1 microsecond')
-        when 'same' then jsonb_build_object('ok', true, 'new', false) || metered._v1_hold((p ->> 'stored')::json)
-        when 'refused' then metered._v1_refused((p ->> 'refused')::jsonb, limits)
-        else metered._v1_no('hold_' || (p ->> 'status'), 409) end;
+    return case answer ->> 'status'
+        when 'placed' then jsonb_build_object('ok', true, 'new', true, 'state', 'held', 'deadline',
+            timestamptz 'epoch' + (answer ->> 'deadline')::bigint * interval '1 microsecond')
+        when 'same' then jsonb_build_object('ok', true, 'new', false)
+            || metered._v1_hold((answer ->> 'stored')::json)
+        when 'refused' then metered._v1_refused((answer ->> 'refused')::jsonb, limits)
+        else metered._v1_no('hold_' || (answer ->> 'status'), 409) end;
 end
 $$;
 
--- Spends so many units of a hold of one line, or all units of a hold without an amount, and ends it. The rest is free.
-create function metered.v1_capture(tenant text, id text, amount bigint default null, note jsonb default null) returns jsonb
+-- Spends so many units of a hold of one line, or all units of a hold without an amount, and ends it.
+-- The rest is free.
+create function metered.v1_capture(tenant text, id text, amount bigint default null,
+    note jsonb default null) returns jsonb
 language plpgsql volatile
 as $$
 declare
@@ -85,15 +96,18 @@ declare
     answer json;
 begin
     if amount is not null then
-        select min(l.scope) into line from metered.holds h, lateral (select y.scope from metered.hold_lines y where y.hold = h.no) l
+        select min(x.scope) into line from metered.holds h,
+            lateral (select y.scope from metered.hold_lines y where y.hold = h.no) x
         where h.tenant = v1_capture.tenant and h.id = v1_capture.id having count(*) <= 1;
         if not (found and amount > 0) then
             perform metered._require(false, 'amount');
         end if;
         line := coalesce(line, '-');    -- of no hold
     end if;
-    answer := metered.capture_holds_plain(tenant, id, metered._v1_issued(id), '', line, amount, null, note, null, null, 5000, null, false);
-    return case when json_typeof(answer) = 'object' then '{"ok": true}' || metered._v1_hold(answer)
+    answer := metered.capture_holds_plain(tenant, id, metered._v1_issued(id), '', line, amount, null,
+        note, null, null, 5000, null, false);
+    return case
+        when json_typeof(answer) = 'object' then '{"ok": true}' || metered._v1_hold(answer)
         when json_typeof(answer -> 0) = 'string' then metered._v1_hold_no((answer ->> 0)::json)
         else '{"ok": true}' || metered._v1_hold((answer -> 1 ->> 0)::json) end;
 end
@@ -104,11 +118,13 @@ create function metered.v1_release(tenant text, id text, note jsonb default null
 language plpgsql volatile
 as $$
 declare
-    r record;
+    ended record;
 begin
-    r := metered.release_holds(row(tenant, array[id], array[coalesce(metered._v1_issued(id), 'infinity')], '')::metered.hold_ids,
+    ended := metered.release_holds(row(tenant, array[id],
+            array[coalesce(metered._v1_issued(id), 'infinity')], '')::metered.hold_ids,
         5000, row(null, null, note)::metered.origin, null, false);
-    return case when r.refused is not null then metered._v1_hold_no(r.refused) else '{"ok": true}' || metered._v1_hold(r.holds[1]) end;
+    return case when ended.refused is not null then metered._v1_hold_no(ended.refused)
+        else '{"ok": true}' || metered._v1_hold(ended.holds[1]) end;
 end
 $$;
 
@@ -117,16 +133,18 @@ create function metered.v1_consume(token text, purpose text, subject text) retur
 language plpgsql volatile
 as $$
 declare
-    t record;
+    taken record;
 begin
-    t := metered.consume_token(sha256(convert_to(token, 'UTF8')), purpose, subject, 5000);
-    return case when t.status = 'ok' then jsonb_build_object('ok', true, 'payload', t.payload, 'uses_left', t.uses_left)
+    taken := metered.consume_token(sha256(convert_to(token, 'UTF8')), purpose, subject, 5000);
+    return case when taken.status = 'ok'
+        then jsonb_build_object('ok', true, 'payload', taken.payload, 'uses_left', taken.uses_left)
         else metered._v1_no('token_invalid', 403) end;
 end
 $$;
 
--- Claims an id for this transaction, which v1_answer must end, else COMMIT fails. If the id was answered
--- before, new is false, and answer is that one. The content is what the id is used for: another one is a conflict.
+-- Claims an id for this transaction, which v1_answer must end, else COMMIT fails. If the id was
+-- answered before, new is false, and answer is that one. The content is what the id is used for:
+-- another one is a conflict.
 create function metered.v1_claim(tenant text, id text, content jsonb default null) returns jsonb
 language plpgsql volatile
 as $$
@@ -139,17 +157,22 @@ begin
     if (tenant is not null and id <> '') is not true then
         perform metered._require(false, 'id');
     end if;
-    before := metered.begin_command_plain(tenant, id, metered._lock_key('metered/operation/metered', int8send(octet_length(tenant))
-            || convert_to(tenant, 'UTF8') || int8send(octet_length(id)) || convert_to(id, 'UTF8')),
+    before := metered.begin_command_plain(tenant, id, metered._lock_key('metered/operation/metered',
+            int8send(octet_length(tenant)) || convert_to(tenant, 'UTF8')
+            || int8send(octet_length(id)) || convert_to(id, 'UTF8')),
         metered._v1_issued(id), interval '5 minutes', null, 'v1', 5000);
     if before is null then
-        unused := set_config('metered_tx.v1', jsonb_build_array(tenant, id, encode(print, 'hex'))::text, true);
+        unused := set_config('metered_tx.v1',
+            jsonb_build_array(tenant, id, encode(print, 'hex'))::text, true);
         return '{"ok": true, "new": true}';
     end if;
-    return case when before ->> 'status' <> 'replay' then metered._v1_no('operation_' || (before ->> 'status'),
+    return case
+        when before ->> 'status' <> 'replay' then metered._v1_no('operation_' || (before ->> 'status'),
             case before ->> 'status' when 'future' then 400 else 409 end)
-        when decode(before ->> 'fingerprint', 'base64') <> print then metered._v1_no('operation_conflict', 422)
-        else jsonb_build_object('ok', true, 'new', false, 'answer', convert_from(decode(before ->> 'result', 'base64'), 'UTF8')::jsonb) end;
+        when decode(before ->> 'fingerprint', 'base64') <> print
+            then metered._v1_no('operation_conflict', 422)
+        else jsonb_build_object('ok', true, 'new', false, 'answer',
+            convert_from(decode(before ->> 'result', 'base64'), 'UTF8')::jsonb) end;
 end
 $$;
 
@@ -176,24 +199,29 @@ begin
 end
 $$;
 
--- Holds units of a scope for a job of River's until it ends. status is started, and the caller inserts
--- job into river_job, or parked until the units fit. job_id is of River's sequence.
-create function metered.v1_enqueue(job_id bigint, kind text, args jsonb, tenant text, scope text, amount bigint,
-    limits jsonb default '[]', queue text default 'default', most int default null) returns jsonb
+-- Holds units of a scope for a job of River's until it ends. status is started, and the caller
+-- inserts job into river_job, or parked until the units fit. job_id is of River's sequence.
+create function metered.v1_enqueue(job_id bigint, kind text, args jsonb, tenant text, scope text,
+    amount bigint, limits jsonb default '[]', queue text default 'default', most int default null)
+    returns jsonb
 language plpgsql volatile
 as $$
 declare
-    p record;
+    member text := concat('job/', job_id, '/', left(replace(gen_random_uuid()::text, '-', ''), 16));
+    parked record;
 begin
-    select * into p from metered.park_jobs(jsonb_build_array(jsonb_strip_nulls(jsonb_build_object('job_id', job_id, 'kind', kind,
-        'queue', queue, 'priority', 1, 'max_attempts', 25, 'tags', '[]'::jsonb, 'fair', tenant, 'most', most,
-        'metadata', jsonb_build_object('metered:tenant', tenant, 'metered:hold', concat('job/', job_id, '/',
-            left(replace(gen_random_uuid()::text, '-', ''), 16))),
-        'hold', row(tenant, 'job', false, null, 'job', null, metered._v1_print('null'), null, interval '3650 days', interval '0',
-            null, null, null)::metered.new_hold::text,
-        'charges', metered._v1_charge(scope, amount, amount, limits, null, false)::text)) || jsonb_build_object('args', args)),
-        interval '1 minute', 5000, null, null, false);
-    return case p.status when 'refused' then metered._v1_refused(p.refused, limits) when 'full' then metered._v1_no('jobs_full', 429)
-        else jsonb_build_object('ok', true, 'status', p.status, 'job', p.job - '{hold,charges,fair,most}'::text[]) end;
+    select * into parked from metered.park_jobs(jsonb_build_array(jsonb_strip_nulls(jsonb_build_object(
+            'job_id', job_id, 'kind', kind, 'queue', queue, 'priority', 1, 'max_attempts', 25,
+            'tags', '[]'::jsonb, 'fair', tenant, 'most', most,
+            'metadata', jsonb_build_object('metered:tenant', tenant, 'metered:hold', member),
+            'hold', row(tenant, 'job', false, null, 'job', null, metered._v1_print('null'), null,
+                interval '3650 days', interval '0', null, null, null)::metered.new_hold::text,
+            'charges', metered._v1_charge(scope, amount, amount, limits, null, false)::text))
+        || jsonb_build_object('args', args)), interval '1 minute', 5000, null, null, false);
+    return case parked.status
+        when 'refused' then metered._v1_refused(parked.refused, limits)
+        when 'full' then metered._v1_no('jobs_full', 429)
+        else jsonb_build_object('ok', true, 'status', parked.status,
+            'job', parked.job - '{hold,charges,fair,most}'::text[]) end;
 end
 $$;
