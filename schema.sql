@@ -13183,14 +13183,17 @@ as $$
     select jsonb_build_object('ok', false, 'code', code, 'status', status)
 $$;
 
--- The limit of a call that has one over a window or of prepaid credit, or none, for the short way (plain.sql):
--- its window, 0 for ever. Null: another limit, or a wrong one. Both are inlined.
+-- The limit of a call that has one over a window or of prepaid credit, or none, for the short way
+-- (plain.sql): its window, 0 for ever. Null: another limit, or a wrong one. Both are inlined.
 create function metered._v1_window(limits jsonb) returns interval
 language sql stable
 as $$
     select case when limits = '[]' or limits = '[{"prepaid": true}]' then interval '0'
-        when jsonb_typeof(limits) = 'array' and jsonb_array_length(limits) = 1 and limits -> 0 ?& '{max,window}'::text[] and (limits -> 0) - '{name,max,window}'::text[] = '{}'
-            then nullif(extract(epoch from (limits -> 0 ->> 'window')::interval) * interval '1 second', interval '0') end
+        when jsonb_typeof(limits) = 'array' and jsonb_array_length(limits) = 1
+            and limits -> 0 ?& '{max,window}'::text[]
+            and (limits -> 0) - '{name,max,window}'::text[] = '{}'
+        then nullif(extract(epoch from (limits -> 0 ->> 'window')::interval) * interval '1 second',
+            interval '0') end
 $$;
 
 create function metered._v1_most(limits jsonb) returns bigint
@@ -13200,26 +13203,38 @@ as $$
 $$;
 
 -- A limit as the functions below take it. Of window, period, lifetime and prepaid it has one.
-create function metered._v1_limit(l jsonb) returns metered.charge_limit
+create function metered._v1_limit(given jsonb) returns metered.charge_limit
 language plpgsql stable
 as $$
 declare
-    most  bigint := coalesce((l ->> 'max')::bigint, case when l @> '{"prepaid": true}' then 0 end);
-    win   interval := case when l ? 'window' then extract(epoch from (l ->> 'window')::interval) * interval '1 second'
-        when not l ? 'period' then interval '0' end;
+    zone  text := given ->> 'time_zone';
+    most  bigint := coalesce((given ->> 'max')::bigint,
+        case when given @> '{"prepaid": true}' then 0 end);
+    win   interval := case
+        when given ? 'window'
+            then extract(epoch from (given ->> 'window')::interval) * interval '1 second'
+        when not given ? 'period' then interval '0' end;
     every interval;
 begin
-    if (l - '{name,max,window}'::text[] = '{}' and most >= 0 and win > interval '0' and win <= interval '3660 days') is not true then
-        every := case when l ->> 'period' in ('day', 'week', 'month', 'year') then '1 ' else '' end || (l ->> 'period');
-        if (jsonb_typeof(l) = 'object' and l - '{name,max,window,period,time_zone,anchor,lifetime,prepaid}'::text[] = '{}'
-            and (l ? 'window')::int + (l ? 'period')::int + (l @> '{"lifetime": true}')::int + (l @> '{"prepaid": true}')::int = 1
-            and not l ? 'window' and not l @> '{"lifetime": false}' and not l @> '{"prepaid": false}' and most >= 0
-            and (l ? 'period' or not l ?| '{time_zone,anchor}') and coalesce(octet_length(l ->> 'time_zone') <= 64
-                and l ->> 'time_zone' ~ '^(UTC|Etc/GMT[+-][0-9]{1,2}|[A-Z][A-Za-z]+(/[A-Z][A-Za-z_-]*)+)$', not l ? 'time_zone')) is not true
+    if (given - '{name,max,window}'::text[] = '{}' and most >= 0
+        and win > interval '0' and win <= interval '3660 days') is not true
+    then
+        every := case when given ->> 'period' in ('day', 'week', 'month', 'year') then '1 ' else '' end
+            || (given ->> 'period');
+        if (jsonb_typeof(given) = 'object' and most >= 0 and not given ? 'window'
+            and given - '{name,max,period,time_zone,anchor,lifetime,prepaid}'::text[] = '{}'
+            and (given ? 'period')::int + (given @> '{"lifetime": true}')::int
+                + (given @> '{"prepaid": true}')::int = 1
+            and (given ? 'period' or given - '{name,max,lifetime,prepaid}'::text[] = '{}')
+            and (given ->> 'lifetime' = 'false' or given ->> 'prepaid' = 'false') is not true
+            and coalesce(octet_length(zone) <= 64 and zone
+                ~ '^(UTC|Etc/GMT[+-][0-9]{1,2}|[A-Z][A-Za-z]+(/[A-Z][A-Za-z_-]*)+)$',
+                not given ? 'time_zone')) is not true
         then
             perform metered._require(false, 'limits');
-        elsif l ? 'period' then
-            return row(most, null, row(every, (l ->> 'anchor')::timestamptz, l ->> 'time_zone')::metered.period, null, null, null)::metered.charge_limit;
+        elsif given ? 'period' then
+            return row(most, null, row(every, (given ->> 'anchor')::timestamptz, zone)::metered.period,
+                null, null, null)::metered.charge_limit;
         end if;
     end if;
     return row(most, win, null, null, null, null)::metered.charge_limit;
@@ -13227,67 +13242,77 @@ end
 $$;
 
 -- The charge of a scope as the functions below take it.
-create function metered._v1_charge(of_scope text, amount bigint, held bigint, limits jsonb, note jsonb, must_exist boolean)
-    returns metered.new_charge[]
+create function metered._v1_charge(of_scope text, amount bigint, held bigint, limits jsonb,
+    note jsonb, must_exist boolean) returns metered.new_charge[]
 language plpgsql stable
 as $$
 declare
     asked metered.charge_limit[] := '{}';
 begin
-    if (jsonb_typeof(limits) = 'array' and jsonb_array_length(limits) <= 16 and coalesce(jsonb_typeof(note) = 'object', true)) is not true then
+    if (jsonb_typeof(limits) = 'array' and jsonb_array_length(limits) <= 16
+        and coalesce(jsonb_typeof(note) = 'object', true)) is not true
+    then
         perform metered._require(false, 'limits');
     end if;
-    for n in 0..jsonb_array_length(limits) - 1 loop
-        asked[n + 1] := metered._v1_limit(limits -> n);
+    for nth in 0..jsonb_array_length(limits) - 1 loop
+        asked[nth + 1] := metered._v1_limit(limits -> nth);
     end loop;
-    return array[row(of_scope, metered._scope_key(of_scope), amount, held, asked, note, must_exist, null, null)::metered.new_charge];
+    return array[row(of_scope, metered._scope_key(of_scope), amount, held, asked, note, must_exist,
+        null, null)::metered.new_charge];
 end
 $$;
 
 -- The limits as they stand, with units that were let in.
-create function metered._v1_standings(limits jsonb, used bigint[], held bigint, more bigint) returns jsonb
+create function metered._v1_standings(limits jsonb, used bigint[], held bigint, more bigint)
+    returns jsonb
 language plpgsql immutable
 as $$
 declare
     stand jsonb := '[]';
-    u     bigint;
+    spent bigint;
 begin
-    for n in 0..jsonb_array_length(limits) - 1 loop
-        u := used[n + 1] + more;
-        stand := stand || ((limits -> n) || jsonb_build_object('used', u, 'held', held,
-            'available', greatest(0, coalesce((limits -> n ->> 'max')::numeric, 0) - u - held)));
+    for nth in 0..jsonb_array_length(limits) - 1 loop
+        spent := used[nth + 1] + more;
+        stand := stand || ((limits -> nth) || jsonb_build_object('used', spent, 'held', held,
+            'available', greatest(0, coalesce((limits -> nth ->> 'max')::numeric, 0) - spent - held)));
     end loop;
     return stand;
 end
 $$;
 
--- The refusal of charges of a scope. retry_after has whole seconds, and is missing if waiting alone does not help.
+-- The refusal of charges of a scope. retry_after has whole seconds, and is missing if waiting alone
+-- does not help.
 create function metered._v1_refused(refused jsonb, limits jsonb) returns jsonb
 language plpgsql immutable
 as $$
 declare
-    r record;
+    absent text := refused -> 0 ->> 'absent';
+    whole  record;
 begin
-    if refused -> 0 ? 'absent' then
-        return metered._v1_no('scope_' || (refused -> 0 ->> 'absent'), case when refused -> 0 ->> 'absent' = 'unknown' then 404 else 410 end);
+    if absent is not null then
+        return metered._v1_no('scope_' || absent, case absent when 'unknown' then 404 else 410 end);
     end if;
-    select bool_or(y.l ? 'prepaid') as credit, bool_or(y.l ?| '{lifetime,prepaid}') as lasting,
-        case when min(y.us) >= 0 then greatest(1, ceil(max(y.us) / 1000000)) end as seconds,
-        jsonb_agg(y.l || jsonb_build_object('used', y.x -> 'used', 'held', y.held,
-            'available', greatest(0, coalesce((y.l ->> 'max')::numeric, 0) - (y.x ->> 'used')::numeric - y.held))) as limits
-    into r
-    from (select x, limits -> (x ->> 'limit')::int as l, (x ->> 'retry_us')::numeric as us,
-            (x ->> 'held')::bigint + (x ->> 'own')::bigint + (x ->> 'leased')::bigint as held
-        from jsonb_array_elements(refused) x) y;
-    return metered._v1_no('budget_exceeded', case when r.credit then 402 when r.lasting then 409 else 429 end)
-        || jsonb_build_object('limits', r.limits) || case when r.seconds is null or r.credit then '{}' else
-            jsonb_build_object('retry_after', r.seconds) end;
+    select bool_or(one.asked ? 'prepaid') as credit,
+        bool_or(one.asked ?| '{lifetime,prepaid}') as lasting,
+        case when min(one.us) >= 0 then greatest(1, ceil(max(one.us) / 1000000)) end as seconds,
+        jsonb_agg(one.asked || jsonb_build_object('used', one.used, 'held', one.held, 'available',
+            greatest(0, coalesce((one.asked ->> 'max')::numeric, 0) - one.used - one.held))) as limits
+    into whole
+    from (select limits -> (each ->> 'limit')::int as asked, (each ->> 'retry_us')::numeric as us,
+            (each ->> 'used')::numeric as used, (each ->> 'held')::bigint
+                + (each ->> 'own')::bigint + (each ->> 'leased')::bigint as held
+        from jsonb_array_elements(refused) each) one;
+    return metered._v1_no('budget_exceeded',
+            case when whole.credit then 402 when whole.lasting then 409 else 429 end)
+        || jsonb_build_object('limits', whole.limits)
+        || case when whole.seconds is null or whole.credit then '{}'
+            else jsonb_build_object('retry_after', whole.seconds) end;
 end
 $$;
 
 -- Charges units of a scope if all limits let them in: seq, the entry, and the limits as they stand.
-create function metered.v1_charge(scope text, amount bigint, limits jsonb default '[]', note jsonb default null, must_exist boolean default false)
-    returns jsonb
+create function metered.v1_charge(scope text, amount bigint, limits jsonb default '[]',
+    note jsonb default null, must_exist boolean default false) returns jsonb
 language plpgsql volatile
 security definer
 set search_path = pg_catalog, pg_temp
@@ -13318,8 +13343,8 @@ begin
         raise exception 'out of bounds: an argument of v1_charge' using errcode = '22023';
     end if;
     win := metered._v1_window(limits);
-    if metered._goes_short() and win >= interval '0' and win <= interval '3660 days' and must_exist is not true
-        and coalesce(jsonb_typeof(note) = 'object', true)
+    if metered._goes_short() and win >= interval '0' and win <= interval '3660 days'
+        and must_exist is not true and coalesce(jsonb_typeof(note) = 'object', true)
     then
         max_units := metered._v1_most(limits);
         key := metered._scope_key(scope);
@@ -13365,21 +13390,23 @@ begin
                 returning y.seq, y.at, y.held, y.spent - units - y.refunded - y.credited into e_seq, e_at, e_held, e_used;
             end if;
         if e_seq is not null then
-            return jsonb_build_object('ok', true, 'seq', e_seq, 'at', e_at, 'limits', case when max_units is null then '[]'::jsonb else
-                jsonb_build_array((limits -> 0) || jsonb_build_object('used', e_used + units, 'held', e_held, 'available', max_units - e_used - units - e_held)) end);
+            return jsonb_build_object('ok', true, 'seq', e_seq, 'at', e_at, 'limits',
+                case when max_units is null then '[]'::jsonb else jsonb_build_array((limits -> 0)
+                    || jsonb_build_object('used', e_used + units, 'held', e_held,
+                        'available', max_units - e_used - units - e_held)) end);
         end if;
     end if;
     posted := metered._write_charges(metered._v1_charge(scope, amount, 0, limits, note, must_exist),
         interval '1 minute', 5000, null, 'answer', null, true);
-    return case when posted.refused is not null then metered._v1_refused(posted.refused, limits) else
-        jsonb_build_object('ok', true, 'seq', posted.seqs[1], 'at', posted.ats[1],
+    return case when posted.refused is not null then metered._v1_refused(posted.refused, limits)
+        else jsonb_build_object('ok', true, 'seq', posted.seqs[1], 'at', posted.ats[1],
             'limits', metered._v1_standings(limits, posted.used, posted.held[1], amount)) end;
 end
 $$;
 
 -- The answer of v1_charge at this moment, without a lock and without writing.
-create function metered.v1_check(scope text, amount bigint, limits jsonb default '[]', note jsonb default null, must_exist boolean default false)
-    returns jsonb
+create function metered.v1_check(scope text, amount bigint, limits jsonb default '[]',
+    note jsonb default null, must_exist boolean default false) returns jsonb
 language plpgsql stable
 security definer
 set search_path = pg_catalog, pg_temp
@@ -13396,14 +13423,17 @@ begin
         or pg_column_compression(note) is not null and octet_length(note::text) > 8192 then
         raise exception 'out of bounds: an argument of v1_check' using errcode = '22023';
     end if;
-    looked := metered.check_charge(metered._v1_charge(scope, amount, 0, limits, note, must_exist), interval '1 minute');
-    return case when looked.refused is not null then metered._v1_refused(looked.refused, limits) else
-        jsonb_build_object('ok', true, 'limits', metered._v1_standings(limits, looked.used, looked.held[1], 0)) end;
+    looked := metered.check_charge(
+        metered._v1_charge(scope, amount, 0, limits, note, must_exist), interval '1 minute');
+    return case when looked.refused is not null then metered._v1_refused(looked.refused, limits)
+        else jsonb_build_object('ok', true,
+            'limits', metered._v1_standings(limits, looked.used, looked.held[1], 0)) end;
 end
 $$;
 
 -- Gives a scope credit, which limits for its lifetime and prepaid ones count.
-create function metered.v1_credit(scope text, amount bigint, note jsonb default null, must_exist boolean default false) returns jsonb
+create function metered.v1_credit(scope text, amount bigint, note jsonb default null,
+    must_exist boolean default false) returns jsonb
 language plpgsql volatile
 security definer
 set search_path = pg_catalog, pg_temp
@@ -13421,14 +13451,17 @@ begin
     if coalesce(jsonb_typeof(note) <> 'object', false) then
         perform metered._require(false, 'note');
     end if;
-    given := metered.credit(scope, metered._scope_key(scope), amount, must_exist, 5000, row(null, null, note)::metered.origin, false);
-    return case when given.refused is not null then metered._v1_refused(given.refused, '[]') else
-        jsonb_build_object('ok', true, 'seq', given.seq, 'at', given.at) end;
+    given := metered.credit(scope, metered._scope_key(scope), amount, must_exist, 5000,
+        row(null, null, note)::metered.origin, false);
+    return case when given.refused is not null then metered._v1_refused(given.refused, '[]')
+        else jsonb_build_object('ok', true, 'seq', given.seq, 'at', given.at) end;
 end
 $$;
 
--- Gives back units of a charge, by its entry, or all that is left of it. remaining are those that can still be given back.
-create function metered.v1_refund(scope text, seq bigint, amount bigint default null, note jsonb default null) returns jsonb
+-- Gives back units of a charge, by its entry, or all that is left of it. remaining are those that can
+-- still be given back.
+create function metered.v1_refund(scope text, seq bigint, amount bigint default null,
+    note jsonb default null) returns jsonb
 language plpgsql volatile
 security definer
 set search_path = pg_catalog, pg_temp
@@ -13443,11 +13476,19 @@ begin
         or pg_column_compression(note) is not null and octet_length(note::text) > 8192 then
         raise exception 'out of bounds: an argument of v1_refund' using errcode = '22023';
     end if;
-    given := metered.refund(scope, metered._scope_key(scope), seq, amount, 5000, row(null, null, note)::metered.origin, false);
-    return case given.status when 'ok' then '{"ok": true}' || jsonb_build_object('seq', given.seq, 'at', given.at, 'amount', given.amount)
-        when 'missing' then metered._v1_no('budget_unknown_entry', 404) when 'purged' then metered._v1_no('budget_entry_purged', 409)
-        when 'kind' then metered._v1_no('budget_not_charge', 409) else metered._v1_no('budget_refund_exceeds', 409) end
-        || case when given.remaining is null then '{}' else jsonb_build_object('remaining', given.remaining) end;
+    if coalesce(jsonb_typeof(note) <> 'object', false) then
+        perform metered._require(false, 'note');
+    end if;
+    given := metered.refund(scope, metered._scope_key(scope), seq, amount, 5000,
+        row(null, null, note)::metered.origin, false);
+    return case given.status
+        when 'ok' then jsonb_build_object('ok', true, 'seq', given.seq, 'at', given.at, 'amount', given.amount)
+        when 'missing' then metered._v1_no('budget_unknown_entry', 404)
+        when 'purged' then metered._v1_no('budget_entry_purged', 409)
+        when 'kind' then metered._v1_no('budget_not_charge', 409)
+        else metered._v1_no('budget_refund_exceeds', 409) end
+        || case when given.remaining is null then '{}'
+            else jsonb_build_object('remaining', given.remaining) end;
 end
 $$;
 
@@ -13460,8 +13501,8 @@ set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-    l     metered.charge_limit;
-    u     record;
+    asked metered.charge_limit;
+    found_use record;
     stand jsonb := '[]';
 begin
     if octet_length(scope) > 255
@@ -13472,18 +13513,23 @@ begin
     if (jsonb_typeof(limits) = 'array' and jsonb_array_length(limits) <= 16) is not true then
         perform metered._require(false, 'limits');
     end if;
-    for n in 0..greatest(1, jsonb_array_length(limits)) - 1 loop
-        l := metered._v1_limit(coalesce(limits -> n, '{"max": 0, "lifetime": true}'));
-        select x.used, x.held + x.leased as held, x.spent, x.refunded, x.credited into u
-        from metered.usage(array[scope], array[l.win], array[l.period], true) x;
-        stand := stand || metered._v1_standings(jsonb_build_array(coalesce(limits -> n, '{}')), array[u.used], u.held, 0);
+    for nth in 0..greatest(1, jsonb_array_length(limits)) - 1 loop
+        asked := metered._v1_limit(coalesce(limits -> nth, '{"max": 0, "lifetime": true}'));
+        select one.used, one.held + one.leased as held, one.spent, one.refunded, one.credited
+        into found_use
+        from metered.usage(array[scope], array[asked.win], array[asked.period], true) one;
+        stand := stand || metered._v1_standings(jsonb_build_array(coalesce(limits -> nth, '{}')),
+            array[found_use.used], found_use.held, 0);
     end loop;
-    return jsonb_build_object('ok', true, 'spent', u.spent, 'refunded', u.refunded, 'credited', u.credited, 'held', u.held,
-        'used', u.spent - u.refunded - u.credited) || case when jsonb_array_length(limits) > 0 then jsonb_build_object('limits', stand) else '{}' end;
+    return jsonb_build_object('ok', true, 'spent', found_use.spent, 'refunded', found_use.refunded,
+            'credited', found_use.credited, 'held', found_use.held,
+            'used', found_use.spent - found_use.refunded - found_use.credited)
+        || case when limits = '[]' then '{}' else jsonb_build_object('limits', stand) end;
 end
 $$;
 
--- The units of a wallet that can be drawn, those that are held, and its lots, in the order in which they are drawn.
+-- The units of a wallet that can be drawn, those that are held, and its lots, in the order in which
+-- they are drawn.
 create function metered.v1_balance(scope text) returns jsonb
 language plpgsql stable
 security definer
@@ -13492,13 +13538,14 @@ set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-    b record;
+    now_in record;
 begin
     if octet_length(scope) > 255 then
         raise exception 'out of bounds: an argument of v1_balance' using errcode = '22023';
     end if;
-    b := metered.wallet_balance(scope);
-    return jsonb_build_object('ok', true, 'units', b.units, 'held', b.held, 'lots', coalesce(b.lots, '[]'));
+    now_in := metered.wallet_balance(scope);
+    return jsonb_build_object('ok', true, 'units', now_in.units, 'held', now_in.held,
+        'lots', coalesce(now_in.lots, '[]'));
 end
 $$;
 
@@ -13520,12 +13567,13 @@ as $$
 $$;
 
 -- A hold as an answer.
-create function metered._v1_hold(h json) returns jsonb
+create function metered._v1_hold(hold json) returns jsonb
 language sql stable
 as $$
-    select jsonb_build_object('state', case when (h ->> 'returned')::boolean then 'returned' else
-            case h ->> 'state' when 'h' then 'held' when 'c' then 'captured' when 'r' then 'released' else 'expired' end end,
-        'deadline', h -> 'deadline', 'lines', (h ->> 'lines')::jsonb)
+    select jsonb_build_object('deadline', hold -> 'deadline', 'lines', (hold ->> 'lines')::jsonb,
+        'state', case when (hold ->> 'returned')::boolean then 'returned' else case hold ->> 'state'
+            when 'h' then 'held' when 'c' then 'captured' when 'r' then 'released'
+            else 'expired' end end)
 $$;
 
 -- The refusal of a transition of a hold.
@@ -13533,11 +13581,13 @@ create function metered._v1_hold_no(refused json) returns jsonb
 language sql stable
 as $$
     select case refused ->> 'status'
-        when 'retired' then metered._v1_no('hold_retired', 409) when 'excess' then metered._v1_no('hold_excess', 409)
+        when 'retired' then metered._v1_no('hold_retired', 409)
+        when 'excess' then metered._v1_no('hold_excess', 409)
             || jsonb_build_object('available', (refused ->> 'open')::bigint)
         when 'state' then metered._v1_no('hold_' || (metered._v1_hold(refused -> 'hold') ->> 'state'), 409)
             || jsonb_build_object('hold', metered._v1_hold(refused -> 'hold'))
-        when 'unconfirmed' then metered._v1_no('invalid_argument', 400) when 'line' then metered._v1_no('invalid_argument', 400)
+        when 'unconfirmed' then metered._v1_no('invalid_argument', 400)
+        when 'line' then metered._v1_no('invalid_argument', 400)
         else metered._v1_no('hold_unknown', 404) end
 $$;
 
@@ -13552,10 +13602,10 @@ set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-    print bytea;
-    win   interval;
-    p     json;     -- the answer of place_plain
-    w     record;
+    print  bytea;
+    win    interval;
+    answer json;    -- of place_plain
+    placed record;
 begin
     if greatest(octet_length(tenant), octet_length(id), octet_length(scope)) > 255
         or pg_column_size(limits) > 65540
@@ -13572,29 +13622,37 @@ begin
     print := metered._v1_print(jsonb_build_array(scope, amount, extract(epoch from ttl), limits, metadata));
     win := metered._v1_window(limits);
     if win >= interval '0' and win <= interval '3660 days' then
-        p := metered.place_plain(tenant, id, metered._lock_key('metered/hold/metered', convert_to(tenant, 'UTF8') || decode('00', 'hex')
-                || convert_to(id, 'UTF8')), tenant, print, metered._v1_issued(id), ttl, interval '0', null, metadata::json, scope,
-            metered._scope_key(scope), amount, metered._v1_most(limits), win, note, null, null, interval '1 minute', 5000, null, false);
+        answer := metered.place_plain(tenant, id, metered._lock_key('metered/hold/metered',
+                convert_to(tenant, 'UTF8') || decode('00', 'hex') || convert_to(id, 'UTF8')),
+            tenant, print, metered._v1_issued(id), ttl, interval '0', null, metadata::json, scope,
+            metered._scope_key(scope), amount, metered._v1_most(limits), win, note, null, null,
+            interval '1 minute', 5000, null, false);
     else
-        w := metered.place(row(tenant, id, true, null, tenant, null, print, metered._v1_issued(id), ttl, interval '0', null, metadata::json,
-                null)::metered.new_hold, metered._v1_charge(scope, amount, amount, limits, note, false), interval '1 minute', 5000,
+        placed := metered.place(row(tenant, id, true, null, tenant, null, print,
+                metered._v1_issued(id), ttl, interval '0', null, metadata::json, null)::metered.new_hold,
+            metered._v1_charge(scope, amount, amount, limits, note, false), interval '1 minute', 5000,
             row(null, null, note)::metered.origin, null, false);
-        p := metered._placed_json(w.status, w.placed_at, w.deadline, w.refused, w.stored, null);
+        answer := metered._placed_json(placed.status, placed.placed_at, placed.deadline,
+            placed.refused, placed.stored, null);
     end if;
-    if json_typeof(p) = 'array' then
-        return jsonb_build_object('ok', true, 'new', true, 'state', 'held',
-            'deadline', timestamptz 'epoch' + (p ->> 1)::bigint * interval '1 microsecond' + ttl);
+    if json_typeof(answer) = 'array' then
+        return jsonb_build_object('ok', true, 'new', true, 'state', 'held', 'deadline',
+            timestamptz 'epoch' + (answer ->> 1)::bigint * interval '1 microsecond' + ttl);
     end if;
-    return case p ->> 'status' when 'placed' then jsonb_build_object('ok', true, 'new', true, 'state', 'held',
-            'deadline', timestamptz 'epoch' + (p ->> 'deadline')::bigint * interval '1 microsecond')
-        when 'same' then jsonb_build_object('ok', true, 'new', false) || metered._v1_hold((p ->> 'stored')::json)
-        when 'refused' then metered._v1_refused((p ->> 'refused')::jsonb, limits)
-        else metered._v1_no('hold_' || (p ->> 'status'), 409) end;
+    return case answer ->> 'status'
+        when 'placed' then jsonb_build_object('ok', true, 'new', true, 'state', 'held', 'deadline',
+            timestamptz 'epoch' + (answer ->> 'deadline')::bigint * interval '1 microsecond')
+        when 'same' then jsonb_build_object('ok', true, 'new', false)
+            || metered._v1_hold((answer ->> 'stored')::json)
+        when 'refused' then metered._v1_refused((answer ->> 'refused')::jsonb, limits)
+        else metered._v1_no('hold_' || (answer ->> 'status'), 409) end;
 end
 $$;
 
--- Spends so many units of a hold of one line, or all units of a hold without an amount, and ends it. The rest is free.
-create function metered.v1_capture(tenant text, id text, amount bigint default null, note jsonb default null) returns jsonb
+-- Spends so many units of a hold of one line, or all units of a hold without an amount, and ends it.
+-- The rest is free.
+create function metered.v1_capture(tenant text, id text, amount bigint default null,
+    note jsonb default null) returns jsonb
 language plpgsql volatile
 security definer
 set search_path = pg_catalog, pg_temp
@@ -13611,15 +13669,18 @@ begin
         raise exception 'out of bounds: an argument of v1_capture' using errcode = '22023';
     end if;
     if amount is not null then
-        select min(l.scope) into line from metered.holds h, lateral (select y.scope from metered.hold_lines y where y.hold = h.no) l
+        select min(x.scope) into line from metered.holds h,
+            lateral (select y.scope from metered.hold_lines y where y.hold = h.no) x
         where h.tenant = v1_capture.tenant and h.id = v1_capture.id having count(*) <= 1;
         if not (found and amount > 0) then
             perform metered._require(false, 'amount');
         end if;
         line := coalesce(line, '-');    -- of no hold
     end if;
-    answer := metered.capture_holds_plain(tenant, id, metered._v1_issued(id), '', line, amount, null, note, null, null, 5000, null, false);
-    return case when json_typeof(answer) = 'object' then '{"ok": true}' || metered._v1_hold(answer)
+    answer := metered.capture_holds_plain(tenant, id, metered._v1_issued(id), '', line, amount, null,
+        note, null, null, 5000, null, false);
+    return case
+        when json_typeof(answer) = 'object' then '{"ok": true}' || metered._v1_hold(answer)
         when json_typeof(answer -> 0) = 'string' then metered._v1_hold_no((answer ->> 0)::json)
         else '{"ok": true}' || metered._v1_hold((answer -> 1 ->> 0)::json) end;
 end
@@ -13634,16 +13695,18 @@ set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-    r record;
+    ended record;
 begin
     if greatest(octet_length(tenant), octet_length(id)) > 255
         or pg_column_size(note) > 8196
         or pg_column_compression(note) is not null and octet_length(note::text) > 8192 then
         raise exception 'out of bounds: an argument of v1_release' using errcode = '22023';
     end if;
-    r := metered.release_holds(row(tenant, array[id], array[coalesce(metered._v1_issued(id), 'infinity')], '')::metered.hold_ids,
+    ended := metered.release_holds(row(tenant, array[id],
+            array[coalesce(metered._v1_issued(id), 'infinity')], '')::metered.hold_ids,
         5000, row(null, null, note)::metered.origin, null, false);
-    return case when r.refused is not null then metered._v1_hold_no(r.refused) else '{"ok": true}' || metered._v1_hold(r.holds[1]) end;
+    return case when ended.refused is not null then metered._v1_hold_no(ended.refused)
+        else '{"ok": true}' || metered._v1_hold(ended.holds[1]) end;
 end
 $$;
 
@@ -13656,21 +13719,23 @@ set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-    t record;
+    taken record;
 begin
     if octet_length(token) > 255
         or octet_length(purpose) > 128
         or octet_length(subject) > 512 then
         raise exception 'out of bounds: an argument of v1_consume' using errcode = '22023';
     end if;
-    t := metered.consume_token(sha256(convert_to(token, 'UTF8')), purpose, subject, 5000);
-    return case when t.status = 'ok' then jsonb_build_object('ok', true, 'payload', t.payload, 'uses_left', t.uses_left)
+    taken := metered.consume_token(sha256(convert_to(token, 'UTF8')), purpose, subject, 5000);
+    return case when taken.status = 'ok'
+        then jsonb_build_object('ok', true, 'payload', taken.payload, 'uses_left', taken.uses_left)
         else metered._v1_no('token_invalid', 403) end;
 end
 $$;
 
--- Claims an id for this transaction, which v1_answer must end, else COMMIT fails. If the id was answered
--- before, new is false, and answer is that one. The content is what the id is used for: another one is a conflict.
+-- Claims an id for this transaction, which v1_answer must end, else COMMIT fails. If the id was
+-- answered before, new is false, and answer is that one. The content is what the id is used for:
+-- another one is a conflict.
 create function metered.v1_claim(tenant text, id text, content jsonb default null) returns jsonb
 language plpgsql volatile
 security definer
@@ -13692,17 +13757,22 @@ begin
     if (tenant is not null and id <> '') is not true then
         perform metered._require(false, 'id');
     end if;
-    before := metered.begin_command_plain(tenant, id, metered._lock_key('metered/operation/metered', int8send(octet_length(tenant))
-            || convert_to(tenant, 'UTF8') || int8send(octet_length(id)) || convert_to(id, 'UTF8')),
+    before := metered.begin_command_plain(tenant, id, metered._lock_key('metered/operation/metered',
+            int8send(octet_length(tenant)) || convert_to(tenant, 'UTF8')
+            || int8send(octet_length(id)) || convert_to(id, 'UTF8')),
         metered._v1_issued(id), interval '5 minutes', null, 'v1', 5000);
     if before is null then
-        unused := set_config('metered_tx.v1', jsonb_build_array(tenant, id, encode(print, 'hex'))::text, true);
+        unused := set_config('metered_tx.v1',
+            jsonb_build_array(tenant, id, encode(print, 'hex'))::text, true);
         return '{"ok": true, "new": true}';
     end if;
-    return case when before ->> 'status' <> 'replay' then metered._v1_no('operation_' || (before ->> 'status'),
+    return case
+        when before ->> 'status' <> 'replay' then metered._v1_no('operation_' || (before ->> 'status'),
             case before ->> 'status' when 'future' then 400 else 409 end)
-        when decode(before ->> 'fingerprint', 'base64') <> print then metered._v1_no('operation_conflict', 422)
-        else jsonb_build_object('ok', true, 'new', false, 'answer', convert_from(decode(before ->> 'result', 'base64'), 'UTF8')::jsonb) end;
+        when decode(before ->> 'fingerprint', 'base64') <> print
+            then metered._v1_no('operation_conflict', 422)
+        else jsonb_build_object('ok', true, 'new', false, 'answer',
+            convert_from(decode(before ->> 'result', 'base64'), 'UTF8')::jsonb) end;
 end
 $$;
 
@@ -13737,10 +13807,11 @@ begin
 end
 $$;
 
--- Holds units of a scope for a job of River's until it ends. status is started, and the caller inserts
--- job into river_job, or parked until the units fit. job_id is of River's sequence.
-create function metered.v1_enqueue(job_id bigint, kind text, args jsonb, tenant text, scope text, amount bigint,
-    limits jsonb default '[]', queue text default 'default', most int default null) returns jsonb
+-- Holds units of a scope for a job of River's until it ends. status is started, and the caller
+-- inserts job into river_job, or parked until the units fit. job_id is of River's sequence.
+create function metered.v1_enqueue(job_id bigint, kind text, args jsonb, tenant text, scope text,
+    amount bigint, limits jsonb default '[]', queue text default 'default', most int default null)
+    returns jsonb
 language plpgsql volatile
 security definer
 set search_path = pg_catalog, pg_temp
@@ -13748,7 +13819,8 @@ set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-    p record;
+    member text := concat('job/', job_id, '/', left(replace(gen_random_uuid()::text, '-', ''), 16));
+    parked record;
 begin
     if greatest(octet_length(kind), octet_length(tenant), octet_length(scope), octet_length(queue)) > 255
         or pg_column_size(args) > 16777220
@@ -13758,16 +13830,19 @@ begin
         or most > 1000 then
         raise exception 'out of bounds: an argument of v1_enqueue' using errcode = '22023';
     end if;
-    select * into p from metered.park_jobs(jsonb_build_array(jsonb_strip_nulls(jsonb_build_object('job_id', job_id, 'kind', kind,
-        'queue', queue, 'priority', 1, 'max_attempts', 25, 'tags', '[]'::jsonb, 'fair', tenant, 'most', most,
-        'metadata', jsonb_build_object('metered:tenant', tenant, 'metered:hold', concat('job/', job_id, '/',
-            left(replace(gen_random_uuid()::text, '-', ''), 16))),
-        'hold', row(tenant, 'job', false, null, 'job', null, metered._v1_print('null'), null, interval '3650 days', interval '0',
-            null, null, null)::metered.new_hold::text,
-        'charges', metered._v1_charge(scope, amount, amount, limits, null, false)::text)) || jsonb_build_object('args', args)),
-        interval '1 minute', 5000, null, null, false);
-    return case p.status when 'refused' then metered._v1_refused(p.refused, limits) when 'full' then metered._v1_no('jobs_full', 429)
-        else jsonb_build_object('ok', true, 'status', p.status, 'job', p.job - '{hold,charges,fair,most}'::text[]) end;
+    select * into parked from metered.park_jobs(jsonb_build_array(jsonb_strip_nulls(jsonb_build_object(
+            'job_id', job_id, 'kind', kind, 'queue', queue, 'priority', 1, 'max_attempts', 25,
+            'tags', '[]'::jsonb, 'fair', tenant, 'most', most,
+            'metadata', jsonb_build_object('metered:tenant', tenant, 'metered:hold', member),
+            'hold', row(tenant, 'job', false, null, 'job', null, metered._v1_print('null'), null,
+                interval '3650 days', interval '0', null, null, null)::metered.new_hold::text,
+            'charges', metered._v1_charge(scope, amount, amount, limits, null, false)::text))
+        || jsonb_build_object('args', args)), interval '1 minute', 5000, null, null, false);
+    return case parked.status
+        when 'refused' then metered._v1_refused(parked.refused, limits)
+        when 'full' then metered._v1_no('jobs_full', 429)
+        else jsonb_build_object('ok', true, 'status', parked.status,
+            'job', parked.job - '{hold,charges,fair,most}'::text[]) end;
 end
 $$;
 

@@ -113,7 +113,7 @@ func zipped(prefix, dir string) ([]byte, error) {
 			return err
 		}
 		if d.IsDir() {
-			if _, err := os.Stat(filepath.Join(path, "go.mod")); err == nil || strings.HasPrefix(d.Name(), ".") {
+			if _, err := os.Stat(filepath.Join(path, "go.mod")); err == nil || strings.HasPrefix(d.Name(), ".") || d.Name() == "node_modules" {
 				return fs.SkipDir // it is another module, or no package
 			}
 			return nil

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"os/exec"
 	"regexp"
 	"slices"
 	"strings"
@@ -36,7 +37,7 @@ func (c v1Case) statement(t *testing.T) string {
 	for _, name := range slices.Sorted(maps.Keys(c.With)) {
 		value := string(c.With[name])
 		var text string
-		if json.Unmarshal(c.With[name], &text) == nil && name != "note" {
+		if json.Unmarshal(c.With[name], &text) == nil {
 			value = text
 		}
 		args = append(args, fmt.Sprintf("%s => '%s'", name, strings.ReplaceAll(value, "'", "''")))
@@ -100,4 +101,21 @@ func TestV1_StatementsOfItsPageRun(t *testing.T) {
 	require.Equal(t, `{"order": 1}`, pgtest.Value[string](t, pool, "select convert_from(result, 'UTF8') from metered.operations where id = 'order-1'"))
 	require.Equal(t, "gpu", pgtest.Value[string](t, pool, `select l.scope from river_job j join metered.holds h on h.id = j.metadata ->> 'metered:hold'
 		join metered.hold_lines l on l.hold = h.no where j.kind = 'render' and h.tenant = 'acme' and j.state = 'available'`))
+}
+
+// The cases from psql, which sends literals.
+func TestV1_FromPsql(t *testing.T) {
+	t.Parallel()
+	psql, err := exec.LookPath("psql")
+	if err != nil {
+		t.Skip("psql is not there")
+	}
+	cases, err := os.ReadFile("testdata/v1.json")
+	require.NoError(t, err)
+	pool := pgtest.Open(t)
+	cmd := exec.CommandContext(t.Context(), psql, "-qX", "-v", "ON_ERROR_STOP=1", "-v", "cases="+string(cases),
+		"-f", "testdata/v1.psql", pgtest.ConnString(pool))
+	said, err := cmd.CombinedOutput()
+	require.NoError(t, err, string(said))
+	require.Equal(t, int64(3), pgtest.Value[int64](t, pool, "select spent from metered.ledger where scope = 'org/a' order by seq desc limit 1"))
 }
