@@ -136,6 +136,12 @@ create type metered.lot_plan as (
     renews metered.period, renew_amount bigint, renewal text, roll_to metered.period, roll_for interval, roll_again int,
     roll_shared boolean, of_reference text, uses text[]);
 
+-- A line of a hold of a wallet that has fallen due, or the sum of several of which each gives its units
+-- back and does nothing else. Its units are those of the entry opened_seq; of a sum, that of the last line.
+create type metered.due_line as (
+    hold bigint, due timestamptz, opened_seq bigint, units bigint, minimum bigint, id text,
+    operation_tenant text, operation text, use text);
+
 -- How a lot is rolled over: the lot, by its number or its reference, up to cap of its units, and how long the new lot lasts (0: for ever).
 create type metered.lot_rollover as (of_lot bigint, of_reference text, cap bigint, lasts interval);
 
@@ -1920,23 +1926,6 @@ as $$
     select case when l.roll_cap is not null then least(l.rest + l.kept, l.roll_cap) else 0 end
 $$;
 
--- The units of a lot that roll over at its end. A shared cap counts all units of its category that have rolled over. among has the lots that a reader knows
--- better than the table does.
-create function metered._rolls_among(l metered.lots, among metered.lots[]) returns bigint
-language plpgsql stable
-as $$
-begin
-    if (l.plan).roll_shared is not true or l.roll_cap is null or l.rest + l.kept = 0 then
-        return metered._rolls(l);
-    end if;
-    return greatest(0, least(l.rest + l.kept, l.roll_cap
-        - (select coalesce(sum(y.rest + y.kept + y.held), 0) from unnest(among) y where y.origin = 'r' and (y.plan).roll_shared and y.category = l.category and y.expires_at > l.expires_at)
-        - (select coalesce(sum(y.rest + y.kept + y.held), 0) from metered.lots y
-           where y.scope = l.scope and y.category = l.category and y.origin = 'r' and (y.plan).roll_shared and y.expires_at > l.expires_at
-             and y.no <> all (array(select x.no from unnest(among) x where x.no is not null)))));
-end
-$$;
-
 -- Whether the end of a lot with that plan depends on other lots, or makes a lot that ends in turn. No call leaves such an end to a later one.
 create function metered._again(plan metered.lot_plan) returns boolean
 language sql immutable
@@ -2355,9 +2344,652 @@ begin
 end
 $$;
 
--- Time alone ends lots and holds of a wallet, and begins lots. It does so in the order of the times, whenever a call writes it. At the same
--- instant lots end, then lots begin, then holds end, each in the order of the numbers. A writer of a wallet first writes the ends that are due (settle), under the
--- wallet's lock. A reader counts them the same (_due_lots, lapsing). So no answer depends on a sweep.
+-- What time alone does in a wallet: a lot begins, a lot ends (its rest lapses, goes on in another lot,
+-- or both), a plan brings its next lot, a hold falls due. These rules stand here alone. Their functions
+-- read and write no table: _advance gets lots, due lines and overdraft as arrays (_load_due), applies
+-- the events in their order, and answers with the entries and moves that say so, and with the lots
+-- after them. A writer appends them (_settle). A reader answers from the lots (lapses.sql).
+--
+-- Events come in the order of their times. At one instant lots end, then lots begin, then holds fall
+-- due, each from the oldest on. A lot that no row has yet has a number below 0: its place in the array.
+
+-- A lot after a move: its units change by rest and kept, and with the kind of the move drawn, held,
+-- lapsed, revoked and rolled. move is its row. Without a lot it is of overdraft.
+create function metered._moved(inout l metered.lots, of_scope text, at_seq bigint, nth int,
+    as_kind "char", units bigint, rest bigint, kept bigint, out move metered.lot_moves)
+language plpgsql immutable
+as $$
+begin
+    if l.no is not null then
+        l.version := coalesce(l.version, 0) + 1;
+        l.last_seq := at_seq;
+        l.rest := l.rest + rest;
+        l.kept := l.kept + kept;
+        l.drawn := l.drawn + case when as_kind in ('u', 'p') then units
+            when as_kind = 'g' then -units else 0 end;
+        l.held := l.held - case when as_kind in ('u', 'f') then units
+            when as_kind = 'q' then -units else 0 end;
+        l.open := l.rest + l.kept > 0 and (l.plan).uses is null;
+        l.keeps := l.rest + l.kept > 0 and (l.plan).uses is not null;
+        case as_kind
+            when 'e' then
+                l.lapsed := l.lapsed + units;
+                l.untold := l.untold + units;
+            when 'v' then l.revoked := l.revoked + units;
+            when 'o' then l.rolled := l.rolled + units;
+            else null;
+        end case;
+    end if;
+    move := row(at_seq, nth, coalesce(l.no, 0), units, 0, as_kind, of_scope, l.version, l.rest, l.drawn, l.held,
+        l.kept)::metered.lot_moves;
+end
+$$;
+
+-- The entry after tip that moves units of a lot: credited changes by so many units.
+create function metered._lot_entry(tip metered.ledger, as_kind text, units bigint, credited bigint)
+returns metered.ledger
+language plpgsql immutable
+as $$
+begin
+    tip.seq := tip.seq + 1;
+    tip.kind := as_kind;
+    tip.amount := units;
+    tip.credited := tip.credited + credited;
+    return tip;
+end
+$$;
+
+-- The lot in which so many units of l go on, as the entry at_seq credits it, or one with no number
+-- for none. new_no is its number, where none was set aside for it.
+create function metered._gone_on(l metered.lots, units bigint, at_seq bigint, new_no bigint)
+returns metered.lots
+language plpgsql stable
+as $$
+declare
+    child metered.lots;
+begin
+    if units > 0 then
+        child.no := coalesce(l.roll_no, new_no);
+        child.granted_at := l.expires_at;
+        child.granted_seq := at_seq;
+        child.last_seq := at_seq;
+        child.expires_at := l.roll_end;
+        child.amount := units;
+        child.rest := case when (l.plan).uses is null then units else 0 end;
+        child.kept := units - child.rest;
+        child.drawn := 0;
+        child.held := 0;
+        child.pending := 0;
+        child.lapsed := 0;
+        child.revoked := 0;
+        child.rolled := 0;
+        child.untold := 0;
+        child.late := l.late;
+        child.from_lot := l.no;
+        child.priority := l.priority;
+        child.origin := 'r';
+        child.open := child.rest > 0;
+        child.keeps := child.kept > 0;
+        child.scope := l.scope;
+        child.category := l.category;
+        child.plan := metered._plan_on(l);
+        child.age := l.age[1:2] || at_seq;
+        if (l.plan).roll_again <> 0 then
+            child.roll_cap := l.roll_cap;
+            child.roll_end := metered._roll_end(child.expires_at, child.plan, (l.plan).roll_for);
+        end if;
+        child.again := metered._again(child.plan);
+    end if;
+    return child;
+end
+$$;
+
+-- A lot ends, after tip. taken are the units that a shared cap counts already. entries and moves say
+-- so, and made is the lot in which units go on, if it has a number.
+create function metered._end_lot(inout tip metered.ledger, inout l metered.lots, taken bigint,
+    new_no bigint,
+    out made metered.lots, out entries metered.ledger[], out moves metered.lot_moves[])
+language plpgsql stable
+as $$
+declare
+    general boolean := (l.plan).uses is null;
+    units   bigint := greatest(0, least(l.rest + l.kept, l.roll_cap - taken));
+    m       record;
+begin
+    units := case when l.roll_cap is null then 0 else units end;
+    tip := metered._own_entry(tip, l.expires_at);
+    if units > 0 then
+        tip := metered._lot_entry(tip, case when general then 'o' else 's' end, units,
+            case when general then -units else 0 end);
+        entries := entries || tip;
+        m := metered._moved(l, tip.scope, tip.seq, 1, 'o', units,
+            case when general then -units else 0 end, case when general then 0 else -units end);
+        l := m.l;
+        moves := moves || m.move;
+        tip := metered._lot_entry(tip, case when general then 'd' else 's' end, units,
+            case when general then units else 0 end);
+        entries := entries || tip;
+        made := metered._gone_on(l, units, tip.seq, new_no);
+        made.version := 1;
+        moves := moves || row(tip.seq, 1, made.no, units, 0, 'd', tip.scope, 1, made.rest, 0, 0,
+            made.kept)::metered.lot_moves;
+        l.roll_cap := null;
+        l.again := false;
+    end if;
+    units := l.rest + l.kept;
+    if units > 0 then
+        tip := metered._lot_entry(tip, case when general then 'e' else 's' end, units,
+            case when general then -units else 0 end);
+        entries := entries || tip;
+        m := metered._moved(l, tip.scope, tip.seq, 1, 'e', units, -l.rest, -l.kept);
+        l := m.l;
+        moves := moves || m.move;
+    end if;
+end
+$$;
+
+-- The lot of the period after that of l, which renews.
+create function metered._next_lot(l metered.lots) returns metered.lots
+language plpgsql stable
+as $$
+declare
+    follows metered.lots := l;
+    zone    text;
+begin
+    follows.roll_no := null;
+    begin
+        follows.starts_at := (metered._period_at((l.plan).renews, l.starts_at))[2];
+        follows.expires_at := (metered._period_at((l.plan).renews, follows.starts_at))[2];
+        follows.roll_end := case when l.roll_cap is not null then
+            metered._roll_end(follows.expires_at, l.plan, (l.plan).roll_for) end;
+    exception when sqlstate 'MT010' then
+        get stacked diagnostics zone = pg_exception_detail;
+        raise exception 'the time zone of a plan is not known' using errcode = 'MT010',
+            detail = format('%s, of the plan %s of wallet %s', zone, (l.plan).renewal, l.scope);
+    end;
+    follows.no := null;
+    follows.granted_at := follows.starts_at;
+    follows.amount := (l.plan).renew_amount;
+    follows.pending := follows.amount;
+    follows.rest := 0;
+    follows.kept := 0;
+    follows.drawn := 0;
+    follows.held := 0;
+    follows.lapsed := 0;
+    follows.revoked := 0;
+    follows.rolled := 0;
+    follows.untold := 0;
+    follows.open := false;
+    follows.keeps := false;
+    follows.version := null;
+    follows.from_lot := null;
+    follows.origin := 'g';
+    follows.again := metered._again(l.plan);
+    follows.reference := left((l.plan).renewal || ' '
+        || to_char(follows.starts_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"'), 255);
+    return follows;
+end
+$$;
+
+-- A lot begins, after tip. made is the lot of the next period, if it has a number.
+create function metered._start_lot(inout tip metered.ledger, inout l metered.lots, unwritten bigint,
+    new_no bigint,
+    out made metered.lots, out entries metered.ledger[], out moves metered.lot_moves[])
+language plpgsql stable
+as $$
+declare
+    general boolean := (l.plan).uses is null;
+    units   bigint := case when general then l.pending else 0 end;
+    m       record;
+begin
+    tip := metered._lot_entry(metered._own_entry(tip, l.starts_at),
+        case when general then 'd' else 's' end, l.pending, units);
+    if general then
+        tip.crossed := metered._armed(tip.crossed,
+            tip.spent - tip.refunded - tip.credited + unwritten, tip.held);
+    end if;
+    entries := array[tip];
+    m := metered._moved(l, tip.scope, tip.seq, 1, 'd', l.pending, units, l.pending - units);
+    l := m.l;
+    moves := array[m.move];
+    l.pending := 0;
+    l.granted_at := l.starts_at;
+    l.granted_seq := tip.seq;
+    l.age := array[(extract(epoch from l.starts_at) * 1000000)::bigint, tip.seq, tip.seq];
+    if ((l.plan).renews).every is not null then
+        made := metered._next_lot(l);
+        made.no := new_no;
+        made.granted_seq := tip.seq;
+        made.last_seq := tip.seq;
+        made.age := array[(extract(epoch from made.starts_at) * 1000000)::bigint, tip.seq, tip.seq];
+        l.plan.renews := null;
+        l.plan.renew_amount := null;
+    end if;
+end
+$$;
+
+-- A line of a hold falls due, after tip: it captures its minimum of its lots, in their order, and gives
+-- the other units back to them. lots are those that have parts of its units (null: overdraft). drawn is
+-- overdraft that it captured. came is the entry that gives units back, if one does, and nth the number
+-- of its last move.
+create function metered._end_line(inout tip metered.ledger, line metered.due_line,
+    lowered jsonb, inout lots metered.lots[], parts bigint[],
+    out drawn bigint, out came bigint, out nth int,
+    out entries metered.ledger[], out moves metered.lot_moves[])
+language plpgsql stable
+as $$
+declare
+    part bigint;
+    pos  int;
+    m    record;
+begin
+    drawn := 0;
+    nth := 0;
+    tip := metered._own_entry(tip, line.due);
+    tip.hold := line.id;
+    if line.minimum > 0 then
+        tip := metered._lot_entry(tip, 'u', line.minimum, 0);
+        tip.spent := tip.spent + line.minimum;
+        tip.held := tip.held - line.minimum;
+        tip.crossed := lowered;
+        tip.operation_tenant := line.operation_tenant;
+        tip.operation := line.operation;
+        entries := array[tip];
+        tip.operation_tenant := null;
+        tip.operation := null;
+        for pos in select x.ordinality from unnest(lots) with ordinality x
+            order by x.priority, x.expires_at, x.age
+        loop
+            part := least(line.minimum, parts[pos]);
+            continue when part = 0;
+            nth := nth + 1;
+            m := metered._moved(lots[pos], tip.scope, tip.seq, nth, 'u', part, 0, 0);
+            lots[pos] := m.l;
+            moves := moves || m.move;
+            parts[pos] := parts[pos] - part;
+            line.minimum := line.minimum - part;
+            line.units := line.units - part;
+            drawn := case when lots[pos].no is null then part else drawn end;
+        end loop;
+    end if;
+    if line.units = 0 then
+        return;
+    end if;
+    tip := metered._lot_entry(tip, 'x', line.units, 0);
+    tip.held := tip.held - line.units;
+    entries := entries || tip;
+    came := tip.seq;
+    nth := 0;
+    tip.hold := null;
+    for pos in select x.ordinality from unnest(lots) with ordinality x where parts[x.ordinality] > 0
+        order by x.no is not null, x.no < 0, abs(x.no)
+    loop
+        part := parts[pos];
+        nth := nth + 1;
+        m := metered._moved(lots[pos], tip.scope, came, nth, 'f', part, part, 0);
+        lots[pos] := m.l;
+        moves := moves || m.move;
+        continue when lots[pos].no is null;
+        if lots[pos].expires_at <= tip.at then
+            tip := metered._lot_entry(tip, 'e', part, -part);
+            m := metered._moved(lots[pos], tip.scope, tip.seq, 1, 'e', part, -part, 0);
+        elsif (lots[pos].plan).uses is not null then
+            tip := metered._lot_entry(tip, 'o', part, -part);
+            m := metered._moved(lots[pos], tip.scope, tip.seq, 1, 'b', part, -part, part);
+        else
+            continue;
+        end if;
+        lots[pos] := m.l;
+        moves := moves || m.move;
+        entries := entries || tip;
+    end loop;
+end
+$$;
+
+-- Overdraft by use, with so many units more for one use, or for none.
+create function metered._with_debt(debts metered.lot_debts[], of_use text, units bigint) returns metered.lot_debts[]
+language plpgsql immutable
+as $$
+begin
+    return array(select row(sum(y.amount)::bigint, '', y.use)::metered.lot_debts
+        from (select x.amount, x.use from unnest(debts) x union all select units, of_use where of_use is not null and units > 0) y
+        group by y.use order by y.use);
+end
+$$;
+
+-- Overdraft by use, less so many units, in the order of the uses: of all, or only of some.
+create function metered._without_debt(debts metered.lot_debts[], units bigint, for_uses text[]) returns metered.lot_debts[]
+language plpgsql immutable
+as $$
+declare
+    part bigint;
+begin
+    for n in 1..cardinality(debts) loop
+        continue when debts[n].use <> all (for_uses);
+        part := greatest(0, least(units, debts[n].amount));
+        debts[n].amount := debts[n].amount - part;
+        units := units - part;
+    end loop;
+    return debts;
+end
+$$;
+
+-- Lots with a rest, in their order, pay overdraft back in the entry at_seq, after its move nth: first spent
+-- units, and then units of overdrawn holds, in their order. parts are the parts of holds without a lot.
+create function metered._paid_back(of_scope text, at_seq bigint, nth int, inout lots metered.lots[],
+    inout spent bigint, inout debts metered.lot_debts[], inout parts metered.lot_holds[],
+    out more metered.lot_holds[], out moves metered.lot_moves[])
+language plpgsql stable
+as $$
+declare
+    part bigint;
+    m    record;
+begin
+    for pos in 1..coalesce(cardinality(lots), 0) loop
+        part := least(spent, lots[pos].rest);
+        if part > 0 then
+            debts := metered._without_debt(debts, part - spent
+                + (select coalesce(sum(y.amount), 0) from unnest(debts) y)::bigint, null);
+            spent := spent - part;
+            nth := nth + 1;
+            m := metered._moved(lots[pos], of_scope, at_seq, nth, 'p', part, -part, 0);
+            lots[pos] := m.l;
+            moves := moves || m.move;
+        end if;
+        for n in 1..cardinality(parts) loop
+            part := least(parts[n].amount, lots[pos].rest);
+            exit when lots[pos].rest = 0;
+            continue when part = 0;
+            nth := nth + 1;
+            m := metered._moved(lots[pos], of_scope, at_seq, nth, 'q', part, -part, 0);
+            lots[pos] := m.l;
+            moves := moves || m.move;
+            parts[n].amount := parts[n].amount - part;
+            more := more || row(parts[n].seq, lots[pos].no, part, of_scope)::metered.lot_holds;
+        end loop;
+    end loop;
+end
+$$;
+
+-- A lot whose units for its uses have come pays overdraft that was drawn for these, after tip.
+create function metered._use_repaid(inout tip metered.ledger, inout l metered.lots, unwritten bigint,
+    inout spent bigint, inout debts metered.lot_debts[],
+    out entries metered.ledger[], out moves metered.lot_moves[])
+language plpgsql stable
+as $$
+declare
+    units bigint := least(l.kept, (select coalesce(sum(y.amount), 0) from unnest(debts) y
+        where y.use = any ((l.plan).uses)));
+    m     record;
+begin
+    if (units > 0 and l.expires_at > tip.at) is not true then
+        return;
+    end if;
+    tip := metered._lot_entry(metered._own_entry(tip, tip.at), 'd', units, units);
+    tip.crossed := metered._armed(tip.crossed,
+        tip.spent - tip.refunded - tip.credited + unwritten, tip.held);
+    entries := array[tip];
+    m := metered._moved(l, tip.scope, tip.seq, 1, 'a', units, units, -units);
+    moves := array[m.move];
+    m := metered._moved(m.l, tip.scope, tip.seq, 2, 'p', units, -units, 0);
+    moves := moves || m.move;
+    l := m.l;
+    debts := metered._without_debt(debts, units, (l.plan).uses);
+    spent := spent - units;
+end
+$$;
+
+-- Units that came with the move nth of the entry at_seq pay overdraft back, after tip. came are the places of lots
+-- to which units for their uses came. The others are as _advance has them.
+create function metered._repaid(inout tip metered.ledger, at_seq bigint, nth int, came int[],
+    unwritten bigint, inout lots metered.lots[], inout parts metered.lot_holds[],
+    inout debts metered.lot_debts[], inout spent bigint,
+    out entries metered.ledger[], out moves metered.lot_moves[])
+language plpgsql stable
+as $$
+declare
+    payers int[] := array(select x.ordinality from unnest(lots) with ordinality x
+        where x.rest > 0 and (x.plan).uses is null and x.expires_at > tip.at
+        order by x.priority, x.expires_at, x.age);
+    owed   int[] := array(select k.n from unnest(parts) with ordinality k(seq, lot, amount, scope, n)
+        where k.lot = 0 and k.amount > 0 order by k.seq);
+    pos    int;
+    paid   record;
+begin
+    paid := metered._paid_back(tip.scope, at_seq, nth,
+        array(select lots[x.pos] from unnest(payers) with ordinality x(pos, n) order by x.n),
+        spent, debts,
+        array(select parts[x.pos] from unnest(owed) with ordinality x(pos, n) order by x.n));
+    spent := paid.spent;
+    debts := paid.debts;
+    moves := paid.moves;
+    for n in 1..cardinality(payers) loop
+        lots[payers[n]] := paid.lots[n];
+    end loop;
+    for n in 1..cardinality(owed) loop
+        parts[owed[n]] := paid.parts[n];
+    end loop;
+    for n in 1..coalesce(cardinality(paid.more), 0) loop
+        pos := (select k.place from unnest(parts) with ordinality k(seq, lot, amount, scope, place)
+            where k.seq = paid.more[n].seq and k.lot = paid.more[n].lot);
+        if pos is null then
+            parts := parts || paid.more[n];
+        else
+            parts[pos].amount := parts[pos].amount + paid.more[n].amount;
+        end if;
+    end loop;
+    for pos in select x.pos from unnest(came) x(pos) where (lots[x.pos].plan).uses is not null
+        order by abs(lots[x.pos].no)
+    loop
+        paid := metered._use_repaid(tip, lots[pos], unwritten, spent, debts);
+        tip := paid.tip;
+        lots[pos] := paid.l;
+        spent := paid.spent;
+        debts := paid.debts;
+        entries := entries || paid.entries;
+        moves := moves || paid.moves;
+    end loop;
+end
+$$;
+
+-- When the turn of a lot comes: it begins, or it ends. Inlined wherever it stands.
+create function metered._turn_at(l metered.lots) returns timestamptz
+language sql immutable
+as $$
+    select case when l.pending > 0 then l.starts_at else l.expires_at end
+$$;
+
+-- Places in lots after the first from_n, which had their turn, with one more: in the order of turns.
+create function metered._queued(turns int[], from_n int, pos int, lots metered.lots[]) returns int[]
+language plpgsql immutable
+as $$
+declare
+    n int := cardinality(turns);
+begin
+    while n > from_n and (metered._turn_at(lots[pos]), lots[pos].pending > 0, lots[pos].age)
+        < (metered._turn_at(lots[turns[n]]), lots[turns[n]].pending > 0, lots[turns[n]].age)
+    loop
+        n := n - 1;
+    end loop;
+    return turns[from_n + 1:n] || pos || turns[n + 1:];
+end
+$$;
+
+-- The places of the parts of a line: those after place from_n, and those after loaded, which are units
+-- of lots that have paid its overdraft since.
+create function metered._parts_of(opened_seq bigint, parts metered.lot_holds[], from_n int, loaded int)
+returns int[]
+language plpgsql immutable
+as $$
+declare
+    mine int[] := '{}';
+begin
+    while from_n < loaded and parts[from_n + 1].seq = opened_seq loop
+        from_n := from_n + 1;
+        mine := mine || from_n;
+    end loop;
+    for n in loaded + 1..cardinality(parts) loop
+        mine := case when parts[n].seq = opened_seq then mine || n else mine end;
+    end loop;
+    return mine;
+end
+$$;
+
+-- The places of the lots of parts: null for overdraft.
+create function metered._places(parts metered.lot_holds[], lots metered.lots[]) returns int[]
+language plpgsql immutable
+as $$
+declare
+    by_no jsonb := (select jsonb_object_agg(x.no, x.ordinality) from unnest(lots) with ordinality x);
+begin
+    return array(select (by_no ->> k.lot::text)::int
+        from unnest(parts) with ordinality k(seq, lot, amount, scope, n) order by k.n);
+end
+$$;
+
+-- Units that a shared cap counts where a lot ends: those of its category that have rolled over, and
+-- have not ended by then. capped are places of lots that may be of these.
+create function metered._capped(l metered.lots, lots metered.lots[], capped int[]) returns bigint
+language plpgsql stable
+as $$
+declare
+    units bigint := 0;
+    pos   int;
+begin
+    if (l.plan).roll_shared is true and l.roll_cap is not null then
+        foreach pos in array capped loop
+            if lots[pos].expires_at > l.expires_at and lots[pos].category = l.category then
+                units := units + lots[pos].rest + lots[pos].kept + lots[pos].held;
+            end if;
+        end loop;
+    end if;
+    return units;
+end
+$$;
+
+-- Applies what time alone does in a wallet up to a time, after its entry tip. lots are those that it
+-- changes, and those on which that depends (_load_due). lines are in their order, and parts first those
+-- of the lines, and then the overdrawn ones of other holds. spent is overdraft that no hold keeps, of
+-- which debts were drawn for uses. unwritten are units of other lots that have ended. The entries
+-- remember the thresholds lowered from the first one on that lowers the balance.
+create function metered._advance(inout tip metered.ledger, until timestamptz, lowered jsonb,
+    unwritten bigint, lines metered.due_line[], inout lots metered.lots[],
+    inout parts metered.lot_holds[], inout debts metered.lot_debts[], inout spent bigint,
+    out entries metered.ledger[], out moves metered.lot_moves[])
+language plpgsql stable
+as $$
+declare
+    -- Places in lots, in their order, and how many had their turn.
+    turns  int[] := array(select x.ordinality from unnest(lots) with ordinality x
+        where case when x.pending > 0 then x.starts_at else x.expires_at end <= until
+        order by case when x.pending > 0 then x.starts_at else x.expires_at end, x.pending > 0, x.age);
+    turned int := 0;
+    capped int[] := array(select x.ordinality from unnest(lots) with ordinality x
+        where x.origin = 'r' and (x.plan).roll_shared);
+    places int[] := metered._places(parts, lots);
+    due    int := 0;
+    parted int := 0;
+    loaded int := cardinality(parts);
+    over   bigint := (select coalesce(sum(k.amount), 0) from unnest(parts) k where k.lot = 0);
+    pos    int;
+    step   record;
+    begins boolean;
+    made   metered.lots;
+    mine   int[];       -- places in parts
+    came   int[];       -- places of lots to which units came
+    came_seq bigint;    -- by this entry, up to its move came_nth
+    came_nth int;
+    said   metered.ledger[];
+    moved  metered.lot_moves[];
+begin
+    entries := '{}';
+    moves := '{}';
+    loop
+        pos := turns[turned + 1];
+        exit when pos is null and lines[due + 1] is null;
+        made := null;
+        came := '{}';
+        came_nth := 1;
+        if pos is not null and (metered._turn_at(lots[pos]) > lines[due + 1].due) is not true then
+            turned := turned + 1;
+            continue when lots[pos].pending + lots[pos].rest + lots[pos].kept = 0;
+            begins := lots[pos].pending > 0;
+            if begins then
+                step := metered._start_lot(tip, lots[pos], unwritten, -1 - cardinality(lots));
+                came := array[pos];
+                came_seq := (step.tip).seq;
+            else
+                tip.crossed := lowered;
+                step := metered._end_lot(tip, lots[pos],
+                    metered._capped(lots[pos], lots, capped), -1 - cardinality(lots));
+                came_seq := case when ((step.made).plan).uses is null then (step.made).granted_seq end;
+            end if;
+            lots[pos] := step.l;
+            made := step.made;
+            if begins and lots[pos].expires_at <= until then
+                turns := metered._queued(turns, turned, pos, lots);
+                turned := 0;
+            end if;
+        else
+            due := due + 1;
+            mine := metered._parts_of(lines[due].opened_seq, parts, parted, loaded);
+            parted := parted + (select count(*) from unnest(mine) n where n <= loaded);
+            step := metered._end_line(tip, lines[due], lowered,
+                array(select lots[places[n]] from unnest(mine) n),
+                array(select parts[n].amount from unnest(mine) n));
+            for n in 1..cardinality(mine) loop
+                if places[mine[n]] is null then
+                    over := over - parts[mine[n]].amount;
+                else
+                    lots[places[mine[n]]] := step.lots[n];
+                    came := came || places[mine[n]];
+                end if;
+                parts[mine[n]].amount := 0;
+            end loop;
+            spent := spent + step.drawn;
+            debts := metered._with_debt(debts, lines[due].use, step.drawn);
+            came_seq := step.came;
+            came_nth := step.nth;
+        end if;
+        tip := step.tip;
+        said := step.entries;
+        moved := step.moves;
+        if made.no is not null then
+            pos := cardinality(lots) + 1;
+            lots[pos] := made;
+            if metered._turn_at(made) <= until then
+                turns := metered._queued(turns, turned, pos, lots);
+                turned := 0;
+            end if;
+            if made.origin = 'r' and (made.plan).roll_shared then
+                capped := capped || pos;
+            end if;
+        end if;
+        if came_seq is not null and spent + over > 0 then
+            step := metered._repaid(tip, came_seq, came_nth, came, unwritten, lots, parts, debts,
+                spent);
+            tip := step.tip;
+            lots := step.lots;
+            parts := step.parts;
+            debts := step.debts;
+            spent := step.spent;
+            said := said || step.entries;
+            moved := moved || step.moves;
+            over := (select coalesce(sum(k.amount), 0) from unnest(parts) k where k.lot = 0);
+            places := places || metered._places(parts[cardinality(places) + 1:], lots);
+        end if;
+        for n in 1..cardinality(said) loop     -- one by one, which copies nothing
+            entries := entries || said[n];
+        end loop;
+        for n in 1..cardinality(moved) loop
+            moves := moves || moved[n];
+        end loop;
+    end loop;
+end
+$$;
+
+-- How what is due in a wallet is written, under the wallet's lock, before anything else: _settle loads
+-- it (lapses.sql), applies the rules (duelots.sql), and appends the entries and moves that these say.
 --
 -- Nobody draws a lot that has ended, and its lapse changes no other lot. So a call writes the ends of the first few lots, and leaves the
 -- others to later calls. Then lots_end of its entry is not later than the entry: the wallet lags. The balance of an entry that lags contains
@@ -2416,82 +3048,6 @@ begin
 end
 $$;
 
--- Ends a lot, at its time: some of its rest goes on, and the rest lapses. Appends the entries after tip, and returns the last one.
-create function metered._end_lot(tip metered.ledger, l metered.lots) returns metered.ledger
-language plpgsql volatile
-as $$
-declare
-    e metered.ledger := metered._own_entry(tip, l.expires_at);
-    n bigint := metered._rolls_among(l, '{}');
-begin
-    if n > 0 then
-        e := (metered._roll_lot(e, l, n, l.roll_end, l.roll_no)).entry;
-    end if;
-    if l.kept > n then
-        e := metered._take_kept(e, l.no, l.kept - n, 'e');
-    elsif l.rest > n then
-        e := metered._take_back(e, l.no, l.rest - n, 'e');
-    end if;
-    return e;
-end
-$$;
-
--- Begins a lot, at its time: credits its units, which pay an overdraft back at once, and notes the lot of the next period if it renews. Appends the entry after
--- tip, and returns it.
-create function metered._start_lot(tip metered.ledger, l metered.lots) returns metered.ledger
-language plpgsql volatile
-as $$
-declare
-    e    metered.ledger := metered._own_entry(tip, l.starts_at);
-    debt bigint := metered._debt(tip);
-    general boolean := (l.plan).uses is null;
-    units bigint := case when general then l.pending else 0 end;
-begin
-    e.seq := e.seq + 1;
-    e.kind := case when general then 'd' else 's' end;
-    e.amount := l.pending;
-    e.credited := e.credited + units;
-    update metered.lot_rows y set pending = 0, open = general, keeps = not general, granted_at = l.starts_at, granted_seq = e.seq,
-        age = metered._age(null, l.starts_at, e.seq) where y.no = l.no;
-    if e.crossed is not null and general then
-        e.crossed := metered._rearmed(e);
-    end if;
-    perform metered._append(e);
-    perform metered._move_lot(e.scope, e.seq, 1, l.no, 'd', l.pending, units, l.pending - units);
-    if debt > 0 and general then
-        perform metered._pay_back(e, debt, 2);
-    end if;
-    perform metered._renew_lot(l, e.seq);
-    return metered._pay_debts(e, l.no);
-end
-$$;
-
--- The lot of the period after that of l, which renews.
-create function metered._next_lot(l metered.lots) returns metered.lots
-language plpgsql stable
-as $$
-declare
-    follows metered.lots := l;
-    zone    text;
-begin
-    follows.no := null;
-    follows.roll_no := null;
-    begin
-        follows.starts_at := (metered._period_at((l.plan).renews, l.starts_at))[2];
-        follows.expires_at := (metered._period_at((l.plan).renews, follows.starts_at))[2];
-        follows.roll_end := case when l.roll_cap is not null then metered._roll_end(follows.expires_at, l.plan, (l.plan).roll_for) end;
-    exception when sqlstate 'MT010' then
-        get stacked diagnostics zone = pg_exception_detail;
-        raise exception 'the time zone of a plan is not known' using errcode = 'MT010', detail = format('%s, of the plan %s of wallet %s', zone, (l.plan).renewal, l.scope);
-    end;
-    follows.amount := (l.plan).renew_amount;
-    follows.pending := follows.amount;
-    follows.rest := 0;
-    follows.reference := left((l.plan).renewal || ' ' || to_char(follows.starts_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"'), 255);
-    return follows;
-end
-$$;
-
 -- Notes the lot of the next period if l renews, which began with the entry at_seq. It has no reference if another lot has that one.
 create function metered._renew_lot(l metered.lots, at_seq bigint) returns void
 language plpgsql volatile
@@ -2537,139 +3093,156 @@ begin
 end
 $$;
 
--- Writes all that is due in a wallet by clk, in its order: ends of holds, whose rows it locks, ends of lots, and beginnings. It ends the first max_lots lots (null: all), and
--- beyond them lots of due holds, lots that begin, lots on whose end others depend, and lots that go on, as far as a caller could draw so many units of those. tip is the last entry, under the wallet's lock. The result is the last entry after that, with the
--- lots_end of the next one, without the caller, operation and note of tip. The caller may have put into tip.crossed the thresholds that these ends, or its own entry, cross:
--- the entries remember them from the first one on that lowers the balance, since an expired hold lowers none.
-create function metered._settle(tip metered.ledger, clk timestamptz, max_lots int, units bigint, wait_ms int) returns metered.ledger
+-- Writes all that is due in a wallet by clk: ends of holds, whose rows it locks, and ends and beginnings
+-- of lots. It ends the first max_lots lots (null: all) of those that it could leave to later calls, and
+-- those that go on, as far as a caller could draw so many units of them. Where more lines of holds are
+-- due than one step writes, those that only give units back are freed as sums, and the rows of holds are
+-- left to sweeps, as _free_in_sum does it. tip is the last entry, under the wallet's lock. The result is
+-- the last entry after that, with the lots_end of the next one, without the caller, operation and note of
+-- tip. The caller may have put into tip.crossed the thresholds that these ends, or its own entry, cross.
+create function metered._settle(tip metered.ledger, clk timestamptz, max_lots int, units bigint,
+    wait_ms int) returns metered.ledger
 language plpgsql volatile
 as $$
 declare
-    e       metered.ledger := metered._own_entry(tip, tip.at);
-    until   timestamptz := greatest(clk, tip.at);
-    nos     bigint[];           -- holds that are due
-    named   bigint[] := '{}';   -- lots that must be ended, and of no hold that is due
-    l       metered.lots;
-    begins  metered.lots;
-    due     record;
-    plain   bigint[] := '{}';   -- lines that end together, before next_lot
-    next_lot timestamptz := '-infinity';    -- when the next lot ends or begins at the earliest
-    pos_end timestamptz := '-infinity';     -- the lot that was ended last, after which the next is
-    pos_age bigint[] := '{}';
-    begun   timestamptz := '-infinity';     -- the lot that began last, after which the next does
-    begun_age bigint[] := '{}';
-    stop_end timestamptz;       -- the first lot that is left to others, or null
-    stop_age bigint[];
-    left_over bigint := units;  -- of units, in lots that go on
-    may_keep boolean;           -- there may be such lots
-    kept_left int := 2147483647;    -- how many lots of some uses may still lapse
-    ends    timestamptz;        -- when the next lot ends after all this
-    before  text;
+    e      metered.ledger := metered._own_entry(tip, tip.at);
+    until  timestamptz := greatest(clk, tip.at);
+    nos    bigint[] := '{}';    -- holds whose lines are ended: null for sums
+    due    record;
+    after  record;
+    before text;
+    unwritten bigint := 0;
 begin
     if tip.next_due <= clk then
+        nos := array(select x.hold from metered.hold_lines x
+            where x.scope = tip.scope and x.open > 0 and x.due >= tip.next_due and x.due <= clk);
         before := metered._bound_lock_wait(wait_ms);
-        select array_agg(y.no) into nos from (
-            select h.no from metered.holds h
-            where h.no = any (array(select x.hold from metered.hold_lines x where x.scope = tip.scope and x.open > 0 and x.due >= tip.next_due and x.due <= clk))
-              and (h.due <= clk) is true order by h.no for no key update) y;
-        before := metered._unbound_lock_wait(before);
-        if nos is not null then
+        if cardinality(nos) > metered._events_per_step() and tip.next_due > '-infinity' then
+            if metered._one_snapshot() then     -- it may not see that a hold was extended: then this is 40001
+                perform from metered.holds h where h.no = any (nos) order by h.no for share;
+            end if;
+            nos := null;
+        else
+            nos := array(select y.no from (
+                select h.no from metered.holds h where h.no = any (nos) and (h.due <= clk) is true
+                order by h.no for no key update) y);
             perform metered._expire_rows(nos, clk, (metered._by_system()).note);
+        end if;
+        before := metered._unbound_lock_wait(before);
+        if (nos = '{}') is not true then
             select y.crossed into e.crossed from metered.ledger y where y.scope = tip.scope and y.seq = tip.seq;
         end if;
     end if;
-    select y.expires_at, y.age into stop_end, stop_age from metered.lot_rows y
-    where y.scope = tip.scope and y.open and y.expires_at <= until order by y.expires_at, y.age limit 1 offset coalesce(max_lots, 2147483647);
-    if stop_end is not null then
-        named := array(
-            select k.lot from metered.hold_lines x, lateral (select o.lot from metered.lot_holds o where o.scope = x.scope and o.seq = x.opened_seq and o.lot > 0) k
-            where x.hold = any (nos) and x.scope = tip.scope and x.open > 0
-            union select y.no from metered.lot_rows y where y.scope = tip.scope and y.open and y.again and y.expires_at <= until);
-        for l in
-            select y.* from metered.lots y
-            where left_over > 0 and y.scope = tip.scope and y.open and y.roll_cap is not null and y.expires_at <= until and y.roll_end > until
-            order by y.priority, y.roll_end, y.age
-        loop
-            exit when left_over <= 0;
-            named := named || l.no;
-            left_over := left_over - metered._rolls(l);
-        end loop;
+    due := metered._load_due(tip, clk, max_lots, units, nos, nos is null, null);
+    if due.stop is not null and e.crossed is not null then
+        unwritten := (select coalesce(sum(x.rest), 0) from (select y.rest from metered.lots y
+            where y.scope = tip.scope and y.open and y.expires_at <= until
+              and y.no <> all (array(select l.no from unnest(due.lots) l)) order by y.expires_at, y.age) x);
     end if;
-    may_keep := nos is not null or exists (select from metered.lot_rows y where y.scope = tip.scope and y.keeps)
-        or exists (select from metered.lot_rows y where y.scope = tip.scope and y.pending > 0);
-    if exists (select from metered.lot_rows y where y.scope = tip.scope and y.keeps and y.roll_cap is null and y.expires_at <= until
-               order by y.expires_at, y.age limit 1 offset coalesce(max_lots, 2147483647)) then
-        kept_left := max_lots;
+    after := metered._advance(e, until, tip.crossed, unwritten, due.lines, due.lots, due.parts, due.debts,
+        due.spent);
+    e := after.tip;
+    e.lots_end := least(due.stop, case when due.stop is null then metered._next_end(tip.scope, until) end,
+        (select min(metered._turn_at(x)) from unnest(after.lots) x
+         where x.pending + x.rest + x.kept + x.held > 0 and metered._turn_at(x) > until));
+    if cardinality(after.entries) = 0 and metered._lags(tip) and e.lots_end > until then
+        e.lots_end := tip.lots_end;     -- a caller may write nothing, and the last entry lags. The next charge catches up
     end if;
-    ends := coalesce(stop_end, metered._next_end(tip.scope, until));
-    e.lots_end := ends;
-    for due in select * from metered._due_lines(tip, nos, until) loop
-        if due.due >= next_lot or not due.plain or cardinality(plain) = 100 then    -- more would be joined by nested loops
-            e := metered._end_lines(e, plain, clk);
-            plain := '{}';
-        end if;
-        while due.due >= next_lot loop
-            select y.* into l from (
-                (select z.* from metered.lots z where z.scope = tip.scope and z.open and (z.expires_at, z.age) > (pos_end, pos_age) and z.expires_at <= until
-                 order by z.expires_at, z.age limit 1)
-                union all
-                (select z.* from unnest(named) n, lateral (select w.* from metered.lots w where w.no = n limit 1) z -- never the index of all wallets
-                 where z.open and z.expires_at <= until order by z.expires_at, z.age limit 1)
-                union all
-                (select z.* from metered._kept_due(tip.scope, until, kept_left > 0) z where may_keep and z.no is not null)) y
-            where stop_end is null or (y.expires_at, y.age) < (stop_end, stop_age) or y.no = any (named) or y.kept > 0
-            order by y.expires_at, y.age limit 1;
-            select y.* into begins from metered.lots y
-            where y.scope = tip.scope and y.pending > 0 and y.starts_at <= until and (y.starts_at, y.age) > (begun, begun_age) order by y.starts_at, y.age limit 1;
-            next_lot := coalesce(least(l.expires_at, begins.starts_at), 'infinity');
-            exit when due.due < next_lot;
-            if l.no is null or begins.starts_at < l.expires_at then
-                ends := least(ends, case when begins.expires_at > until then begins.expires_at end,
-                    case when ((begins.plan).renews).every is not null then
-                        case when (metered._next_lot(begins)).starts_at > until then (metered._next_lot(begins)).starts_at end end);
-                e.lots_end := ends;
-                e := metered._start_lot(e, begins);
-                begun := begins.starts_at;
-                begun_age := begins.age;
-                if stop_end is not null then
-                    named := named || begins.no;
-                end if;
-                continue;
-            end if;
-            e.crossed := tip.crossed;
-            e := metered._end_lot(e, l);
-            if metered._rolls(l) > 0 and l.roll_end > until then
-                ends := least(ends, l.roll_end);
-            end if;
-            e.lots_end := ends;
-            if l.kept > 0 then
-                kept_left := kept_left - (l.roll_cap is null)::int;
-                continue;
-            end if;
-            if stop_end is not null then
-                named := case when nos is null then array_remove(named, l.no) else named end || l.roll_no;
-            end if;
-            pos_end := greatest(pos_end, l.expires_at);
-            pos_age := case when pos_end = l.expires_at then l.age else pos_age end;
-        end loop;
-        if due.plain then
-            plain := plain || (due.line).opened_seq;
-            next_lot := least(next_lot, due.first_end);
-        elsif due.hold is not null then
-            e.crossed := case when (due.line).at_least > (due.line).captured then tip.crossed else e.crossed end;
-            e := metered._end_line(e, due.line, due.id, clk);
-            next_lot := '-infinity';
-        end if;
-    end loop;
-    if metered._lags(tip) and e.lots_end > until then
-        if e.seq > tip.seq then
-            delete from metered.lot_holds k where k.scope = tip.scope and k.seq = 0;
-        else
-            e.lots_end := tip.lots_end;     -- a caller may write nothing, and the last entry lags. The next charge catches up
-        end if;
+    if cardinality(after.entries) > 0 then
+        e.next_due := metered._write_lines(tip, e, clk, nos is null, due.lines);
+        perform metered._write_due(tip, e, after.entries, after.moves, due.lots, after.lots,
+            due.parts, after.parts, due.debts, after.debts, after.spent);
     end if;
     e.crossed := tip.crossed;
     return e;
+end
+$$;
+
+-- Writes that lines of holds of a wallet have ended, and the parts of those of a sum. Returns next_due of the entries, of which e
+-- is the last.
+create function metered._write_lines(tip metered.ledger, e metered.ledger, clk timestamptz, in_sum boolean,
+    lines metered.due_line[]) returns timestamptz
+language plpgsql volatile
+as $$
+begin
+    if cardinality(lines) = 0 then
+        return e.next_due;
+    end if;
+    if in_sum then
+        delete from metered.lot_holds o where o.scope = tip.scope and o.seq = any (array(
+            select y.opened_seq from metered.hold_lines y
+            where y.scope = tip.scope and y.open > 0 and y.due >= tip.next_due and y.due <= clk));
+    end if;
+    update metered.hold_lines y set open = 0, captured = y.captured + l.minimum
+    from unnest(lines) l where y.hold = l.hold and y.scope = tip.scope;
+    return case when tip.next_due = '-infinity' then tip.next_due when e.held > 0 then
+        metered._later_due(tip.scope, case when in_sum then clk + interval '1 microsecond' else tip.next_due end, clk) end;
+end
+$$;
+
+-- Appends entries after tip, and the moves of their lots, which were lots before and are after them. Those that have no row get one.
+-- e is the last entry, and has lots_end and next_due of all.
+create function metered._write_due(tip metered.ledger, e metered.ledger, entries metered.ledger[],
+    moves metered.lot_moves[], lots metered.lots[], after metered.lots[],
+    parts metered.lot_holds[], parts_after metered.lot_holds[],
+    debts metered.lot_debts[], debts_after metered.lot_debts[], spent bigint) returns void
+language plpgsql volatile
+as $$
+declare
+    old   int := cardinality(lots);
+    nos   bigint[] := '{}';         -- of lots by place
+    made  int;
+begin
+    for pos in 1..cardinality(after) loop
+        nos := nos || case when after[pos].no < 0 then metered._next_number('lot_rows') else after[pos].no end;
+        if after[pos].from_lot < 0 then
+            after[-after[pos].from_lot].roll_no := nos[pos];
+        end if;
+    end loop;
+    insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed)
+    select x.seq, x.amount, x.at, x.spent, x.refunded, x.credited, x.held, x.epoch, x.kind, x.scope, e.next_due, x.hold, x.operation_tenant, x.operation, x.note, x.anchor_at, x.anchor_spent, e.lots_end, x.crossed
+    from unnest(entries) x on conflict do nothing;
+    get diagnostics made = row_count;
+    if made < cardinality(entries) then
+        perform metered._collided();
+    end if;
+    perform metered._mark_freed(tip.scope);
+    insert into metered.lot_moves (scope, seq, nth, lot, kind, amount, version, rest, drawn, held, kept)
+    select tip.scope, m.seq, m.nth, case when m.lot < 0 then nos[-m.lot] else m.lot end, m.kind, m.amount, m.version, m.rest, m.drawn, m.held, m.kept
+    from unnest(moves) m;
+    update metered.lot_rows y set pending = x.pending, open = x.open, keeps = x.keeps, granted_at = x.granted_at, granted_seq = x.granted_seq,
+        lapsed = x.lapsed, untold = x.untold, rolled = x.rolled, roll_cap = x.roll_cap, again = x.again, plan = x.plan, age = x.age
+    from unnest(array(select after[n] from generate_series(1, old) n where after[n].version is distinct from lots[n].version)) x
+    where y.no = x.no and (y.pending, y.open, y.keeps, y.lapsed, y.rolled, y.plan) is distinct from (x.pending, x.open, x.keeps, x.lapsed, x.rolled, x.plan);
+    insert into metered.lot_rows (no, granted_at, expires_at, granted_seq, last_seq, amount, rest, lapsed, rolled, untold, roll_cap, roll_no, roll_end,
+        late, from_lot, priority, origin, open, scope, category, reference, fingerprint, pending, starts_at, again, plan, keeps, age)
+    overriding system value
+    select nos[n], x.granted_at, x.expires_at, x.granted_seq, x.granted_seq, x.amount, 0, x.lapsed, x.rolled, x.untold, x.roll_cap,
+        coalesce(x.roll_no, case when x.roll_cap is not null then metered._next_number('lot_rows') end), x.roll_end,
+        x.late, case when x.from_lot < 0 then nos[-x.from_lot] else x.from_lot end, x.priority, x.origin, x.open, x.scope, x.category,
+        case when 0 = (select count(*) from metered.lot_rows y where y.scope = x.scope and y.reference = x.reference) then x.reference end,
+        x.fingerprint, x.pending, x.starts_at, x.again, x.plan, x.keeps, x.age
+    from unnest(after[old + 1:]) with ordinality x, lateral (select (old + x.ordinality)::int as n) p on conflict do nothing;
+    get diagnostics made = row_count;
+    if made < cardinality(after) - old then
+        perform metered._collided();
+    end if;
+    if parts is distinct from parts_after then
+        delete from metered.lot_holds o where o.scope = tip.scope and o.seq = any (array(select k.seq from unnest(parts) k));
+        insert into metered.lot_holds (scope, seq, lot, amount)
+        select tip.scope, k.seq, case when k.lot < 0 then nos[-k.lot] else k.lot end, sum(k.amount)::bigint
+        from unnest(parts_after) k where k.amount > 0 group by 2, 3;
+    end if;
+    if debts is distinct from debts_after then
+        delete from metered.lot_debts d where d.scope = tip.scope;
+        insert into metered.lot_debts (scope, use, amount) select tip.scope, d.use, d.amount from unnest(debts_after) d where d.amount > 0;
+    end if;
+    if metered._lags(tip) or metered._lags(e) then
+        delete from metered.lot_holds k where k.scope = tip.scope and k.seq = 0;
+        if metered._lags(e) and spent > 0 then
+            perform metered._owe(tip.scope, spent);
+        end if;
+    end if;
 end
 $$;
 
@@ -2697,373 +3270,197 @@ begin
 end
 $$;
 
--- Holds of a wallet that are due, one or many at once. See duelots.sql for their order among ends and beginnings of lots.
+-- What a fold of a wallet's time needs (_advance), and readers, who answer from it.
 
--- Ends a line of a hold that is due, at its time: it captures its minimum, and gives back the other units. Appends the entries after tip, and
--- returns the last one.
-create function metered._end_line(tip metered.ledger, l metered.hold_lines, of_id text, clk timestamptz) returns metered.ledger
-language plpgsql volatile
-as $$
-declare
-    e       metered.ledger := metered._own_entry(tip, l.due);
-    minimum bigint := least(l.open, greatest(0, l.at_least - l.captured));
-begin
-    update metered.hold_lines y set captured = y.captured + minimum, open = 0 where y.hold = l.hold and y.scope = l.scope;
-    e.hold := of_id;
-    if minimum > 0 then
-        select v.operation_tenant, v.operation into e.operation_tenant, e.operation from metered.hold_events v where v.hold = l.hold and v.version = 1;
-        e.kind := 'u';
-        e.amount := minimum;
-        e.spent := e.spent + minimum;
-        e.held := e.held - minimum;
-        e.next_due := metered._due_after(e.scope, e.seq, e.held, e.next_due, clk);
-        e.seq := e.seq + 1;
-        perform metered._append(e);
-        perform metered._capture_lots(e, l.opened_seq, minimum);
-        e.operation_tenant := null;
-        e.operation := null;
-    end if;
-    if l.open > minimum then
-        e.kind := 'x';
-        e.amount := l.open - minimum;
-        e.held := e.held - e.amount;
-        e.next_due := metered._due_after(e.scope, e.seq, e.held, e.next_due, clk);
-        e.seq := e.seq + 1;
-        perform metered._append(e);
-        e := metered._free_lots(e, array[l.opened_seq]);
-    end if;
-    return e;
-end
-$$;
-
--- The lines of holds of a wallet, in the order in which they fall due, and a row without a hold at until. A plain line gives
--- units back to lots for anything that have not ended by then, and does nothing else; first_end is the first end of these lots.
-create function metered._due_lines(tip metered.ledger, nos bigint[], until timestamptz)
-returns table (hold bigint, due timestamptz, id text, line metered.hold_lines, plain boolean, first_end timestamptz)
+-- What is due in a wallet by clk: lots that begin or end, lines of holds, and what these depend on.
+-- Of lots whose end changes no other lot, and that no due line keeps units of, it has the first
+-- max_lots (null: all), and those that go on, as far as a caller could draw so many units of them.
+-- stop is the end of the first of the others. nos are holds, or null for all that are due: then lines
+-- of which each gives units back, and nothing else, come as sums, if whoever asks writes none of their
+-- rows (in_sum). With of_lots, it has these lots too.
+create function metered._load_due(tip metered.ledger, clk timestamptz, max_lots int, units bigint,
+    nos bigint[], in_sum boolean, of_lots bigint[],
+    out lots metered.lots[], out lines metered.due_line[], out parts metered.lot_holds[],
+    out debts metered.lot_debts[], out spent bigint, out stop timestamptz)
 language plpgsql stable
 as $$
 declare
-    owes boolean := nos is not null and metered._debt(tip) > 0;    -- then freed units pay first
+    until timestamptz := greatest(clk, tip.at);
+    debt  bigint := metered._debt(tip);
+    due   record;
+    load  bigint[] := of_lots;
+    ended bigint[];
+    beyond bigint;      -- the first lot that is perhaps left
+    first timestamptz;
 begin
-    return query
-    select x.hold, x.due, h.id, x.line, coalesce(not owes and (x.line).at_least <= (x.line).captured and k.plain, false), k.first_end
-    from (select y.hold, y.due, row(y.*)::metered.hold_lines as line from metered.hold_lines y where y.hold = any (nos) and y.scope = tip.scope and y.open > 0
-          union all select null, until, null) x
-        left join lateral (select z.id from metered.holds z where z.no = x.hold) h on true
-        -- The aggregate inside lateral leaves the planner no join to choose.
-        left join lateral (
-            select bool_and(y.for_anything is true and y.expires_at > greatest(x.due, tip.at)) as plain, min(y.expires_at) as first_end
-            from metered.lot_holds o left join lateral (
-                select r.expires_at, (r.plan).uses is null as for_anything from metered.lot_rows r where r.no = o.lot limit 1) y on true
-            where o.scope = tip.scope and o.seq = (x.line).opened_seq) k on true
-    order by x.due, (x.line).opened_seq;
-end
-$$;
-
--- Ends plain lines of holds, which held units by the entries opened_seqs, in the order in which they fall due: nothing else happens in
--- between. Each has its entry, as _end_line writes it. Appends these after tip, and returns the last one.
-create function metered._end_lines(tip metered.ledger, opened_seqs bigint[], clk timestamptz) returns metered.ledger
-language plpgsql volatile
-as $$
-declare
-    e    metered.ledger := metered._own_entry(tip, tip.at);
-    lots bigint[];
-    made int;
-begin
-    if coalesce(cardinality(opened_seqs), 0) = 0 then
-        return tip;
+    lines := '{}';
+    parts := '{}';
+    debts := '{}';
+    if tip.next_due <= clk then
+        due := metered._load_lines(tip, clk, nos, in_sum and debt = 0);
+        lines := due.lines;
+        parts := due.parts;
+        load := load || array(select k.lot from unnest(parts) k where k.lot > 0);
     end if;
-    with gone as (
-        update metered.hold_lines y set open = 0
-        from (select z.hold, z.scope, z.open from metered.hold_lines z where z.scope = e.scope and z.open > 0 and z.opened_seq = any (opened_seqs)) was
-        where y.hold = was.hold and y.scope = was.scope
-        returning y.hold, y.due, y.opened_seq, was.open as units),
-    lines as (
-        select g.*, row_number() over due_order as nth, sum(g.units) over due_order as upto, lead(g.due) over due_order as next_due,
-            (select h.id from metered.holds h where h.no = g.hold) as id
-        from gone g window due_order as (order by g.due, g.opened_seq)),
-    parts as (
-        delete from metered.lot_holds o where o.scope = e.scope and o.seq = any (opened_seqs) returning o.seq, o.lot, o.amount),
-    freed as (
-        select n.nth, p.lot, p.amount, row_number() over (partition by n.nth order by p.lot) as part,
-            row_number() over (partition by p.lot order by n.nth) as version, sum(p.amount) over (partition by p.lot order by n.nth) as upto
-        from parts p join lines n on n.opened_seq = p.seq),
-    entries as (
-        insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed)
-        select e.seq + n.nth, n.units, greatest(e.at, n.due), e.spent, e.refunded, e.credited, e.held - n.upto, e.epoch, 'x', e.scope, case when e.next_due = '-infinity' then e.next_due when e.held > n.upto then coalesce(n.next_due, n.due) end, n.id, e.operation_tenant, e.operation, e.note, e.anchor_at, e.anchor_spent, e.lots_end, e.crossed
-        from lines n on conflict do nothing
-        returning seq),
-    moves as (
-        insert into metered.lot_moves (scope, seq, nth, lot, kind, amount, version, rest, drawn, held, kept)
-        select e.scope, e.seq + f.nth, f.part, f.lot, 'f', f.amount, coalesce(l.version, 0) + f.version, l.rest + f.upto, l.drawn, l.held - f.upto, l.kept
-        from freed f, lateral (select y.version, y.rest, y.drawn, y.held, y.kept from metered.lots y where y.no = f.lot limit 1) l
-        returning lot)
-    select (select count(*) from entries), (select array_agg(distinct m.lot) from moves m) into made, lots;
-    if made < cardinality(opened_seqs) then
-        perform metered._collided();
+    if (max_lots = 0) is not true or tip.lots_end <= until then
+        ended := array(select y.no from metered.lot_rows y
+            where y.scope = tip.scope and y.open and y.expires_at <= until
+            order by y.expires_at, y.age limit max_lots + 1);
+        beyond := ended[max_lots + 1];
+        -- Each in the order of its index, which keeps the planner from the index of all.
+        load := load
+            || array(select y.no from metered.lot_rows y
+                where y.scope = tip.scope and y.pending > 0 and y.starts_at <= until
+                order by y.starts_at, y.age)
+            || array(select y.no from metered.lot_rows y
+                where y.scope = tip.scope and y.open and y.again and y.expires_at <= until
+                order by y.expires_at, y.age)
+            || array(select y.no from metered.lot_rows y
+                where y.scope = tip.scope and y.keeps and y.roll_cap is not null
+                  and y.expires_at <= until order by y.expires_at, y.age)
+            || ended[:coalesce(max_lots, cardinality(ended))]
+            || array(select y.no from metered.lot_rows y
+                where y.scope = tip.scope and y.keeps and y.roll_cap is null
+                  and y.expires_at <= until order by y.expires_at, y.age limit max_lots)
+            || metered._load_rolling(tip.scope, until, case when beyond is not null then units end);
     end if;
-    perform metered._mark_freed(e.scope);
-    update metered.lot_rows y set open = true where y.no = any (lots) and not y.open;
-    return metered._last_entry(e.scope);
-end
-$$;
-
--- The lots of a wallet after the ends that are due, for readers, who write none of them: duelots.sql says in which order ends happen.
-
--- The lot into which so many units of l roll over at its end, or null for none. It has no number if nobody has written l yet. As long as nobody has written it,
--- granted_seq is the number of the written lot, or of the period's, that had the units first.
-create function metered._gone_on(l metered.lots, units bigint) returns metered.lots
-language plpgsql stable
-as $$
-declare
-    child metered.lots;
-begin
-    if units > 0 then
-        child.no := l.roll_no;
-        child.granted_at := l.expires_at;
-        child.granted_seq := case when l.last_seq is null then l.granted_seq else l.no end;
-        child.expires_at := l.roll_end;
-        child.amount := units;
-        child.rest := units;
-        child.held := 0;
-        child.pending := 0;
-        child.kept := 0;
-        child.from_lot := l.no;
-        child.priority := l.priority;
-        child.scope := l.scope;
-        child.age := l.age[1:2] || 9223372036854775807;
-        child.category := l.category;
-        child.origin := 'r';
-        child.plan := metered._plan_on(l);
-        if (l.plan).roll_again <> 0 then
-            child.roll_cap := l.roll_cap;
-            child.roll_end := metered._roll_end(child.expires_at, child.plan, (l.plan).roll_for);
-        end if;
+    -- A join without the limit can be one that reads all lots.
+    select array(select l from (select distinct n from unnest(load) n) x,
+        lateral (select z from metered.lots z where z.no = x.n limit 1) y(l)
+        order by (l).expires_at, (l).age) into lots;
+    if beyond = any (load) then
+        stop := (select y.expires_at from metered.lot_rows y
+            where y.scope = tip.scope and y.open and y.expires_at <= until and y.no <> all (load)
+            order by y.expires_at, y.age limit 1);
+    else
+        stop := (select y.expires_at from metered.lot_rows y where y.no = beyond);
     end if;
-    return child;
-end
-$$;
-
--- Overdraft by use, with so many units more for one use, or for none.
-create function metered._with_debt(debts metered.lot_debts[], of_use text, units bigint) returns metered.lot_debts[]
-language plpgsql immutable
-as $$
-begin
-    return array(select row(sum(y.amount)::bigint, '', y.use)::metered.lot_debts
-        from (select x.amount, x.use from unnest(debts) x union all select units, of_use where of_use is not null and units > 0) y
-        group by y.use order by y.use);
-end
-$$;
-
--- Overdraft by use, less so many units, in the order of the uses: of all, or only of some.
-create function metered._without_debt(debts metered.lot_debts[], units bigint, for_uses text[]) returns metered.lot_debts[]
-language plpgsql immutable
-as $$
-declare
-    part bigint;
-begin
-    for n in 1..cardinality(debts) loop
-        continue when debts[n].use <> all (for_uses);
-        part := greatest(0, least(units, debts[n].amount));
-        debts[n].amount := debts[n].amount - part;
-        units := units - part;
-    end loop;
-    return debts;
-end
-$$;
-
--- The lots of a wallet after all that is due, as settle would write it: those of which due holds keep units, those that begin, those on whose end others
--- depend, and those into which one of these rolls over. lapsed is how many units lapsed, less those that began, and debt by how many units the wallet is still
--- overdrawn.
-create function metered._due_lots(tip metered.ledger, clk timestamptz, out lots metered.lots[], out lapsed bigint, out debt bigint)
-language plpgsql stable
-as $$
-declare
-    until       timestamptz := greatest(clk, tip.at);
-    due         boolean := coalesce(tip.next_due <= clk, false); -- some holds are
-    of_holds    metered.lot_holds[] := '{}'; -- units of these holds, and overdrawn units of other holds
-    starts      metered.lots[] := '{}';     -- that begin
-    begun       boolean;                    -- some have
-    spent       bigint := 0;                -- of debt
-    debts       metered.lot_debts[] := '{}'; -- the part of spent that was drawn for uses
-    came        int[];                      -- places in lots whose units have come in this step
-    at          timestamptz := tip.at;
-    child       metered.lots;
-    follows     metered.lots;               -- the lot of its next period
-    nos         bigint[] := '{}';           -- of the due holds, in their order, with their times, entries and minima
-    times       timestamptz[];
-    seqs        bigint[];
-    minima      bigint[];
-    next_hold   int := 1;                   -- the place of the next one
-    held        record;                     -- units of a lot in due holds
-    overdrawn   record;                     -- a row of an overdrawn hold
-    lot_pos     int;                        -- a place in lots
-    start_pos   int;                        -- a place in starts
-    part        bigint;
-    units       bigint;
-    max_written constant bigint := 4611686018427387904; -- numbers beyond it name lots that nobody has written yet, so that holds can name them
-    new_no      bigint := max_written;      -- the last one
-    later       bigint := max_written;      -- entries beyond it are not written
-begin
-    debt := metered._debt(tip);
-    lapsed := 0;
-    lots := '{}';
-    if tip.lots_end <= until then
-        select array(select y from metered.lots y where y.scope = tip.scope and y.pending > 0 and y.starts_at <= until order by y.starts_at, y.age) into starts;
-        select array(select y from metered.lots y where y.scope = tip.scope and y.open and y.again and y.expires_at <= until order by y.expires_at, y.age)
-            || array(select metered._as_rest(y) from metered.lots y
-                where y.scope = tip.scope and y.keeps and y.roll_cap is not null and y.again and y.expires_at <= until order by y.expires_at, y.age)
-        into lots;
+    first := (select min(x.expires_at) from unnest(lots) x
+        where (x.plan).roll_shared and x.expires_at <= until);
+    if first is not null then
+        lots := lots || array(select l from unnest(array(
+            select distinct x.category from unnest(lots) x where (x.plan).roll_shared)) c,
+            lateral (select z from metered.lots z where z.scope = tip.scope and z.category = c
+                and z.origin = 'r' and z.expires_at > first
+                and (z.plan).roll_shared and z.rest + z.kept + z.held > 0) y(l)
+            where (l).no <> all (load));
     end if;
-    begun := starts <> '{}';
-    if due and debt = 0 and starts = '{}' and lots = '{}' then    -- then no hold pays for another one, and one statement does
-        for held in
-            select o.lot, sum(o.amount)::bigint as kept, coalesce(sum(o.freed) filter (where o.expires_at > greatest(o.due, tip.at)), 0)::bigint as back,
-                coalesce(sum(o.freed) filter (where o.expires_at <= greatest(o.due, tip.at)), 0)::bigint as late
-            from (select y.due, x.lot, x.amount, x.expires_at, least(x.amount, greatest(0, x.upto - greatest(0, y.at_least - y.captured))) as freed
-                  from metered.hold_lines y, lateral (
-                      select z.lot, z.amount, v.expires_at, sum(z.amount) over (order by v.priority, v.expires_at, v.age) as upto
-                      from metered.lot_holds z, lateral (select w.age, w.priority, w.expires_at from metered.lot_rows w where w.no = z.lot limit 1) v
-                      where z.scope = y.scope and z.seq = y.opened_seq) x
-                  where y.scope = tip.scope and y.open > 0 and y.due >= tip.next_due and y.due <= clk) o
-            group by o.lot order by o.lot
-        loop
-            select y.* into child from metered.lots y where y.no = held.lot;
-            child := metered._as_rest(child);
-            child.held := child.held - held.kept;
-            child.rest := child.rest + held.back;
-            lapsed := lapsed + held.late + case when (child.plan).uses is not null then held.back else 0 end;
-            lots := lots || child;
-        end loop;
-    elsif due or starts <> '{}' or lots <> '{}' then
-        if due then
-            select array_agg(y.hold order by y.due, y.opened_seq), array_agg(y.due order by y.due, y.opened_seq), array_agg(y.opened_seq order by y.due, y.opened_seq),
-                array_agg(least(y.open, greatest(0, y.at_least - y.captured)) order by y.due, y.opened_seq)
-            into nos, times, seqs, minima
-            from metered.hold_lines y where y.scope = tip.scope and y.open > 0 and y.due >= tip.next_due and y.due <= clk;
-            nos := coalesce(nos, '{}');
-            select array(select row(o.*)::metered.lot_holds from metered.lot_holds o where o.scope = tip.scope and o.seq = any (seqs) order by o.seq, o.lot)
-            into of_holds;
-            lots := lots || array(select metered._as_rest(y) from metered.lots y where y.no = any (array(select o.lot from unnest(of_holds) o))
-                and y.no <> all (array(select x.no from unnest(lots) x)) order by y.no);
-        end if;
-        of_holds := of_holds || array(select row(o.*)::metered.lot_holds from metered.lot_holds o
-            where debt > 0 and o.scope = tip.scope and o.lot = 0 and o.seq > 0 and o.seq <> all (array(select x.seq from unnest(of_holds) x)) order by o.seq);
-        spent := debt - (select coalesce(sum(o.amount), 0) from unnest(of_holds) o where o.lot = 0);
+    parts := parts || array(select row(o.*)::metered.lot_holds from metered.lot_holds o
+        where o.scope = tip.scope and o.seq = any (array(select z.seq from metered.lot_holds z
+            where debt > 0 and z.scope = tip.scope and z.lot = 0 and z.seq > 0))
+          and o.seq <> all (array(select k.seq from unnest(parts) k)) order by o.seq, o.lot);
+    spent := debt - (select coalesce(sum(k.amount), 0) from unnest(parts) k where k.lot = 0);
+    if debt > 0 then
         select array(select row(y.*)::metered.lot_debts from metered.lot_debts y
             where y.scope = tip.scope order by y.use) into debts;
     end if;
-    loop
-        came := '{}';
-        lot_pos := (select x.pos from generate_subscripts(lots, 1) x(pos) where lots[x.pos].rest > 0 and lots[x.pos].expires_at <= until
-            order by lots[x.pos].expires_at, lots[x.pos].age, x.pos limit 1);
-        start_pos := (select x.pos from generate_subscripts(starts, 1) x(pos) order by starts[x.pos].starts_at, starts[x.pos].age, x.pos limit 1);
-        if lot_pos is not null and lots[lot_pos].expires_at <= coalesce(starts[start_pos].starts_at, 'infinity') and lots[lot_pos].expires_at <= coalesce(times[next_hold], 'infinity') then
-            units := metered._rolls_among(lots[lot_pos], lots);
-            child := metered._gone_on(lots[lot_pos], units);
-            lapsed := lapsed + case when (lots[lot_pos].plan).uses is null then lots[lot_pos].rest - units else 0 end;
-            if lots[lot_pos].held = 0 and (lots[lot_pos].no > max_written or lots[lot_pos].last_seq is null) then   -- nobody has written it, and nothing is left of it
-                lots := lots[:lot_pos - 1] || lots[lot_pos + 1:];
-            else
-                lots[lot_pos].rest := 0;
-                lots[lot_pos].roll_cap := null;
-            end if;
-            if units > 0 then
-                new_no := new_no + (child.no is null)::int;
-                child.no := coalesce(child.no, new_no);
-                lots := lots || child;
-            end if;
-            continue;
-        elsif start_pos is not null and starts[start_pos].starts_at <= coalesce(times[next_hold], 'infinity') then
-            child := starts[start_pos];
-            at := greatest(at, child.starts_at);
-            starts := starts[:start_pos - 1] || starts[start_pos + 1:];
-            later := later + 1;
-            if ((child.plan).renews).every is not null and (metered._next_lot(child)).starts_at <= until then
-                follows := metered._next_lot(child);
-                follows.age := array[(extract(epoch from follows.starts_at) * 1000000)::bigint, later, later];
-                starts := starts || follows;
-            end if;
-            if (child.plan).uses is null then
-                lapsed := lapsed - child.pending;
-            end if;
-            child.rest := child.pending;
-            child.pending := 0;
-            child.granted_at := child.starts_at;
-            if child.no is null then
-                new_no := new_no + 1;
-                child.no := new_no;
-                child.granted_seq := new_no;
-                child.last_seq := null;
-            end if;
-            child.age := array[(extract(epoch from child.starts_at) * 1000000)::bigint, later, later];
-            lots := lots || child;
-            came := array[cardinality(lots)];
-        elsif next_hold <= cardinality(nos) then
-            at := greatest(at, times[next_hold]);
-            units := minima[next_hold];
-            for held in
-                select o.n, o.lot, o.amount, y.n as pos from unnest(of_holds) with ordinality o(seq, lot, amount, scope, n)
-                    left join (select x.no, x.priority, x.expires_at, x.age, row_number() over () as n from unnest(lots) x) y on y.no = o.lot
-                where o.seq = seqs[next_hold] and o.amount > 0 order by y.priority, y.expires_at, y.age
-            loop
-                part := least(units, held.amount);
-                units := units - part;
-                of_holds[held.n].amount := 0;
-                if held.lot = 0 then
-                    spent := spent + part;
-                    debts := metered._with_debt(debts, (select e.note ->> 'use' from metered.ledger e where e.scope = tip.scope and e.seq = seqs[next_hold]), part);
-                    continue;
-                end if;
-                lot_pos := held.pos;
-                lots[lot_pos].held := lots[lot_pos].held - held.amount;
-                if lots[lot_pos].expires_at <= at or (lots[lot_pos].plan).uses is not null then
-                    lapsed := lapsed + held.amount - part;     -- or back to its uses
-                end if;
-                if lots[lot_pos].expires_at > at then
-                    lots[lot_pos].rest := lots[lot_pos].rest + held.amount - part;
-                    came := came || lot_pos;
-                end if;
-            end loop;
-            next_hold := next_hold + 1;
-        else
-            exit;
-        end if;
-        continue when spent + (select coalesce(sum(o.amount), 0) from unnest(of_holds) o where o.lot = 0) = 0;
-        -- As _pay_back does it.
-        for lot_pos in select x.pos from generate_subscripts(lots, 1) x(pos) where lots[x.pos].rest > 0 and (lots[x.pos].plan).uses is null
-            order by lots[x.pos].priority, lots[x.pos].expires_at, lots[x.pos].age
-        loop
-            part := least(spent, lots[lot_pos].rest);
-            debts := metered._without_debt(debts, part - spent + (select coalesce(sum(y.amount), 0) from unnest(debts) y)::bigint, null);
-            spent := spent - part;
-            lots[lot_pos].rest := lots[lot_pos].rest - part;
-            for overdrawn in select o.n, o.amount from unnest(of_holds) with ordinality o(seq, lot, amount, scope, n) where o.lot = 0 and o.amount > 0 order by o.seq loop
-                part := least(overdrawn.amount, lots[lot_pos].rest);
-                exit when part = 0;
-                of_holds[overdrawn.n].amount := overdrawn.amount - part;
-                of_holds := of_holds || row(of_holds[overdrawn.n].seq, lots[lot_pos].no, part, tip.scope)::metered.lot_holds;
-                lots[lot_pos].rest := lots[lot_pos].rest - part;
-                lots[lot_pos].held := lots[lot_pos].held + part;
-            end loop;
-        end loop;
-        -- As _pay_debts does it.
-        for lot_pos in select n from unnest(came) n where (lots[n].plan).uses is not null order by lots[n].no loop
-            part := least(lots[lot_pos].rest, (select coalesce(sum(y.amount), 0) from unnest(debts) y where y.use = any ((lots[lot_pos].plan).uses)));
-            debts := metered._without_debt(debts, part, (lots[lot_pos].plan).uses);
-            spent := spent - part;
-            lapsed := lapsed - part;
-            lots[lot_pos].rest := lots[lot_pos].rest - part;
-        end loop;
-    end loop;
-    for lot_pos in 1..case when new_no > max_written then cardinality(lots) else 0 end loop
-        if lots[lot_pos].no > max_written then
-            lots[lot_pos].no := null;
-        end if;
-    end loop;
-    if due or begun then
-        debt := case when nos <> '{}' or begun or of_holds <> '{}' then coalesce(spent, 0) + (select coalesce(sum(o.amount), 0) from unnest(of_holds) o where o.lot = 0) else debt end;
+end
+$$;
+
+-- The first lots of a wallet that have ended, and go on, as far as a caller could draw so many units
+-- of those.
+create function metered._load_rolling(of_scope text, until timestamptz, units bigint)
+returns bigint[]
+language plpgsql stable
+as $$
+declare
+    nos bigint[] := '{}';
+    l   metered.lots;
+begin
+    if (units > 0) is not true then
+        return nos;
     end if;
+    for l in
+        select y.* from metered.lots y
+        where y.scope = of_scope and y.open and y.roll_cap is not null
+          and y.expires_at <= until and y.roll_end > until
+        order by y.priority, y.roll_end, y.age
+    loop
+        nos := nos || l.no;
+        units := units - metered._rolls(l);
+        exit when units <= 0;
+    end loop;
+    return nos;
+end
+$$;
+
+-- Due lines of a wallet, in their order, and their parts: of the holds nos, or of all (null). In a sum,
+-- those that fall due between the same ends of their own lots are one, at the time of the last.
+create function metered._load_lines(tip metered.ledger, clk timestamptz, nos bigint[], in_sum boolean,
+    out lines metered.due_line[], out parts metered.lot_holds[])
+language plpgsql stable
+as $$
+declare
+    bounds timestamptz[];   -- when lots of the lines end
+begin
+    if in_sum then
+        bounds := array(
+            select distinct r.expires_at
+            from (select distinct o.lot
+                  from metered.hold_lines y, lateral (select z.lot from metered.lot_holds z
+                      where z.scope = y.scope and z.seq = y.opened_seq) o
+                  where y.scope = tip.scope and y.open > 0 and y.due >= tip.next_due and y.due <= clk) x,
+                lateral (select z.expires_at from metered.lot_rows z where z.no = x.lot limit 1) r
+            where r.expires_at <= clk order by 1);
+    end if;
+    with due as (
+        select y.hold, y.due, y.opened_seq, y.open,
+            least(y.open, greatest(0, y.at_least - y.captured)) as minimum,
+            width_bucket(y.due, bounds) as span,
+            case when in_sum and y.at_least <= y.captured then 0 else y.hold end as alone
+        from metered.hold_lines y
+        where y.scope = tip.scope and y.open > 0 and y.due >= tip.next_due and y.due <= clk
+          and (nos is null or y.hold = any (nos))),
+    sums as (
+        select nullif(d.alone, 0) as hold, max(d.due) as due, max(d.opened_seq) as opened_seq,
+            sum(d.open)::bigint as units, sum(d.minimum)::bigint as minimum,
+            array_agg(d.opened_seq) as seqs
+        from due d group by d.span, d.alone),
+    kept as (
+        select s.due, s.opened_seq, o.lot, sum(o.amount)::bigint as amount
+        from sums s, unnest(s.seqs) q, lateral (select z.lot, z.amount from metered.lot_holds z
+            where z.scope = tip.scope and z.seq = q) o
+        group by s.due, s.opened_seq, o.lot)
+    select array(
+            select row(s.hold, s.due, s.opened_seq, s.units, s.minimum, h.id, v.operation_tenant,
+                v.operation, e.note ->> 'use')::metered.due_line
+            from sums s
+                left join lateral (select z.id from metered.holds z where z.no = s.hold) h on true
+                left join lateral (select z.operation_tenant, z.operation from metered.hold_events z
+                    where s.minimum > 0 and z.hold = s.hold and z.version = 1) v on true
+                left join lateral (select z.note from metered.ledger z
+                    where s.minimum > 0 and z.scope = tip.scope and z.seq = s.opened_seq) e on true
+            order by s.due, s.opened_seq),
+        array(select row(k.opened_seq, k.lot, k.amount, tip.scope)::metered.lot_holds
+            from kept k order by k.due, k.opened_seq, k.lot)
+    into lines, parts;
+end
+$$;
+
+-- The lots of a wallet that are due, and those on which they depend, after all that is due. lapsed is
+-- how many units of its balance have lapsed with them, less those that began, and debt by how many units
+-- the wallet is overdrawn then.
+create function metered._due_lots(tip metered.ledger, clk timestamptz,
+    out lots metered.lots[], out lapsed bigint, out debt bigint)
+language plpgsql stable
+as $$
+declare
+    until timestamptz := greatest(clk, tip.at);
+    due   record;
+    after record;
+begin
+    if (tip.next_due <= clk or tip.lots_end <= until) is not true then
+        lots := '{}';
+        lapsed := 0;
+        debt := metered._debt(tip);
+        return;
+    end if;
+    due := metered._load_due(tip, clk, 0, 0, null, true, null);
+    after := metered._advance(tip, until, tip.crossed, 0, due.lines, due.lots, due.parts, due.debts,
+        due.spent);
+    lots := after.lots;
+    lapsed := tip.credited - (after.tip).credited;
+    debt := after.spent + (select coalesce(sum(k.amount), 0) from unnest(after.parts) k where k.lot = 0);
 end
 $$;
 
@@ -3082,7 +3479,7 @@ begin
     if (tip.lots_end <= until) is not true then
         return d.lapsed;
     end if;
-    nos := array(select x.no from unnest(d.lots) x where x.no is not null);
+    nos := array(select x.no from unnest(d.lots) x where x.no > 0);
     select count(*) as n, sum(x.rest - case when x.roll_end > until then metered._rolls(x) else 0 end) as units into few
     from (select y.* from metered.lots y where y.scope = tip.scope and y.open and y.expires_at <= until and y.no <> all (nos)
           order by y.expires_at, y.age limit metered._ends_per_call() + 1) x;
@@ -3107,14 +3504,21 @@ create function metered._lots_now(tip metered.ledger, clk timestamptz, of_nos bi
 language plpgsql stable
 as $$
 declare
-    until timestamptz := greatest(clk, tip.at);
-    due   metered.lots[] := (metered._due_lots(tip, clk)).lots;
-    nos   bigint[] := array(select x.no from unnest(due) x where x.no is not null);
-    l     metered.lots;
+    until  timestamptz := greatest(clk, tip.at);
+    due    metered.lots[] := (metered._due_lots(tip, clk)).lots;
+    nos    bigint[] := array(select x.no from unnest(due) x where x.no > 0);
+    family bigint[] := of_nos;      -- and all that they went on in
+    l      metered.lots;
 begin
     foreach l in array due loop
-        if (l.rest > 0 or l.held > 0) and (l.no = any (of_nos) or l.from_lot = any (of_nos) or l.last_seq is null and l.granted_seq = any (of_nos) or of_nos is null) then
-            return next l;
+        if l.no = any (family) or l.from_lot = any (family) then
+            family := family || l.no;
+        else
+            continue when of_nos is not null;
+        end if;
+        if l.rest + l.kept + l.held > 0 then
+            l.no := case when l.no > 0 then l.no end;
+            return next metered._as_rest(l);
         end if;
     end loop;
     for l in
@@ -3136,7 +3540,7 @@ begin
                 select y.* into l from metered.lots y where y.no = l.no;
                 l.held := 0;
             end if;
-            l := metered._gone_on(l, metered._rolls(l));
+            l := metered._as_rest(metered._gone_on(l, metered._rolls(l), 9223372036854775807, null));
         end loop;
         if l.rest > 0 or l.held > 0 then
             return next l;
@@ -3638,19 +4042,22 @@ create function metered._end_named(e metered.ledger, nos bigint[]) returns meter
 language plpgsql volatile
 as $$
 declare
-    tip metered.ledger := e;
-    l   metered.lots;
+    tip   metered.ledger := e;
+    due   record;
+    after record;
 begin
     tip.seq := e.seq - 1;
-    loop
-        select y.* into l from metered.lots y where y.no = any (nos) and (y.open or y.keeps) and y.expires_at <= e.at order by y.expires_at, y.age limit 1;
-        exit when l.no is null;
-        tip := metered._end_lot(tip, l);
-        nos := nos || l.roll_no;
-    end loop;
-    e.seq := tip.seq + 1;
-    e.credited := tip.credited;
-    e.lots_end := tip.lots_end;
+    due := metered._load_due(tip, '-infinity', 0, 0, '{}', false, nos);
+    after := metered._advance(tip, e.at, e.crossed, 0, due.lines, due.lots, due.parts, due.debts,
+        due.spent);
+    if cardinality(after.entries) > 0 then
+        e.seq := (after.tip).seq + 1;
+        e.credited := (after.tip).credited;
+        e.lots_end := least(tip.lots_end, (select min(metered._turn_at(x)) from unnest(after.lots) x
+            where x.pending + x.rest + x.kept + x.held > 0 and metered._turn_at(x) > e.at));
+        perform metered._write_due(tip, e, after.entries, after.moves, due.lots, after.lots,
+            due.parts, after.parts, due.debts, after.debts, after.spent);
+    end if;
     return e;
 end
 $$;
@@ -4886,24 +5293,6 @@ begin
 end
 $$;
 
--- The next lot with kept units that has ended by then: one that goes on, or with lapsing one that does not, too. All null for none.
-create function metered._kept_due(of_scope text, until timestamptz, lapsing boolean) returns metered.lots
-language plpgsql stable
-as $$
-declare
-    l metered.lots;
-begin
-    select y.* into l from (
-        (select z.* from metered.lots z where z.scope = of_scope and z.keeps and z.roll_cap is not null and z.expires_at <= until
-         order by z.expires_at, z.age limit 1)
-        union all
-        (select z.* from metered.lots z where lapsing and z.scope = of_scope and z.keeps and z.roll_cap is null and z.expires_at <= until
-         order by z.expires_at, z.age limit 1)) y
-    order by y.expires_at, y.age limit 1;
-    return l;
-end
-$$;
-
 -- The units of lots for a use, as they are after all that is due.
 create function metered._kept_for(tip metered.ledger, use text, clk timestamptz) returns bigint
 language plpgsql stable
@@ -5803,7 +6192,16 @@ declare
         + case when e.lots_end is not null then metered._lapsing(e, clk) else 0 end;
     held bigint := e.held - case when e.next_due <= clk then metered._due_units(e.scope, e.next_due, clk) else 0 end;
 begin
-    return (select jsonb_object_agg(x.key, x.value) from jsonb_each(e.crossed) x
+    return metered._armed(e.crossed, used, held);
+end
+$$;
+
+-- The thresholds that stay reported of these, where so many units of a lifetime are used, and so many held.
+create function metered._armed(crossed jsonb, used bigint, held bigint) returns jsonb
+language plpgsql immutable
+as $$
+begin
+    return (select jsonb_object_agg(x.key, x.value) from jsonb_each(crossed) x
         where (used + case when metered._on_spending(x.key) then 0 else held end <= (x.value ->> 'rearm')::bigint) is not true);
 end
 $$;
@@ -7740,6 +8138,7 @@ begin
             tip := metered._entry_for_write(w.scope);
             if tip.lots_end is not null then
                 tip := metered._settle(tip, least(w.due, clk), metered._ends_per_call(), 0, null);
+                perform metered._clear_freed(nos, array[w.scope]);      -- freed with a sum
             end if;
         end loop;
     end if;
@@ -7912,13 +8311,16 @@ begin
             select * from metered.ledger l where l.scope = s.scope order by l.seq desc limit 1) t
         where t.next_due <= clk
     loop
-        most := case when tip.lots_end is null and tip.next_due > '-infinity'
-            then metered._events_per_step() end;
+        most := case when tip.next_due > '-infinity' then metered._events_per_step() end;
         found_nos := array(select l.hold from metered.hold_lines l
             where l.scope = tip.scope and l.open > 0 and l.due >= tip.next_due and l.due <= clk
             order by l.due limit most + 1);
         if cardinality(found_nos) > most then
-            perform metered._free_in_sum(tip, clk, wait_ms);
+            if tip.lots_end is null then
+                perform metered._free_in_sum(tip, clk, wait_ms);
+            else
+                perform metered._settle(tip, clk, metered._ends_per_call(), 0, wait_ms);
+            end if;
             freed := true;
         else
             few := few || tip.scope;
@@ -13862,6 +14264,7 @@ comment on type metered.new_hold is 'A hold to be placed. chosen: the caller cho
 comment on type metered.hold_ids is 'Holds of one tenant, and the holder that they must have ('''' for any). issued are the times that the ids carry.';
 comment on type metered.new_lot is 'A lot to be granted to a wallet. It ends at expires_at, or lasts so long after the grant, or never ends. Up to roll_cap of the units that are left then roll over into a lot that lasts roll_for longer (0: that never ends). Units that are refunded to it later last for late from then on (0: for ever), or ends at once (null).';
 comment on type metered.lot_plan is 'How a lot renews and rolls over, and what it pays for. Each period of renews has a lot of renew_amount units, and renewal is the reference of the first. Units that roll over last until their period of roll_to ends, or else for roll_for. They do so roll_again times more (-1: always). With roll_shared the lot''s roll_cap counts all units of the category that rolled over. The caller sets neither renewal, roll_for nor of_reference, which is the reference of the lot that had the units first. uses are in their order, and null for everything.';
+comment on type metered.due_line is 'A line of a hold of a wallet that has fallen due, or the sum of several of which each gives its units back and does nothing else. Its units are those of the entry opened_seq; of a sum, that of the last line.';
 comment on type metered.lot_rollover is 'How a lot is rolled over: the lot, by its number or its reference, up to cap of its units, and how long the new lot lasts (0: for ever).';
 comment on type metered.capture_terms is 'How a capture is made. closing frees the rest and ends the holds. policy is for units beyond the held ones: refuse, fit (they are charged if the limits admit them), upto (as many as the limits admit are charged), even (likewise, and all scopes are cut by as many units as the one that is cut most), allow (they are charged).';
 comment on type metered.new_command is 'A command as its first and its last statement name it. key is that of its id''s lock. timeout_ms bounds its transaction: 0 leaves the session''s timeouts, and null all of its settings, since the transaction is the caller''s. standing: its receipt has the standing of its limits. leased: some of its charges are spent from leases. name is the command''s name, and jobs are those that it made: both are for the record.';
@@ -14472,46 +14875,47 @@ declare
 begin
     for f in
         select p.oid from pg_proc p
-        where p.pronamespace = to_regnamespace('metered') and p.proname = any ('{_absence,_add_leased,_add_lot,_admit,_after_due,_after_minima,_again,_age,_announce,_append,
-            _append_lot,_apply_lots,_as_charges,_as_far_as_admitted,_as_held,_as_rest,_as_wallet,_balance,
-            _base,_behind,_beyond_limits,_bound_lock_wait,_by_system,_capture_lots,_capture_minima,_change_lines,
-            _charge_anyway,_charge_of,_charged_json,_check_limits,_check_now,_class_of,_clear_freed,_clear_freed_of,
-            _close_lease,_close_scope,_closed_classes,_collided,_completed_json,_created_json,_credit_lot,
-            _cross_captured,_cross_lowered,_cross_thresholds,_crossed_at,_debt,_debt_paid,_due_after,_due_lines,
-            _due_lots,_due_minima,_due_units,_empty_lot,_end_due,_end_line,_end_lines,_end_lost,_end_lot,
-            _end_minima,_end_minima_of,_end_named,_ends_per_call,_entry_for_write,_events_per_step,_expire_and_check,
+        where p.pronamespace = to_regnamespace('metered') and p.proname = any ('{_absence,_add_leased,_add_lot,_admit,_advance,_after_due,_after_minima,_again,_age,_announce,
+            _append,_append_lot,_apply_lots,_armed,_as_charges,_as_far_as_admitted,_as_held,_as_rest,_as_wallet,
+            _balance,_base,_behind,_beyond_limits,_bound_lock_wait,_by_system,_capped,_capture_lots,_capture_minima,
+            _change_lines,_charge_anyway,_charge_of,_charged_json,_check_limits,_check_now,_class_of,_clear_freed,
+            _clear_freed_of,_close_lease,_close_scope,_closed_classes,_collided,_completed_json,_created_json,
+            _credit_lot,_cross_captured,_cross_lowered,_cross_thresholds,_crossed_at,_debt,_debt_paid,_due_after,
+            _due_lots,_due_minima,_due_units,_empty_lot,_end_due,_end_line,_end_lost,_end_lot,_end_minima,
+            _end_minima_of,_end_named,_ends_per_call,_entry_for_write,_events_per_step,_expire_and_check,
             _expire_due,_expire_rows,_explain_charges,_family,_find_lot,_first_due,_first_for_write,_first_lot,
             _fits,_fits_at,_fits_origin,_free_in_sum,_free_lines,_free_lots,_free_rest,_fresh,_give_back,
             _goes_on,_goes_short,_gone_on,_has_number,_held_here,_hold_as_json,_hold_before,_hold_of_job,
-            _hold_text,_in_us,_is_job,_join_line,_keep_back,_kept_due,_kept_for,_kept_reports,_key_fits,
-            _keys_of_job,_lags,_lapsing,_largest_number,_last_entry,_later_due,_lease_key,_lease_to_settle,
-            _leased,_leased_units,_leases_channel,_leave_line,_leaves_at,_limits_trouble,_line_before,_line_json,
-            _lines,_lock_all_scopes,_lock_charges,_lock_each,_lock_holds,_lock_key,_lock_keys,_lock_keys_there,
-            _lock_place,_look_again,_lot_begins,_lots_now,_lower_debts,_make_room,_mark_freed,_meet_upgrade,
-            _mend_numbers,_minima,_minima_leave,_missing_hold,_missing_lot,_missing_token,_move_lot,_name_lot,
-            _named_holds,_new_hold_id,_next_end,_next_entry,_next_lot,_next_number,_no_amount,_note_lot,
-            _numbers,_old_lot,_on_linux,_on_spending,_one_snapshot,_open_wallet,_other_lane,_others_fall_due,
-            _others_wait,_overdue,_owe,_owe_use,_owed_before,_own_entry,_parked_channel,_parked_json,_pass_ended,
-            _pay_all_debts,_pay_back,_pay_debts,_period_at,_periods_of,_place_short,_placed_before,_placed_json,
-            _plan_on,_purge_changes,_purge_lots,_raise_moved,_raise_sequence,_raised,_rearmed,_recall_leases,
-            _recorded_events,_recorded_meanwhile,_refund_fate,_refund_hold,_refund_lots,_refund_parts,_refunds_after,
-            _refuse_closed,_refuse_hold,_refuse_moved,_refuse_old_tenant,_refuse_stale,_refuse_unreported,
-            _refusing,_reinstate,_release_job,_release_line,_release_lines,_remember_hold,_renew_lot,_reported_after_repair,
-            _reported_until,_require,_require_plan,_resource_for_write,_roll_end,_roll_lot,_rolls,_rolls_among,
-            _schedule,_scope_key,_settle,_sharded,_shorter,_sound_uses,_spend_range,_spent_limits,_spent_since,
-            _start_job,_start_lot,_step_until,_sweepable,_take_back,_take_kept,_take_lots,_tenant_key,_threshold_key,
-            _token_fits,_told_use,_trouble_job,_try_each,_try_keys,_try_lock,_try_lock_shared,_try_lock_there,
-            _try_start_job,_turn,_unbound_lock_wait,_under_limits,_unknown_use,_unsettled_spends,_untold,
-            _untold_json,_usage_known_from,_use_lots,_v1_charge,_v1_hold,_v1_hold_no,_v1_issued,_v1_limit,
+            _hold_text,_in_us,_is_job,_join_line,_keep_back,_kept_for,_kept_reports,_key_fits,_keys_of_job,
+            _lags,_lapsing,_largest_number,_last_entry,_later_due,_lease_key,_lease_to_settle,_leased,_leased_units,
+            _leases_channel,_leave_line,_leaves_at,_limits_trouble,_line_before,_line_json,_lines,_load_due,
+            _load_lines,_load_rolling,_lock_all_scopes,_lock_charges,_lock_each,_lock_holds,_lock_key,_lock_keys,
+            _lock_keys_there,_lock_place,_look_again,_lot_begins,_lot_entry,_lots_now,_lower_debts,_make_room,
+            _mark_freed,_meet_upgrade,_mend_numbers,_minima,_minima_leave,_missing_hold,_missing_lot,_missing_token,
+            _move_lot,_moved,_name_lot,_named_holds,_new_hold_id,_next_end,_next_entry,_next_lot,_next_number,
+            _no_amount,_note_lot,_numbers,_old_lot,_on_linux,_on_spending,_one_snapshot,_open_wallet,_other_lane,
+            _others_fall_due,_others_wait,_overdue,_owe,_owe_use,_owed_before,_own_entry,_paid_back,_parked_channel,
+            _parked_json,_parts_of,_pass_ended,_pay_all_debts,_pay_back,_pay_debts,_period_at,_periods_of,
+            _place_short,_placed_before,_placed_json,_places,_plan_on,_purge_changes,_purge_lots,_queued,
+            _raise_moved,_raise_sequence,_raised,_rearmed,_recall_leases,_recorded_events,_recorded_meanwhile,
+            _refund_fate,_refund_hold,_refund_lots,_refund_parts,_refunds_after,_refuse_closed,_refuse_hold,
+            _refuse_moved,_refuse_old_tenant,_refuse_stale,_refuse_unreported,_refusing,_reinstate,_release_job,
+            _release_line,_release_lines,_remember_hold,_renew_lot,_repaid,_reported_after_repair,_reported_until,
+            _require,_require_plan,_resource_for_write,_roll_end,_roll_lot,_rolls,_schedule,_scope_key,
+            _settle,_sharded,_shorter,_sound_uses,_spend_range,_spent_limits,_spent_since,_start_job,_start_lot,
+            _step_until,_sweepable,_take_back,_take_kept,_take_lots,_tenant_key,_threshold_key,_token_fits,
+            _told_use,_trouble_job,_try_each,_try_keys,_try_lock,_try_lock_shared,_try_lock_there,_try_start_job,
+            _turn,_turn_at,_unbound_lock_wait,_under_limits,_unknown_use,_unsettled_spends,_untold,_untold_json,
+            _usage_known_from,_use_lots,_use_repaid,_v1_charge,_v1_hold,_v1_hold_no,_v1_issued,_v1_limit,
             _v1_most,_v1_no,_v1_print,_v1_refused,_v1_standings,_v1_window,_wake_releasers,_whole,_with_absent,
-            _with_debt,_with_keys,_withdraw,_without_debt,_without_lapsing,_write_charges,_write_exact,
-            _write_for_uses,_write_plain,_write_up_to,_written_here,announced,begin_change,begin_command,
-            begin_command_plain,block_commit,capture_holds,capture_holds_plain,carve,change_parked,charge,
-            charge_each,charge_leased,charge_plain,charge_up_to,check_charge,claim_job_key,clock,complete_command,
-            complete_command_plain,consume_token,create_scopes,credit,draw,drop_parked,due_holds,end_child,
-            end_renewal,enter_tenant,expire_hold,explain_parked,extend_holds,find_job_key,finish_command,
-            grant_lot,hold_json,inspect_token,judged_scopes,keep_memory,lock_all,lock_scopes,look_place,
-            mint_tokens,next_release,note_change,numbers_behind,open_lease,open_session,open_session_plain,
+            _with_debt,_with_keys,_withdraw,_without_debt,_without_lapsing,_write_charges,_write_due,_write_exact,
+            _write_for_uses,_write_lines,_write_plain,_write_up_to,_written_here,announced,begin_change,
+            begin_command,begin_command_plain,block_commit,capture_holds,capture_holds_plain,carve,change_parked,
+            charge,charge_each,charge_leased,charge_plain,charge_up_to,check_charge,claim_job_key,clock,
+            complete_command,complete_command_plain,consume_token,create_scopes,credit,draw,drop_parked,
+            due_holds,end_child,end_renewal,enter_tenant,expire_hold,explain_parked,extend_holds,find_job_key,
+            finish_command,grant_lot,hold_json,inspect_token,judged_scopes,keep_memory,lock_all,lock_scopes,
+            look_place,mint_tokens,next_release,note_change,numbers_behind,open_lease,open_session,open_session_plain,
             park_jobs,place,place_plain,plan_lot,plan_overage,plan_state,purge_holds,purge_job_keys,purge_leases,
             purge_operations,purge_scope,purge_tokens,receive_child,refund,reinstate_lot,release_captured,
             release_holds,release_jobs,repair_clock,replace_token,rest_jobs,resume_renewal,retire_scopes,

@@ -36,7 +36,8 @@ func (f *fixture) calls(fn func(tx pgx.Tx) error) (n int64) {
 	return n
 }
 
-// Holds of a wallet that are due are ended by a few statements, however many they are, and each has its entry at its time.
+// Few holds of a wallet that are due have an entry each, at its time. More than one step writes are freed by one entry with
+// the sum of their units, at the time of the last, and a sweep ends them.
 func TestDueHolds_OfAWalletEndTogether(t *testing.T) {
 	t.Parallel()
 	const few, many = 20, 400
@@ -73,12 +74,51 @@ func TestDueHolds_OfAWalletEndTogether(t *testing.T) {
 				continue
 			}
 			ended++
+			if n == many {
+				require.Empty(t, e.Hold)
+				require.EqualValues(t, 20*many, e.Amount)
+				continue
+			}
 			h, err := f.holds.Get(t.Context(), f.pool, "", e.Hold, "")
 			require.NoError(t, err)
 			require.Equal(t, h.Deadline, e.At)
 		}
-		require.Equal(t, n, ended)
+		require.Equal(t, map[int]int{few: few, many: 1}[n], ended)
+		f.verify()
+		f.sweeps()
+		require.EqualValues(t, n, pgtest.Value[int64](t, f.pool, "select count(*) from metered.holds where state = 'x' and not pending"))
+		require.Equal(t, map[string]int64{"b": 1}, f.left())
+		f.verify()
 	}
 	t.Logf("%d calls of functions with %d holds that are due, %d with %d", calls[few], few, calls[many], many)
-	require.Less(t, calls[many]-calls[few], int64(many-few)+20, "one call for each, of the trigger of holds")
+	require.Less(t, calls[many], calls[few]+20)
+}
+
+// A sum has no units that fall due on both sides of the end of their lot: those before it roll over with it, and those
+// from that instant on lapse.
+func TestDueHolds_ASumEndsWithTheLotOfItsUnits(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, wallet.Config{})
+	f.grant(wallet.Grant{Amount: 60, Reference: "a", Expires: noon.Add(90 * time.Minute), RollCap: 100, RollFor: day})
+	f.grant(wallet.Grant{Amount: 60, Reference: "b", Expires: noon.Add(90*time.Minute + time.Microsecond)})
+	_, err := do(f, func(ctx context.Context, tx pgx.Tx) (_ struct{}, err error) {
+		for i := range 60 {
+			r := holds.Request{ID: fmt.Sprint(i), TTL: time.Hour + time.Duration(i)*time.Minute, Lines: []holds.Line{f.book.Line("ann", 2)}}
+			if _, err := f.holds.Place(ctx, tx, r); err != nil {
+				return struct{}{}, err
+			}
+		}
+		return struct{}{}, nil
+	})
+	require.NoError(t, err)
+	f.clock.Advance(3 * time.Hour)
+	before := f.balance()
+	require.EqualValues(t, 60, before.Units) // the first 30 holds had units of a
+	d, err := do(f, func(ctx context.Context, tx pgx.Tx) (wallet.Drawn, error) {
+		return f.book.Draw(ctx, tx, wallet.Draw{Wallet: "ann", Amount: 1})
+	})
+	require.NoError(t, err)
+	require.EqualValues(t, 59, d.Left)
+	f.verify()
+	require.EqualValues(t, 60, pgtest.Value[int64](t, f.pool, "select sum(lapsed) from metered.lot_rows where scope = 'ann' and reference = 'b'"))
 }

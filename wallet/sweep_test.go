@@ -135,7 +135,7 @@ func TestSweep_AWalletWithManyDueHoldsIsSweptInSteps(t *testing.T) {
 }
 
 // A step of a sweep leaves a wallet alone that somebody draws from. A draw beside a step waits for it,
-// and ends the rest.
+// and frees the rest.
 func TestDraw_AndAStepOfASweepComeOneAfterTheOther(t *testing.T) {
 	t.Parallel()
 	for _, commits := range []bool{true, false} {
@@ -167,6 +167,8 @@ func TestDraw_AndAStepOfASweepComeOneAfterTheOther(t *testing.T) {
 			require.NoError(t, step.Rollback(t.Context()))
 		}
 		require.NoError(t, <-drawn)
+		f.verify()
+		f.sweeps() // clears the rows of lines that the draw freed
 		require.Zero(t, pgtest.Value[int64](t, f.pool, "select count(*) from metered.hold_lines where open > 0"))
 		require.Equal(t, map[string]int64{"lot": 29}, f.left())
 	}

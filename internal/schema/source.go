@@ -18,7 +18,7 @@ var sources = []string{
 	"lots",
 	"debts",
 	"duelots",
-	"dueholds",
+	"settle",
 	"lapses",
 	"lotmoves",
 	"lotends",

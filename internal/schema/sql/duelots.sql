@@ -1,111 +1,144 @@
--- Time alone ends lots and holds of a wallet, and begins lots. It does so in the order of the times, whenever a call writes it. At the same
--- instant lots end, then lots begin, then holds end, each in the order of the numbers. A writer of a wallet first writes the ends that are due (settle), under the
--- wallet's lock. A reader counts them the same (_due_lots, lapsing). So no answer depends on a sweep.
+-- What time alone does in a wallet: a lot begins, a lot ends (its rest lapses, goes on in another lot,
+-- or both), a plan brings its next lot, a hold falls due. These rules stand here alone. Their functions
+-- read and write no table: _advance gets lots, due lines and overdraft as arrays (_load_due), applies
+-- the events in their order, and answers with the entries and moves that say so, and with the lots
+-- after them. A writer appends them (_settle). A reader answers from the lots (lapses.sql).
 --
--- Nobody draws a lot that has ended, and its lapse changes no other lot. So a call writes the ends of the first few lots, and leaves the
--- others to later calls. Then lots_end of its entry is not later than the entry: the wallet lags. The balance of an entry that lags contains
--- units of lots that have ended. Overdraft is then in lot_holds: of holds as ever, and spent units under seq 0.
+-- Events come in the order of their times. At one instant lots end, then lots begin, then holds fall
+-- due, each from the oldest on. A lot that no row has yet has a number below 0: its place in the array.
 
--- How many ends of lots one call writes at most, of those that it could leave to later calls. Inlined wherever it stands.
-create function metered._ends_per_call() returns int
-language sql immutable
+-- A lot after a move: its units change by rest and kept, and with the kind of the move drawn, held,
+-- lapsed, revoked and rolled. move is its row. Without a lot it is of overdraft.
+create function metered._moved(inout l metered.lots, of_scope text, at_seq bigint, nth int,
+    as_kind "char", units bigint, rest bigint, kept bigint, out move metered.lot_moves)
+language plpgsql immutable
 as $$
-    select 32
+begin
+    if l.no is not null then
+        l.version := coalesce(l.version, 0) + 1;
+        l.last_seq := at_seq;
+        l.rest := l.rest + rest;
+        l.kept := l.kept + kept;
+        l.drawn := l.drawn + case when as_kind in ('u', 'p') then units
+            when as_kind = 'g' then -units else 0 end;
+        l.held := l.held - case when as_kind in ('u', 'f') then units
+            when as_kind = 'q' then -units else 0 end;
+        l.open := l.rest + l.kept > 0 and (l.plan).uses is null;
+        l.keeps := l.rest + l.kept > 0 and (l.plan).uses is not null;
+        case as_kind
+            when 'e' then
+                l.lapsed := l.lapsed + units;
+                l.untold := l.untold + units;
+            when 'v' then l.revoked := l.revoked + units;
+            when 'o' then l.rolled := l.rolled + units;
+            else null;
+        end case;
+    end if;
+    move := row(at_seq, nth, coalesce(l.no, 0), units, 0, as_kind, of_scope, l.version, l.rest, l.drawn, l.held,
+        l.kept)::metered.lot_moves;
+end
 $$;
 
--- Whether lots have ended by the time of an entry, and their ends are not written. Inlined wherever it stands.
-create function metered._lags(e metered.ledger) returns boolean
-language sql immutable
+-- The entry after tip that moves units of a lot: credited changes by so many units.
+create function metered._lot_entry(tip metered.ledger, as_kind text, units bigint, credited bigint)
+returns metered.ledger
+language plpgsql immutable
 as $$
-    select coalesce(e.lots_end <= e.at, false)
+begin
+    tip.seq := tip.seq + 1;
+    tip.kind := as_kind;
+    tip.amount := units;
+    tip.credited := tip.credited + credited;
+    return tip;
+end
 $$;
 
--- How many units a wallet is overdrawn by, as of its last entry. A plan that was bought in a period which is over brings lots that have
--- ended by the entry before them: they pay nothing, until their ends are written.
-create function metered._debt(tip metered.ledger) returns bigint
+-- The lot in which so many units of l go on, as the entry at_seq credits it, or one with no number
+-- for none. new_no is its number, where none was set aside for it.
+create function metered._gone_on(l metered.lots, units bigint, at_seq bigint, new_no bigint)
+returns metered.lots
 language plpgsql stable
 as $$
+declare
+    child metered.lots;
 begin
-    if metered._lags(tip) then
-        return (select coalesce(sum(k.amount), 0) from metered.lot_holds k where k.scope = tip.scope and k.lot = 0);
+    if units > 0 then
+        child.no := coalesce(l.roll_no, new_no);
+        child.granted_at := l.expires_at;
+        child.granted_seq := at_seq;
+        child.last_seq := at_seq;
+        child.expires_at := l.roll_end;
+        child.amount := units;
+        child.rest := case when (l.plan).uses is null then units else 0 end;
+        child.kept := units - child.rest;
+        child.drawn := 0;
+        child.held := 0;
+        child.pending := 0;
+        child.lapsed := 0;
+        child.revoked := 0;
+        child.rolled := 0;
+        child.untold := 0;
+        child.late := l.late;
+        child.from_lot := l.no;
+        child.priority := l.priority;
+        child.origin := 'r';
+        child.open := child.rest > 0;
+        child.keeps := child.kept > 0;
+        child.scope := l.scope;
+        child.category := l.category;
+        child.plan := metered._plan_on(l);
+        child.age := l.age[1:2] || at_seq;
+        if (l.plan).roll_again <> 0 then
+            child.roll_cap := l.roll_cap;
+            child.roll_end := metered._roll_end(child.expires_at, child.plan, (l.plan).roll_for);
+        end if;
+        child.again := metered._again(child.plan);
     end if;
-    return greatest(0, (select coalesce(sum(x.rest), 0) from (select y.rest from metered.lots y
-        where y.scope = tip.scope and y.open and y.expires_at <= tip.at order by y.expires_at, y.age) x) - metered._balance(tip));
+    return child;
 end
 $$;
 
--- Notes units that a wallet which lags has spent beyond its lots, or (less than 0) that were paid back.
-create function metered._owe(of_scope text, units bigint) returns void
-language plpgsql volatile
-as $$
-begin
-    insert into metered.lot_holds as k (scope, seq, lot, amount) values (of_scope, 0, 0, units)
-    on conflict (scope, seq, lot) do update set amount = k.amount + excluded.amount;
-    delete from metered.lot_holds k where k.scope = of_scope and k.seq = 0 and k.lot = 0 and k.amount = 0;
-end
-$$;
-
--- When the next lot of a wallet ends, of those that have a rest or are held, or begins: infinity, if none does.
-create function metered._next_end(of_scope text, clk timestamptz) returns timestamptz
+-- A lot ends, after tip. taken are the units that a shared cap counts already. entries and moves say
+-- so, and made is the lot in which units go on, if it has a number.
+create function metered._end_lot(inout tip metered.ledger, inout l metered.lots, taken bigint,
+    new_no bigint,
+    out made metered.lots, out entries metered.ledger[], out moves metered.lot_moves[])
 language plpgsql stable
 as $$
-begin
-    return least(
-        coalesce((select y.expires_at from metered.lot_rows y where y.scope = of_scope and y.open and y.expires_at > clk order by y.expires_at, y.age limit 1), 'infinity'),
-        coalesce((select min(y.expires_at) from metered.lot_holds k, lateral (select x.expires_at from metered.lot_rows x where x.no = k.lot) y
-            where k.scope = of_scope and y.expires_at > clk), 'infinity'),
-        coalesce((select y.expires_at from metered.lot_rows y where y.scope = of_scope and y.keeps and y.expires_at > clk order by y.expires_at, y.age limit 1), 'infinity'),
-        coalesce((select y.starts_at from metered.lot_rows y where y.scope = of_scope and y.pending > 0 and y.starts_at > clk order by y.starts_at, y.age limit 1), 'infinity'));
-end
-$$;
-
--- Ends a lot, at its time: some of its rest goes on, and the rest lapses. Appends the entries after tip, and returns the last one.
-create function metered._end_lot(tip metered.ledger, l metered.lots) returns metered.ledger
-language plpgsql volatile
-as $$
 declare
-    e metered.ledger := metered._own_entry(tip, l.expires_at);
-    n bigint := metered._rolls_among(l, '{}');
-begin
-    if n > 0 then
-        e := (metered._roll_lot(e, l, n, l.roll_end, l.roll_no)).entry;
-    end if;
-    if l.kept > n then
-        e := metered._take_kept(e, l.no, l.kept - n, 'e');
-    elsif l.rest > n then
-        e := metered._take_back(e, l.no, l.rest - n, 'e');
-    end if;
-    return e;
-end
-$$;
-
--- Begins a lot, at its time: credits its units, which pay an overdraft back at once, and notes the lot of the next period if it renews. Appends the entry after
--- tip, and returns it.
-create function metered._start_lot(tip metered.ledger, l metered.lots) returns metered.ledger
-language plpgsql volatile
-as $$
-declare
-    e    metered.ledger := metered._own_entry(tip, l.starts_at);
-    debt bigint := metered._debt(tip);
     general boolean := (l.plan).uses is null;
-    units bigint := case when general then l.pending else 0 end;
+    units   bigint := greatest(0, least(l.rest + l.kept, l.roll_cap - taken));
+    m       record;
 begin
-    e.seq := e.seq + 1;
-    e.kind := case when general then 'd' else 's' end;
-    e.amount := l.pending;
-    e.credited := e.credited + units;
-    update metered.lot_rows y set pending = 0, open = general, keeps = not general, granted_at = l.starts_at, granted_seq = e.seq,
-        age = metered._age(null, l.starts_at, e.seq) where y.no = l.no;
-    if e.crossed is not null and general then
-        e.crossed := metered._rearmed(e);
+    units := case when l.roll_cap is null then 0 else units end;
+    tip := metered._own_entry(tip, l.expires_at);
+    if units > 0 then
+        tip := metered._lot_entry(tip, case when general then 'o' else 's' end, units,
+            case when general then -units else 0 end);
+        entries := entries || tip;
+        m := metered._moved(l, tip.scope, tip.seq, 1, 'o', units,
+            case when general then -units else 0 end, case when general then 0 else -units end);
+        l := m.l;
+        moves := moves || m.move;
+        tip := metered._lot_entry(tip, case when general then 'd' else 's' end, units,
+            case when general then units else 0 end);
+        entries := entries || tip;
+        made := metered._gone_on(l, units, tip.seq, new_no);
+        made.version := 1;
+        moves := moves || row(tip.seq, 1, made.no, units, 0, 'd', tip.scope, 1, made.rest, 0, 0,
+            made.kept)::metered.lot_moves;
+        l.roll_cap := null;
+        l.again := false;
     end if;
-    perform metered._append(e);
-    perform metered._move_lot(e.scope, e.seq, 1, l.no, 'd', l.pending, units, l.pending - units);
-    if debt > 0 and general then
-        perform metered._pay_back(e, debt, 2);
+    units := l.rest + l.kept;
+    if units > 0 then
+        tip := metered._lot_entry(tip, case when general then 'e' else 's' end, units,
+            case when general then -units else 0 end);
+        entries := entries || tip;
+        m := metered._moved(l, tip.scope, tip.seq, 1, 'e', units, -l.rest, -l.kept);
+        l := m.l;
+        moves := moves || m.move;
     end if;
-    perform metered._renew_lot(l, e.seq);
-    return metered._pay_debts(e, l.no);
 end
 $$;
 
@@ -117,225 +150,494 @@ declare
     follows metered.lots := l;
     zone    text;
 begin
-    follows.no := null;
     follows.roll_no := null;
     begin
         follows.starts_at := (metered._period_at((l.plan).renews, l.starts_at))[2];
         follows.expires_at := (metered._period_at((l.plan).renews, follows.starts_at))[2];
-        follows.roll_end := case when l.roll_cap is not null then metered._roll_end(follows.expires_at, l.plan, (l.plan).roll_for) end;
+        follows.roll_end := case when l.roll_cap is not null then
+            metered._roll_end(follows.expires_at, l.plan, (l.plan).roll_for) end;
     exception when sqlstate 'MT010' then
         get stacked diagnostics zone = pg_exception_detail;
-        raise exception 'the time zone of a plan is not known' using errcode = 'MT010', detail = format('%s, of the plan %s of wallet %s', zone, (l.plan).renewal, l.scope);
+        raise exception 'the time zone of a plan is not known' using errcode = 'MT010',
+            detail = format('%s, of the plan %s of wallet %s', zone, (l.plan).renewal, l.scope);
     end;
+    follows.no := null;
+    follows.granted_at := follows.starts_at;
     follows.amount := (l.plan).renew_amount;
     follows.pending := follows.amount;
     follows.rest := 0;
-    follows.reference := left((l.plan).renewal || ' ' || to_char(follows.starts_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"'), 255);
+    follows.kept := 0;
+    follows.drawn := 0;
+    follows.held := 0;
+    follows.lapsed := 0;
+    follows.revoked := 0;
+    follows.rolled := 0;
+    follows.untold := 0;
+    follows.open := false;
+    follows.keeps := false;
+    follows.version := null;
+    follows.from_lot := null;
+    follows.origin := 'g';
+    follows.again := metered._again(l.plan);
+    follows.reference := left((l.plan).renewal || ' '
+        || to_char(follows.starts_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"'), 255);
     return follows;
 end
 $$;
 
--- Notes the lot of the next period if l renews, which began with the entry at_seq. It has no reference if another lot has that one.
-create function metered._renew_lot(l metered.lots, at_seq bigint) returns void
-language plpgsql volatile
+-- A lot begins, after tip. made is the lot of the next period, if it has a number.
+create function metered._start_lot(inout tip metered.ledger, inout l metered.lots, unwritten bigint,
+    new_no bigint,
+    out made metered.lots, out entries metered.ledger[], out moves metered.lot_moves[])
+language plpgsql stable
 as $$
 declare
-    follows metered.lots;
+    general boolean := (l.plan).uses is null;
+    units   bigint := case when general then l.pending else 0 end;
+    m       record;
 begin
+    tip := metered._lot_entry(metered._own_entry(tip, l.starts_at),
+        case when general then 'd' else 's' end, l.pending, units);
+    if general then
+        tip.crossed := metered._armed(tip.crossed,
+            tip.spent - tip.refunded - tip.credited + unwritten, tip.held);
+    end if;
+    entries := array[tip];
+    m := metered._moved(l, tip.scope, tip.seq, 1, 'd', l.pending, units, l.pending - units);
+    l := m.l;
+    moves := array[m.move];
+    l.pending := 0;
+    l.granted_at := l.starts_at;
+    l.granted_seq := tip.seq;
+    l.age := array[(extract(epoch from l.starts_at) * 1000000)::bigint, tip.seq, tip.seq];
     if ((l.plan).renews).every is not null then
-        follows := metered._next_lot(l);
-        follows.granted_seq := at_seq;
-        follows.last_seq := at_seq;
-        if exists (select from metered.lot_rows y where y.scope = l.scope and y.reference = follows.reference) then
-            follows.reference := null;
-        end if;
-        perform metered._note_lot(follows);
+        made := metered._next_lot(l);
+        made.no := new_no;
+        made.granted_seq := tip.seq;
+        made.last_seq := tip.seq;
+        made.age := array[(extract(epoch from made.starts_at) * 1000000)::bigint, tip.seq, tip.seq];
         l.plan.renews := null;
         l.plan.renew_amount := null;
-        update metered.lot_rows y set plan = l.plan where y.no = l.no;
     end if;
 end
 $$;
 
--- Notes a lot that begins later.
-create function metered._note_lot(l metered.lots) returns bigint
-language plpgsql volatile
+-- A line of a hold falls due, after tip: it captures its minimum of its lots, in their order, and gives
+-- the other units back to them. lots are those that have parts of its units (null: overdraft). drawn is
+-- overdraft that it captured. came is the entry that gives units back, if one does, and nth the number
+-- of its last move.
+create function metered._end_line(inout tip metered.ledger, line metered.due_line,
+    lowered jsonb, inout lots metered.lots[], parts bigint[],
+    out drawn bigint, out came bigint, out nth int,
+    out entries metered.ledger[], out moves metered.lot_moves[])
+language plpgsql stable
 as $$
 declare
-    made bigint;
+    part bigint;
+    pos  int;
+    m    record;
 begin
-    insert into metered.lot_rows (no, granted_at, expires_at, granted_seq, last_seq, amount, rest, roll_cap, roll_no, roll_end, late,
-        priority, origin, open, scope, category, reference, fingerprint, pending, starts_at, again, plan, age)
-    overriding system value
-    values (metered._next_number('lot_rows'), l.starts_at, l.expires_at, l.granted_seq, l.last_seq, l.amount, 0, l.roll_cap,
-        case when l.roll_cap is not null then metered._next_number('lot_rows') end, l.roll_end, l.late,
-        l.priority, 'g', false, l.scope, l.category, l.reference, l.fingerprint, l.amount, l.starts_at, metered._again(l.plan), l.plan,
-        metered._age(null, l.starts_at, l.granted_seq))
-    on conflict do nothing
-    returning no into made;
-    if made is null then
-        perform metered._collided();
-    end if;
-    return made;
-end
-$$;
-
--- Writes all that is due in a wallet by clk, in its order: ends of holds, whose rows it locks, ends of lots, and beginnings. It ends the first max_lots lots (null: all), and
--- beyond them lots of due holds, lots that begin, lots on whose end others depend, and lots that go on, as far as a caller could draw so many units of those. tip is the last entry, under the wallet's lock. The result is the last entry after that, with the
--- lots_end of the next one, without the caller, operation and note of tip. The caller may have put into tip.crossed the thresholds that these ends, or its own entry, cross:
--- the entries remember them from the first one on that lowers the balance, since an expired hold lowers none.
-create function metered._settle(tip metered.ledger, clk timestamptz, max_lots int, units bigint, wait_ms int) returns metered.ledger
-language plpgsql volatile
-as $$
-declare
-    e       metered.ledger := metered._own_entry(tip, tip.at);
-    until   timestamptz := greatest(clk, tip.at);
-    nos     bigint[];           -- holds that are due
-    named   bigint[] := '{}';   -- lots that must be ended, and of no hold that is due
-    l       metered.lots;
-    begins  metered.lots;
-    due     record;
-    plain   bigint[] := '{}';   -- lines that end together, before next_lot
-    next_lot timestamptz := '-infinity';    -- when the next lot ends or begins at the earliest
-    pos_end timestamptz := '-infinity';     -- the lot that was ended last, after which the next is
-    pos_age bigint[] := '{}';
-    begun   timestamptz := '-infinity';     -- the lot that began last, after which the next does
-    begun_age bigint[] := '{}';
-    stop_end timestamptz;       -- the first lot that is left to others, or null
-    stop_age bigint[];
-    left_over bigint := units;  -- of units, in lots that go on
-    may_keep boolean;           -- there may be such lots
-    kept_left int := 2147483647;    -- how many lots of some uses may still lapse
-    ends    timestamptz;        -- when the next lot ends after all this
-    before  text;
-begin
-    if tip.next_due <= clk then
-        before := metered._bound_lock_wait(wait_ms);
-        select array_agg(y.no) into nos from (
-            select h.no from metered.holds h
-            where h.no = any (array(select x.hold from metered.hold_lines x where x.scope = tip.scope and x.open > 0 and x.due >= tip.next_due and x.due <= clk))
-              and (h.due <= clk) is true order by h.no for no key update) y;
-        before := metered._unbound_lock_wait(before);
-        if nos is not null then
-            perform metered._expire_rows(nos, clk, (metered._by_system()).note);
-            select y.crossed into e.crossed from metered.ledger y where y.scope = tip.scope and y.seq = tip.seq;
-        end if;
-    end if;
-    select y.expires_at, y.age into stop_end, stop_age from metered.lot_rows y
-    where y.scope = tip.scope and y.open and y.expires_at <= until order by y.expires_at, y.age limit 1 offset coalesce(max_lots, 2147483647);
-    if stop_end is not null then
-        named := array(
-            select k.lot from metered.hold_lines x, lateral (select o.lot from metered.lot_holds o where o.scope = x.scope and o.seq = x.opened_seq and o.lot > 0) k
-            where x.hold = any (nos) and x.scope = tip.scope and x.open > 0
-            union select y.no from metered.lot_rows y where y.scope = tip.scope and y.open and y.again and y.expires_at <= until);
-        for l in
-            select y.* from metered.lots y
-            where left_over > 0 and y.scope = tip.scope and y.open and y.roll_cap is not null and y.expires_at <= until and y.roll_end > until
-            order by y.priority, y.roll_end, y.age
+    drawn := 0;
+    nth := 0;
+    tip := metered._own_entry(tip, line.due);
+    tip.hold := line.id;
+    if line.minimum > 0 then
+        tip := metered._lot_entry(tip, 'u', line.minimum, 0);
+        tip.spent := tip.spent + line.minimum;
+        tip.held := tip.held - line.minimum;
+        tip.crossed := lowered;
+        tip.operation_tenant := line.operation_tenant;
+        tip.operation := line.operation;
+        entries := array[tip];
+        tip.operation_tenant := null;
+        tip.operation := null;
+        for pos in select x.ordinality from unnest(lots) with ordinality x
+            order by x.priority, x.expires_at, x.age
         loop
-            exit when left_over <= 0;
-            named := named || l.no;
-            left_over := left_over - metered._rolls(l);
+            part := least(line.minimum, parts[pos]);
+            continue when part = 0;
+            nth := nth + 1;
+            m := metered._moved(lots[pos], tip.scope, tip.seq, nth, 'u', part, 0, 0);
+            lots[pos] := m.l;
+            moves := moves || m.move;
+            parts[pos] := parts[pos] - part;
+            line.minimum := line.minimum - part;
+            line.units := line.units - part;
+            drawn := case when lots[pos].no is null then part else drawn end;
         end loop;
     end if;
-    may_keep := nos is not null or exists (select from metered.lot_rows y where y.scope = tip.scope and y.keeps)
-        or exists (select from metered.lot_rows y where y.scope = tip.scope and y.pending > 0);
-    if exists (select from metered.lot_rows y where y.scope = tip.scope and y.keeps and y.roll_cap is null and y.expires_at <= until
-               order by y.expires_at, y.age limit 1 offset coalesce(max_lots, 2147483647)) then
-        kept_left := max_lots;
+    if line.units = 0 then
+        return;
     end if;
-    ends := coalesce(stop_end, metered._next_end(tip.scope, until));
-    e.lots_end := ends;
-    for due in select * from metered._due_lines(tip, nos, until) loop
-        if due.due >= next_lot or not due.plain or cardinality(plain) = 100 then    -- more would be joined by nested loops
-            e := metered._end_lines(e, plain, clk);
-            plain := '{}';
+    tip := metered._lot_entry(tip, 'x', line.units, 0);
+    tip.held := tip.held - line.units;
+    entries := entries || tip;
+    came := tip.seq;
+    nth := 0;
+    tip.hold := null;
+    for pos in select x.ordinality from unnest(lots) with ordinality x where parts[x.ordinality] > 0
+        order by x.no is not null, x.no < 0, abs(x.no)
+    loop
+        part := parts[pos];
+        nth := nth + 1;
+        m := metered._moved(lots[pos], tip.scope, came, nth, 'f', part, part, 0);
+        lots[pos] := m.l;
+        moves := moves || m.move;
+        continue when lots[pos].no is null;
+        if lots[pos].expires_at <= tip.at then
+            tip := metered._lot_entry(tip, 'e', part, -part);
+            m := metered._moved(lots[pos], tip.scope, tip.seq, 1, 'e', part, -part, 0);
+        elsif (lots[pos].plan).uses is not null then
+            tip := metered._lot_entry(tip, 'o', part, -part);
+            m := metered._moved(lots[pos], tip.scope, tip.seq, 1, 'b', part, -part, part);
+        else
+            continue;
         end if;
-        while due.due >= next_lot loop
-            select y.* into l from (
-                (select z.* from metered.lots z where z.scope = tip.scope and z.open and (z.expires_at, z.age) > (pos_end, pos_age) and z.expires_at <= until
-                 order by z.expires_at, z.age limit 1)
-                union all
-                (select z.* from unnest(named) n, lateral (select w.* from metered.lots w where w.no = n limit 1) z -- never the index of all wallets
-                 where z.open and z.expires_at <= until order by z.expires_at, z.age limit 1)
-                union all
-                (select z.* from metered._kept_due(tip.scope, until, kept_left > 0) z where may_keep and z.no is not null)) y
-            where stop_end is null or (y.expires_at, y.age) < (stop_end, stop_age) or y.no = any (named) or y.kept > 0
-            order by y.expires_at, y.age limit 1;
-            select y.* into begins from metered.lots y
-            where y.scope = tip.scope and y.pending > 0 and y.starts_at <= until and (y.starts_at, y.age) > (begun, begun_age) order by y.starts_at, y.age limit 1;
-            next_lot := coalesce(least(l.expires_at, begins.starts_at), 'infinity');
-            exit when due.due < next_lot;
-            if l.no is null or begins.starts_at < l.expires_at then
-                ends := least(ends, case when begins.expires_at > until then begins.expires_at end,
-                    case when ((begins.plan).renews).every is not null then
-                        case when (metered._next_lot(begins)).starts_at > until then (metered._next_lot(begins)).starts_at end end);
-                e.lots_end := ends;
-                e := metered._start_lot(e, begins);
-                begun := begins.starts_at;
-                begun_age := begins.age;
-                if stop_end is not null then
-                    named := named || begins.no;
-                end if;
-                continue;
-            end if;
-            e.crossed := tip.crossed;
-            e := metered._end_lot(e, l);
-            if metered._rolls(l) > 0 and l.roll_end > until then
-                ends := least(ends, l.roll_end);
-            end if;
-            e.lots_end := ends;
-            if l.kept > 0 then
-                kept_left := kept_left - (l.roll_cap is null)::int;
-                continue;
-            end if;
-            if stop_end is not null then
-                named := case when nos is null then array_remove(named, l.no) else named end || l.roll_no;
-            end if;
-            pos_end := greatest(pos_end, l.expires_at);
-            pos_age := case when pos_end = l.expires_at then l.age else pos_age end;
+        lots[pos] := m.l;
+        moves := moves || m.move;
+        entries := entries || tip;
+    end loop;
+end
+$$;
+
+-- Overdraft by use, with so many units more for one use, or for none.
+create function metered._with_debt(debts metered.lot_debts[], of_use text, units bigint) returns metered.lot_debts[]
+language plpgsql immutable
+as $$
+begin
+    return array(select row(sum(y.amount)::bigint, '', y.use)::metered.lot_debts
+        from (select x.amount, x.use from unnest(debts) x union all select units, of_use where of_use is not null and units > 0) y
+        group by y.use order by y.use);
+end
+$$;
+
+-- Overdraft by use, less so many units, in the order of the uses: of all, or only of some.
+create function metered._without_debt(debts metered.lot_debts[], units bigint, for_uses text[]) returns metered.lot_debts[]
+language plpgsql immutable
+as $$
+declare
+    part bigint;
+begin
+    for n in 1..cardinality(debts) loop
+        continue when debts[n].use <> all (for_uses);
+        part := greatest(0, least(units, debts[n].amount));
+        debts[n].amount := debts[n].amount - part;
+        units := units - part;
+    end loop;
+    return debts;
+end
+$$;
+
+-- Lots with a rest, in their order, pay overdraft back in the entry at_seq, after its move nth: first spent
+-- units, and then units of overdrawn holds, in their order. parts are the parts of holds without a lot.
+create function metered._paid_back(of_scope text, at_seq bigint, nth int, inout lots metered.lots[],
+    inout spent bigint, inout debts metered.lot_debts[], inout parts metered.lot_holds[],
+    out more metered.lot_holds[], out moves metered.lot_moves[])
+language plpgsql stable
+as $$
+declare
+    part bigint;
+    m    record;
+begin
+    for pos in 1..coalesce(cardinality(lots), 0) loop
+        part := least(spent, lots[pos].rest);
+        if part > 0 then
+            debts := metered._without_debt(debts, part - spent
+                + (select coalesce(sum(y.amount), 0) from unnest(debts) y)::bigint, null);
+            spent := spent - part;
+            nth := nth + 1;
+            m := metered._moved(lots[pos], of_scope, at_seq, nth, 'p', part, -part, 0);
+            lots[pos] := m.l;
+            moves := moves || m.move;
+        end if;
+        for n in 1..cardinality(parts) loop
+            part := least(parts[n].amount, lots[pos].rest);
+            exit when lots[pos].rest = 0;
+            continue when part = 0;
+            nth := nth + 1;
+            m := metered._moved(lots[pos], of_scope, at_seq, nth, 'q', part, -part, 0);
+            lots[pos] := m.l;
+            moves := moves || m.move;
+            parts[n].amount := parts[n].amount - part;
+            more := more || row(parts[n].seq, lots[pos].no, part, of_scope)::metered.lot_holds;
         end loop;
-        if due.plain then
-            plain := plain || (due.line).opened_seq;
-            next_lot := least(next_lot, due.first_end);
-        elsif due.hold is not null then
-            e.crossed := case when (due.line).at_least > (due.line).captured then tip.crossed else e.crossed end;
-            e := metered._end_line(e, due.line, due.id, clk);
-            next_lot := '-infinity';
+    end loop;
+end
+$$;
+
+-- A lot whose units for its uses have come pays overdraft that was drawn for these, after tip.
+create function metered._use_repaid(inout tip metered.ledger, inout l metered.lots, unwritten bigint,
+    inout spent bigint, inout debts metered.lot_debts[],
+    out entries metered.ledger[], out moves metered.lot_moves[])
+language plpgsql stable
+as $$
+declare
+    units bigint := least(l.kept, (select coalesce(sum(y.amount), 0) from unnest(debts) y
+        where y.use = any ((l.plan).uses)));
+    m     record;
+begin
+    if (units > 0 and l.expires_at > tip.at) is not true then
+        return;
+    end if;
+    tip := metered._lot_entry(metered._own_entry(tip, tip.at), 'd', units, units);
+    tip.crossed := metered._armed(tip.crossed,
+        tip.spent - tip.refunded - tip.credited + unwritten, tip.held);
+    entries := array[tip];
+    m := metered._moved(l, tip.scope, tip.seq, 1, 'a', units, units, -units);
+    moves := array[m.move];
+    m := metered._moved(m.l, tip.scope, tip.seq, 2, 'p', units, -units, 0);
+    moves := moves || m.move;
+    l := m.l;
+    debts := metered._without_debt(debts, units, (l.plan).uses);
+    spent := spent - units;
+end
+$$;
+
+-- Units that came with the move nth of the entry at_seq pay overdraft back, after tip. came are the places of lots
+-- to which units for their uses came. The others are as _advance has them.
+create function metered._repaid(inout tip metered.ledger, at_seq bigint, nth int, came int[],
+    unwritten bigint, inout lots metered.lots[], inout parts metered.lot_holds[],
+    inout debts metered.lot_debts[], inout spent bigint,
+    out entries metered.ledger[], out moves metered.lot_moves[])
+language plpgsql stable
+as $$
+declare
+    payers int[] := array(select x.ordinality from unnest(lots) with ordinality x
+        where x.rest > 0 and (x.plan).uses is null and x.expires_at > tip.at
+        order by x.priority, x.expires_at, x.age);
+    owed   int[] := array(select k.n from unnest(parts) with ordinality k(seq, lot, amount, scope, n)
+        where k.lot = 0 and k.amount > 0 order by k.seq);
+    pos    int;
+    paid   record;
+begin
+    paid := metered._paid_back(tip.scope, at_seq, nth,
+        array(select lots[x.pos] from unnest(payers) with ordinality x(pos, n) order by x.n),
+        spent, debts,
+        array(select parts[x.pos] from unnest(owed) with ordinality x(pos, n) order by x.n));
+    spent := paid.spent;
+    debts := paid.debts;
+    moves := paid.moves;
+    for n in 1..cardinality(payers) loop
+        lots[payers[n]] := paid.lots[n];
+    end loop;
+    for n in 1..cardinality(owed) loop
+        parts[owed[n]] := paid.parts[n];
+    end loop;
+    for n in 1..coalesce(cardinality(paid.more), 0) loop
+        pos := (select k.place from unnest(parts) with ordinality k(seq, lot, amount, scope, place)
+            where k.seq = paid.more[n].seq and k.lot = paid.more[n].lot);
+        if pos is null then
+            parts := parts || paid.more[n];
+        else
+            parts[pos].amount := parts[pos].amount + paid.more[n].amount;
         end if;
     end loop;
-    if metered._lags(tip) and e.lots_end > until then
-        if e.seq > tip.seq then
-            delete from metered.lot_holds k where k.scope = tip.scope and k.seq = 0;
-        else
-            e.lots_end := tip.lots_end;     -- a caller may write nothing, and the last entry lags. The next charge catches up
-        end if;
-    end if;
-    e.crossed := tip.crossed;
-    return e;
+    for pos in select x.pos from unnest(came) x(pos) where (lots[x.pos].plan).uses is not null
+        order by abs(lots[x.pos].no)
+    loop
+        paid := metered._use_repaid(tip, lots[pos], unwritten, spent, debts);
+        tip := paid.tip;
+        lots[pos] := paid.l;
+        spent := paid.spent;
+        debts := paid.debts;
+        entries := entries || paid.entries;
+        moves := moves || paid.moves;
+    end loop;
 end
 $$;
 
--- The same for an entry that is to be written: e is the result of _next_entry.
-create function metered._after_due(e metered.ledger, units bigint, wait_ms int) returns metered.ledger
-language plpgsql volatile
+-- When the turn of a lot comes: it begins, or it ends. Inlined wherever it stands.
+create function metered._turn_at(l metered.lots) returns timestamptz
+language sql immutable
+as $$
+    select case when l.pending > 0 then l.starts_at else l.expires_at end
+$$;
+
+-- Places in lots after the first from_n, which had their turn, with one more: in the order of turns.
+create function metered._queued(turns int[], from_n int, pos int, lots metered.lots[]) returns int[]
+language plpgsql immutable
 as $$
 declare
-    tip metered.ledger := e;
+    n int := cardinality(turns);
 begin
-    if e.lots_end <= e.at or e.lots_end is not null and e.next_due <= e.at then
-        tip.seq := e.seq - 1;
-        select y.at into tip.at from metered.ledger y where y.scope = e.scope and y.seq = tip.seq;
-        tip := metered._settle(tip, least(e.at, metered.clock()), metered._ends_per_call(), units, wait_ms);
-        e.seq := tip.seq + 1;
-        e.at := greatest(e.at, tip.at);
-        e.spent := tip.spent;
-        e.credited := tip.credited;
-        e.held := tip.held;
-        e.next_due := tip.next_due;
-        e.lots_end := tip.lots_end;
-        e.crossed := tip.crossed;
+    while n > from_n and (metered._turn_at(lots[pos]), lots[pos].pending > 0, lots[pos].age)
+        < (metered._turn_at(lots[turns[n]]), lots[turns[n]].pending > 0, lots[turns[n]].age)
+    loop
+        n := n - 1;
+    end loop;
+    return turns[from_n + 1:n] || pos || turns[n + 1:];
+end
+$$;
+
+-- The places of the parts of a line: those after place from_n, and those after loaded, which are units
+-- of lots that have paid its overdraft since.
+create function metered._parts_of(opened_seq bigint, parts metered.lot_holds[], from_n int, loaded int)
+returns int[]
+language plpgsql immutable
+as $$
+declare
+    mine int[] := '{}';
+begin
+    while from_n < loaded and parts[from_n + 1].seq = opened_seq loop
+        from_n := from_n + 1;
+        mine := mine || from_n;
+    end loop;
+    for n in loaded + 1..cardinality(parts) loop
+        mine := case when parts[n].seq = opened_seq then mine || n else mine end;
+    end loop;
+    return mine;
+end
+$$;
+
+-- The places of the lots of parts: null for overdraft.
+create function metered._places(parts metered.lot_holds[], lots metered.lots[]) returns int[]
+language plpgsql immutable
+as $$
+declare
+    by_no jsonb := (select jsonb_object_agg(x.no, x.ordinality) from unnest(lots) with ordinality x);
+begin
+    return array(select (by_no ->> k.lot::text)::int
+        from unnest(parts) with ordinality k(seq, lot, amount, scope, n) order by k.n);
+end
+$$;
+
+-- Units that a shared cap counts where a lot ends: those of its category that have rolled over, and
+-- have not ended by then. capped are places of lots that may be of these.
+create function metered._capped(l metered.lots, lots metered.lots[], capped int[]) returns bigint
+language plpgsql stable
+as $$
+declare
+    units bigint := 0;
+    pos   int;
+begin
+    if (l.plan).roll_shared is true and l.roll_cap is not null then
+        foreach pos in array capped loop
+            if lots[pos].expires_at > l.expires_at and lots[pos].category = l.category then
+                units := units + lots[pos].rest + lots[pos].kept + lots[pos].held;
+            end if;
+        end loop;
     end if;
-    return e;
+    return units;
+end
+$$;
+
+-- Applies what time alone does in a wallet up to a time, after its entry tip. lots are those that it
+-- changes, and those on which that depends (_load_due). lines are in their order, and parts first those
+-- of the lines, and then the overdrawn ones of other holds. spent is overdraft that no hold keeps, of
+-- which debts were drawn for uses. unwritten are units of other lots that have ended. The entries
+-- remember the thresholds lowered from the first one on that lowers the balance.
+create function metered._advance(inout tip metered.ledger, until timestamptz, lowered jsonb,
+    unwritten bigint, lines metered.due_line[], inout lots metered.lots[],
+    inout parts metered.lot_holds[], inout debts metered.lot_debts[], inout spent bigint,
+    out entries metered.ledger[], out moves metered.lot_moves[])
+language plpgsql stable
+as $$
+declare
+    -- Places in lots, in their order, and how many had their turn.
+    turns  int[] := array(select x.ordinality from unnest(lots) with ordinality x
+        where case when x.pending > 0 then x.starts_at else x.expires_at end <= until
+        order by case when x.pending > 0 then x.starts_at else x.expires_at end, x.pending > 0, x.age);
+    turned int := 0;
+    capped int[] := array(select x.ordinality from unnest(lots) with ordinality x
+        where x.origin = 'r' and (x.plan).roll_shared);
+    places int[] := metered._places(parts, lots);
+    due    int := 0;
+    parted int := 0;
+    loaded int := cardinality(parts);
+    over   bigint := (select coalesce(sum(k.amount), 0) from unnest(parts) k where k.lot = 0);
+    pos    int;
+    step   record;
+    begins boolean;
+    made   metered.lots;
+    mine   int[];       -- places in parts
+    came   int[];       -- places of lots to which units came
+    came_seq bigint;    -- by this entry, up to its move came_nth
+    came_nth int;
+    said   metered.ledger[];
+    moved  metered.lot_moves[];
+begin
+    entries := '{}';
+    moves := '{}';
+    loop
+        pos := turns[turned + 1];
+        exit when pos is null and lines[due + 1] is null;
+        made := null;
+        came := '{}';
+        came_nth := 1;
+        if pos is not null and (metered._turn_at(lots[pos]) > lines[due + 1].due) is not true then
+            turned := turned + 1;
+            continue when lots[pos].pending + lots[pos].rest + lots[pos].kept = 0;
+            begins := lots[pos].pending > 0;
+            if begins then
+                step := metered._start_lot(tip, lots[pos], unwritten, -1 - cardinality(lots));
+                came := array[pos];
+                came_seq := (step.tip).seq;
+            else
+                tip.crossed := lowered;
+                step := metered._end_lot(tip, lots[pos],
+                    metered._capped(lots[pos], lots, capped), -1 - cardinality(lots));
+                came_seq := case when ((step.made).plan).uses is null then (step.made).granted_seq end;
+            end if;
+            lots[pos] := step.l;
+            made := step.made;
+            if begins and lots[pos].expires_at <= until then
+                turns := metered._queued(turns, turned, pos, lots);
+                turned := 0;
+            end if;
+        else
+            due := due + 1;
+            mine := metered._parts_of(lines[due].opened_seq, parts, parted, loaded);
+            parted := parted + (select count(*) from unnest(mine) n where n <= loaded);
+            step := metered._end_line(tip, lines[due], lowered,
+                array(select lots[places[n]] from unnest(mine) n),
+                array(select parts[n].amount from unnest(mine) n));
+            for n in 1..cardinality(mine) loop
+                if places[mine[n]] is null then
+                    over := over - parts[mine[n]].amount;
+                else
+                    lots[places[mine[n]]] := step.lots[n];
+                    came := came || places[mine[n]];
+                end if;
+                parts[mine[n]].amount := 0;
+            end loop;
+            spent := spent + step.drawn;
+            debts := metered._with_debt(debts, lines[due].use, step.drawn);
+            came_seq := step.came;
+            came_nth := step.nth;
+        end if;
+        tip := step.tip;
+        said := step.entries;
+        moved := step.moves;
+        if made.no is not null then
+            pos := cardinality(lots) + 1;
+            lots[pos] := made;
+            if metered._turn_at(made) <= until then
+                turns := metered._queued(turns, turned, pos, lots);
+                turned := 0;
+            end if;
+            if made.origin = 'r' and (made.plan).roll_shared then
+                capped := capped || pos;
+            end if;
+        end if;
+        if came_seq is not null and spent + over > 0 then
+            step := metered._repaid(tip, came_seq, came_nth, came, unwritten, lots, parts, debts,
+                spent);
+            tip := step.tip;
+            lots := step.lots;
+            parts := step.parts;
+            debts := step.debts;
+            spent := step.spent;
+            said := said || step.entries;
+            moved := moved || step.moves;
+            over := (select coalesce(sum(k.amount), 0) from unnest(parts) k where k.lot = 0);
+            places := places || metered._places(parts[cardinality(places) + 1:], lots);
+        end if;
+        for n in 1..cardinality(said) loop     -- one by one, which copies nothing
+            entries := entries || said[n];
+        end loop;
+        for n in 1..cardinality(moved) loop
+            moves := moves || moved[n];
+        end loop;
+    end loop;
 end
 $$;

@@ -85,6 +85,7 @@ begin
             tip := metered._entry_for_write(w.scope);
             if tip.lots_end is not null then
                 tip := metered._settle(tip, least(w.due, clk), metered._ends_per_call(), 0, null);
+                perform metered._clear_freed(nos, array[w.scope]);      -- freed with a sum
             end if;
         end loop;
     end if;
@@ -259,13 +260,16 @@ begin
             select * from metered.ledger l where l.scope = s.scope order by l.seq desc limit 1) t
         where t.next_due <= clk
     loop
-        most := case when tip.lots_end is null and tip.next_due > '-infinity'
-            then metered._events_per_step() end;
+        most := case when tip.next_due > '-infinity' then metered._events_per_step() end;
         found_nos := array(select l.hold from metered.hold_lines l
             where l.scope = tip.scope and l.open > 0 and l.due >= tip.next_due and l.due <= clk
             order by l.due limit most + 1);
         if cardinality(found_nos) > most then
-            perform metered._free_in_sum(tip, clk, wait_ms);
+            if tip.lots_end is null then
+                perform metered._free_in_sum(tip, clk, wait_ms);
+            else
+                perform metered._settle(tip, clk, metered._ends_per_call(), 0, wait_ms);
+            end if;
             freed := true;
         else
             few := few || tip.scope;

@@ -1,259 +1,194 @@
--- The lots of a wallet after the ends that are due, for readers, who write none of them: duelots.sql says in which order ends happen.
+-- What a fold of a wallet's time needs (_advance), and readers, who answer from it.
 
--- The lot into which so many units of l roll over at its end, or null for none. It has no number if nobody has written l yet. As long as nobody has written it,
--- granted_seq is the number of the written lot, or of the period's, that had the units first.
-create function metered._gone_on(l metered.lots, units bigint) returns metered.lots
+-- What is due in a wallet by clk: lots that begin or end, lines of holds, and what these depend on.
+-- Of lots whose end changes no other lot, and that no due line keeps units of, it has the first
+-- max_lots (null: all), and those that go on, as far as a caller could draw so many units of them.
+-- stop is the end of the first of the others. nos are holds, or null for all that are due: then lines
+-- of which each gives units back, and nothing else, come as sums, if whoever asks writes none of their
+-- rows (in_sum). With of_lots, it has these lots too.
+create function metered._load_due(tip metered.ledger, clk timestamptz, max_lots int, units bigint,
+    nos bigint[], in_sum boolean, of_lots bigint[],
+    out lots metered.lots[], out lines metered.due_line[], out parts metered.lot_holds[],
+    out debts metered.lot_debts[], out spent bigint, out stop timestamptz)
 language plpgsql stable
 as $$
 declare
-    child metered.lots;
+    until timestamptz := greatest(clk, tip.at);
+    debt  bigint := metered._debt(tip);
+    due   record;
+    load  bigint[] := of_lots;
+    ended bigint[];
+    beyond bigint;      -- the first lot that is perhaps left
+    first timestamptz;
 begin
-    if units > 0 then
-        child.no := l.roll_no;
-        child.granted_at := l.expires_at;
-        child.granted_seq := case when l.last_seq is null then l.granted_seq else l.no end;
-        child.expires_at := l.roll_end;
-        child.amount := units;
-        child.rest := units;
-        child.held := 0;
-        child.pending := 0;
-        child.kept := 0;
-        child.from_lot := l.no;
-        child.priority := l.priority;
-        child.scope := l.scope;
-        child.age := l.age[1:2] || 9223372036854775807;
-        child.category := l.category;
-        child.origin := 'r';
-        child.plan := metered._plan_on(l);
-        if (l.plan).roll_again <> 0 then
-            child.roll_cap := l.roll_cap;
-            child.roll_end := metered._roll_end(child.expires_at, child.plan, (l.plan).roll_for);
-        end if;
+    lines := '{}';
+    parts := '{}';
+    debts := '{}';
+    if tip.next_due <= clk then
+        due := metered._load_lines(tip, clk, nos, in_sum and debt = 0);
+        lines := due.lines;
+        parts := due.parts;
+        load := load || array(select k.lot from unnest(parts) k where k.lot > 0);
     end if;
-    return child;
-end
-$$;
-
--- Overdraft by use, with so many units more for one use, or for none.
-create function metered._with_debt(debts metered.lot_debts[], of_use text, units bigint) returns metered.lot_debts[]
-language plpgsql immutable
-as $$
-begin
-    return array(select row(sum(y.amount)::bigint, '', y.use)::metered.lot_debts
-        from (select x.amount, x.use from unnest(debts) x union all select units, of_use where of_use is not null and units > 0) y
-        group by y.use order by y.use);
-end
-$$;
-
--- Overdraft by use, less so many units, in the order of the uses: of all, or only of some.
-create function metered._without_debt(debts metered.lot_debts[], units bigint, for_uses text[]) returns metered.lot_debts[]
-language plpgsql immutable
-as $$
-declare
-    part bigint;
-begin
-    for n in 1..cardinality(debts) loop
-        continue when debts[n].use <> all (for_uses);
-        part := greatest(0, least(units, debts[n].amount));
-        debts[n].amount := debts[n].amount - part;
-        units := units - part;
-    end loop;
-    return debts;
-end
-$$;
-
--- The lots of a wallet after all that is due, as settle would write it: those of which due holds keep units, those that begin, those on whose end others
--- depend, and those into which one of these rolls over. lapsed is how many units lapsed, less those that began, and debt by how many units the wallet is still
--- overdrawn.
-create function metered._due_lots(tip metered.ledger, clk timestamptz, out lots metered.lots[], out lapsed bigint, out debt bigint)
-language plpgsql stable
-as $$
-declare
-    until       timestamptz := greatest(clk, tip.at);
-    due         boolean := coalesce(tip.next_due <= clk, false); -- some holds are
-    of_holds    metered.lot_holds[] := '{}'; -- units of these holds, and overdrawn units of other holds
-    starts      metered.lots[] := '{}';     -- that begin
-    begun       boolean;                    -- some have
-    spent       bigint := 0;                -- of debt
-    debts       metered.lot_debts[] := '{}'; -- the part of spent that was drawn for uses
-    came        int[];                      -- places in lots whose units have come in this step
-    at          timestamptz := tip.at;
-    child       metered.lots;
-    follows     metered.lots;               -- the lot of its next period
-    nos         bigint[] := '{}';           -- of the due holds, in their order, with their times, entries and minima
-    times       timestamptz[];
-    seqs        bigint[];
-    minima      bigint[];
-    next_hold   int := 1;                   -- the place of the next one
-    held        record;                     -- units of a lot in due holds
-    overdrawn   record;                     -- a row of an overdrawn hold
-    lot_pos     int;                        -- a place in lots
-    start_pos   int;                        -- a place in starts
-    part        bigint;
-    units       bigint;
-    max_written constant bigint := 4611686018427387904; -- numbers beyond it name lots that nobody has written yet, so that holds can name them
-    new_no      bigint := max_written;      -- the last one
-    later       bigint := max_written;      -- entries beyond it are not written
-begin
-    debt := metered._debt(tip);
-    lapsed := 0;
-    lots := '{}';
-    if tip.lots_end <= until then
-        select array(select y from metered.lots y where y.scope = tip.scope and y.pending > 0 and y.starts_at <= until order by y.starts_at, y.age) into starts;
-        select array(select y from metered.lots y where y.scope = tip.scope and y.open and y.again and y.expires_at <= until order by y.expires_at, y.age)
-            || array(select metered._as_rest(y) from metered.lots y
-                where y.scope = tip.scope and y.keeps and y.roll_cap is not null and y.again and y.expires_at <= until order by y.expires_at, y.age)
-        into lots;
+    if (max_lots = 0) is not true or tip.lots_end <= until then
+        ended := array(select y.no from metered.lot_rows y
+            where y.scope = tip.scope and y.open and y.expires_at <= until
+            order by y.expires_at, y.age limit max_lots + 1);
+        beyond := ended[max_lots + 1];
+        -- Each in the order of its index, which keeps the planner from the index of all.
+        load := load
+            || array(select y.no from metered.lot_rows y
+                where y.scope = tip.scope and y.pending > 0 and y.starts_at <= until
+                order by y.starts_at, y.age)
+            || array(select y.no from metered.lot_rows y
+                where y.scope = tip.scope and y.open and y.again and y.expires_at <= until
+                order by y.expires_at, y.age)
+            || array(select y.no from metered.lot_rows y
+                where y.scope = tip.scope and y.keeps and y.roll_cap is not null
+                  and y.expires_at <= until order by y.expires_at, y.age)
+            || ended[:coalesce(max_lots, cardinality(ended))]
+            || array(select y.no from metered.lot_rows y
+                where y.scope = tip.scope and y.keeps and y.roll_cap is null
+                  and y.expires_at <= until order by y.expires_at, y.age limit max_lots)
+            || metered._load_rolling(tip.scope, until, case when beyond is not null then units end);
     end if;
-    begun := starts <> '{}';
-    if due and debt = 0 and starts = '{}' and lots = '{}' then    -- then no hold pays for another one, and one statement does
-        for held in
-            select o.lot, sum(o.amount)::bigint as kept, coalesce(sum(o.freed) filter (where o.expires_at > greatest(o.due, tip.at)), 0)::bigint as back,
-                coalesce(sum(o.freed) filter (where o.expires_at <= greatest(o.due, tip.at)), 0)::bigint as late
-            from (select y.due, x.lot, x.amount, x.expires_at, least(x.amount, greatest(0, x.upto - greatest(0, y.at_least - y.captured))) as freed
-                  from metered.hold_lines y, lateral (
-                      select z.lot, z.amount, v.expires_at, sum(z.amount) over (order by v.priority, v.expires_at, v.age) as upto
-                      from metered.lot_holds z, lateral (select w.age, w.priority, w.expires_at from metered.lot_rows w where w.no = z.lot limit 1) v
-                      where z.scope = y.scope and z.seq = y.opened_seq) x
-                  where y.scope = tip.scope and y.open > 0 and y.due >= tip.next_due and y.due <= clk) o
-            group by o.lot order by o.lot
-        loop
-            select y.* into child from metered.lots y where y.no = held.lot;
-            child := metered._as_rest(child);
-            child.held := child.held - held.kept;
-            child.rest := child.rest + held.back;
-            lapsed := lapsed + held.late + case when (child.plan).uses is not null then held.back else 0 end;
-            lots := lots || child;
-        end loop;
-    elsif due or starts <> '{}' or lots <> '{}' then
-        if due then
-            select array_agg(y.hold order by y.due, y.opened_seq), array_agg(y.due order by y.due, y.opened_seq), array_agg(y.opened_seq order by y.due, y.opened_seq),
-                array_agg(least(y.open, greatest(0, y.at_least - y.captured)) order by y.due, y.opened_seq)
-            into nos, times, seqs, minima
-            from metered.hold_lines y where y.scope = tip.scope and y.open > 0 and y.due >= tip.next_due and y.due <= clk;
-            nos := coalesce(nos, '{}');
-            select array(select row(o.*)::metered.lot_holds from metered.lot_holds o where o.scope = tip.scope and o.seq = any (seqs) order by o.seq, o.lot)
-            into of_holds;
-            lots := lots || array(select metered._as_rest(y) from metered.lots y where y.no = any (array(select o.lot from unnest(of_holds) o))
-                and y.no <> all (array(select x.no from unnest(lots) x)) order by y.no);
-        end if;
-        of_holds := of_holds || array(select row(o.*)::metered.lot_holds from metered.lot_holds o
-            where debt > 0 and o.scope = tip.scope and o.lot = 0 and o.seq > 0 and o.seq <> all (array(select x.seq from unnest(of_holds) x)) order by o.seq);
-        spent := debt - (select coalesce(sum(o.amount), 0) from unnest(of_holds) o where o.lot = 0);
+    -- A join without the limit can be one that reads all lots.
+    select array(select l from (select distinct n from unnest(load) n) x,
+        lateral (select z from metered.lots z where z.no = x.n limit 1) y(l)
+        order by (l).expires_at, (l).age) into lots;
+    if beyond = any (load) then
+        stop := (select y.expires_at from metered.lot_rows y
+            where y.scope = tip.scope and y.open and y.expires_at <= until and y.no <> all (load)
+            order by y.expires_at, y.age limit 1);
+    else
+        stop := (select y.expires_at from metered.lot_rows y where y.no = beyond);
+    end if;
+    first := (select min(x.expires_at) from unnest(lots) x
+        where (x.plan).roll_shared and x.expires_at <= until);
+    if first is not null then
+        lots := lots || array(select l from unnest(array(
+            select distinct x.category from unnest(lots) x where (x.plan).roll_shared)) c,
+            lateral (select z from metered.lots z where z.scope = tip.scope and z.category = c
+                and z.origin = 'r' and z.expires_at > first
+                and (z.plan).roll_shared and z.rest + z.kept + z.held > 0) y(l)
+            where (l).no <> all (load));
+    end if;
+    parts := parts || array(select row(o.*)::metered.lot_holds from metered.lot_holds o
+        where o.scope = tip.scope and o.seq = any (array(select z.seq from metered.lot_holds z
+            where debt > 0 and z.scope = tip.scope and z.lot = 0 and z.seq > 0))
+          and o.seq <> all (array(select k.seq from unnest(parts) k)) order by o.seq, o.lot);
+    spent := debt - (select coalesce(sum(k.amount), 0) from unnest(parts) k where k.lot = 0);
+    if debt > 0 then
         select array(select row(y.*)::metered.lot_debts from metered.lot_debts y
             where y.scope = tip.scope order by y.use) into debts;
     end if;
-    loop
-        came := '{}';
-        lot_pos := (select x.pos from generate_subscripts(lots, 1) x(pos) where lots[x.pos].rest > 0 and lots[x.pos].expires_at <= until
-            order by lots[x.pos].expires_at, lots[x.pos].age, x.pos limit 1);
-        start_pos := (select x.pos from generate_subscripts(starts, 1) x(pos) order by starts[x.pos].starts_at, starts[x.pos].age, x.pos limit 1);
-        if lot_pos is not null and lots[lot_pos].expires_at <= coalesce(starts[start_pos].starts_at, 'infinity') and lots[lot_pos].expires_at <= coalesce(times[next_hold], 'infinity') then
-            units := metered._rolls_among(lots[lot_pos], lots);
-            child := metered._gone_on(lots[lot_pos], units);
-            lapsed := lapsed + case when (lots[lot_pos].plan).uses is null then lots[lot_pos].rest - units else 0 end;
-            if lots[lot_pos].held = 0 and (lots[lot_pos].no > max_written or lots[lot_pos].last_seq is null) then   -- nobody has written it, and nothing is left of it
-                lots := lots[:lot_pos - 1] || lots[lot_pos + 1:];
-            else
-                lots[lot_pos].rest := 0;
-                lots[lot_pos].roll_cap := null;
-            end if;
-            if units > 0 then
-                new_no := new_no + (child.no is null)::int;
-                child.no := coalesce(child.no, new_no);
-                lots := lots || child;
-            end if;
-            continue;
-        elsif start_pos is not null and starts[start_pos].starts_at <= coalesce(times[next_hold], 'infinity') then
-            child := starts[start_pos];
-            at := greatest(at, child.starts_at);
-            starts := starts[:start_pos - 1] || starts[start_pos + 1:];
-            later := later + 1;
-            if ((child.plan).renews).every is not null and (metered._next_lot(child)).starts_at <= until then
-                follows := metered._next_lot(child);
-                follows.age := array[(extract(epoch from follows.starts_at) * 1000000)::bigint, later, later];
-                starts := starts || follows;
-            end if;
-            if (child.plan).uses is null then
-                lapsed := lapsed - child.pending;
-            end if;
-            child.rest := child.pending;
-            child.pending := 0;
-            child.granted_at := child.starts_at;
-            if child.no is null then
-                new_no := new_no + 1;
-                child.no := new_no;
-                child.granted_seq := new_no;
-                child.last_seq := null;
-            end if;
-            child.age := array[(extract(epoch from child.starts_at) * 1000000)::bigint, later, later];
-            lots := lots || child;
-            came := array[cardinality(lots)];
-        elsif next_hold <= cardinality(nos) then
-            at := greatest(at, times[next_hold]);
-            units := minima[next_hold];
-            for held in
-                select o.n, o.lot, o.amount, y.n as pos from unnest(of_holds) with ordinality o(seq, lot, amount, scope, n)
-                    left join (select x.no, x.priority, x.expires_at, x.age, row_number() over () as n from unnest(lots) x) y on y.no = o.lot
-                where o.seq = seqs[next_hold] and o.amount > 0 order by y.priority, y.expires_at, y.age
-            loop
-                part := least(units, held.amount);
-                units := units - part;
-                of_holds[held.n].amount := 0;
-                if held.lot = 0 then
-                    spent := spent + part;
-                    debts := metered._with_debt(debts, (select e.note ->> 'use' from metered.ledger e where e.scope = tip.scope and e.seq = seqs[next_hold]), part);
-                    continue;
-                end if;
-                lot_pos := held.pos;
-                lots[lot_pos].held := lots[lot_pos].held - held.amount;
-                if lots[lot_pos].expires_at <= at or (lots[lot_pos].plan).uses is not null then
-                    lapsed := lapsed + held.amount - part;     -- or back to its uses
-                end if;
-                if lots[lot_pos].expires_at > at then
-                    lots[lot_pos].rest := lots[lot_pos].rest + held.amount - part;
-                    came := came || lot_pos;
-                end if;
-            end loop;
-            next_hold := next_hold + 1;
-        else
-            exit;
-        end if;
-        continue when spent + (select coalesce(sum(o.amount), 0) from unnest(of_holds) o where o.lot = 0) = 0;
-        -- As _pay_back does it.
-        for lot_pos in select x.pos from generate_subscripts(lots, 1) x(pos) where lots[x.pos].rest > 0 and (lots[x.pos].plan).uses is null
-            order by lots[x.pos].priority, lots[x.pos].expires_at, lots[x.pos].age
-        loop
-            part := least(spent, lots[lot_pos].rest);
-            debts := metered._without_debt(debts, part - spent + (select coalesce(sum(y.amount), 0) from unnest(debts) y)::bigint, null);
-            spent := spent - part;
-            lots[lot_pos].rest := lots[lot_pos].rest - part;
-            for overdrawn in select o.n, o.amount from unnest(of_holds) with ordinality o(seq, lot, amount, scope, n) where o.lot = 0 and o.amount > 0 order by o.seq loop
-                part := least(overdrawn.amount, lots[lot_pos].rest);
-                exit when part = 0;
-                of_holds[overdrawn.n].amount := overdrawn.amount - part;
-                of_holds := of_holds || row(of_holds[overdrawn.n].seq, lots[lot_pos].no, part, tip.scope)::metered.lot_holds;
-                lots[lot_pos].rest := lots[lot_pos].rest - part;
-                lots[lot_pos].held := lots[lot_pos].held + part;
-            end loop;
-        end loop;
-        -- As _pay_debts does it.
-        for lot_pos in select n from unnest(came) n where (lots[n].plan).uses is not null order by lots[n].no loop
-            part := least(lots[lot_pos].rest, (select coalesce(sum(y.amount), 0) from unnest(debts) y where y.use = any ((lots[lot_pos].plan).uses)));
-            debts := metered._without_debt(debts, part, (lots[lot_pos].plan).uses);
-            spent := spent - part;
-            lapsed := lapsed - part;
-            lots[lot_pos].rest := lots[lot_pos].rest - part;
-        end loop;
-    end loop;
-    for lot_pos in 1..case when new_no > max_written then cardinality(lots) else 0 end loop
-        if lots[lot_pos].no > max_written then
-            lots[lot_pos].no := null;
-        end if;
-    end loop;
-    if due or begun then
-        debt := case when nos <> '{}' or begun or of_holds <> '{}' then coalesce(spent, 0) + (select coalesce(sum(o.amount), 0) from unnest(of_holds) o where o.lot = 0) else debt end;
+end
+$$;
+
+-- The first lots of a wallet that have ended, and go on, as far as a caller could draw so many units
+-- of those.
+create function metered._load_rolling(of_scope text, until timestamptz, units bigint)
+returns bigint[]
+language plpgsql stable
+as $$
+declare
+    nos bigint[] := '{}';
+    l   metered.lots;
+begin
+    if (units > 0) is not true then
+        return nos;
     end if;
+    for l in
+        select y.* from metered.lots y
+        where y.scope = of_scope and y.open and y.roll_cap is not null
+          and y.expires_at <= until and y.roll_end > until
+        order by y.priority, y.roll_end, y.age
+    loop
+        nos := nos || l.no;
+        units := units - metered._rolls(l);
+        exit when units <= 0;
+    end loop;
+    return nos;
+end
+$$;
+
+-- Due lines of a wallet, in their order, and their parts: of the holds nos, or of all (null). In a sum,
+-- those that fall due between the same ends of their own lots are one, at the time of the last.
+create function metered._load_lines(tip metered.ledger, clk timestamptz, nos bigint[], in_sum boolean,
+    out lines metered.due_line[], out parts metered.lot_holds[])
+language plpgsql stable
+as $$
+declare
+    bounds timestamptz[];   -- when lots of the lines end
+begin
+    if in_sum then
+        bounds := array(
+            select distinct r.expires_at
+            from (select distinct o.lot
+                  from metered.hold_lines y, lateral (select z.lot from metered.lot_holds z
+                      where z.scope = y.scope and z.seq = y.opened_seq) o
+                  where y.scope = tip.scope and y.open > 0 and y.due >= tip.next_due and y.due <= clk) x,
+                lateral (select z.expires_at from metered.lot_rows z where z.no = x.lot limit 1) r
+            where r.expires_at <= clk order by 1);
+    end if;
+    with due as (
+        select y.hold, y.due, y.opened_seq, y.open,
+            least(y.open, greatest(0, y.at_least - y.captured)) as minimum,
+            width_bucket(y.due, bounds) as span,
+            case when in_sum and y.at_least <= y.captured then 0 else y.hold end as alone
+        from metered.hold_lines y
+        where y.scope = tip.scope and y.open > 0 and y.due >= tip.next_due and y.due <= clk
+          and (nos is null or y.hold = any (nos))),
+    sums as (
+        select nullif(d.alone, 0) as hold, max(d.due) as due, max(d.opened_seq) as opened_seq,
+            sum(d.open)::bigint as units, sum(d.minimum)::bigint as minimum,
+            array_agg(d.opened_seq) as seqs
+        from due d group by d.span, d.alone),
+    kept as (
+        select s.due, s.opened_seq, o.lot, sum(o.amount)::bigint as amount
+        from sums s, unnest(s.seqs) q, lateral (select z.lot, z.amount from metered.lot_holds z
+            where z.scope = tip.scope and z.seq = q) o
+        group by s.due, s.opened_seq, o.lot)
+    select array(
+            select row(s.hold, s.due, s.opened_seq, s.units, s.minimum, h.id, v.operation_tenant,
+                v.operation, e.note ->> 'use')::metered.due_line
+            from sums s
+                left join lateral (select z.id from metered.holds z where z.no = s.hold) h on true
+                left join lateral (select z.operation_tenant, z.operation from metered.hold_events z
+                    where s.minimum > 0 and z.hold = s.hold and z.version = 1) v on true
+                left join lateral (select z.note from metered.ledger z
+                    where s.minimum > 0 and z.scope = tip.scope and z.seq = s.opened_seq) e on true
+            order by s.due, s.opened_seq),
+        array(select row(k.opened_seq, k.lot, k.amount, tip.scope)::metered.lot_holds
+            from kept k order by k.due, k.opened_seq, k.lot)
+    into lines, parts;
+end
+$$;
+
+-- The lots of a wallet that are due, and those on which they depend, after all that is due. lapsed is
+-- how many units of its balance have lapsed with them, less those that began, and debt by how many units
+-- the wallet is overdrawn then.
+create function metered._due_lots(tip metered.ledger, clk timestamptz,
+    out lots metered.lots[], out lapsed bigint, out debt bigint)
+language plpgsql stable
+as $$
+declare
+    until timestamptz := greatest(clk, tip.at);
+    due   record;
+    after record;
+begin
+    if (tip.next_due <= clk or tip.lots_end <= until) is not true then
+        lots := '{}';
+        lapsed := 0;
+        debt := metered._debt(tip);
+        return;
+    end if;
+    due := metered._load_due(tip, clk, 0, 0, null, true, null);
+    after := metered._advance(tip, until, tip.crossed, 0, due.lines, due.lots, due.parts, due.debts,
+        due.spent);
+    lots := after.lots;
+    lapsed := tip.credited - (after.tip).credited;
+    debt := after.spent + (select coalesce(sum(k.amount), 0) from unnest(after.parts) k where k.lot = 0);
 end
 $$;
 
@@ -272,7 +207,7 @@ begin
     if (tip.lots_end <= until) is not true then
         return d.lapsed;
     end if;
-    nos := array(select x.no from unnest(d.lots) x where x.no is not null);
+    nos := array(select x.no from unnest(d.lots) x where x.no > 0);
     select count(*) as n, sum(x.rest - case when x.roll_end > until then metered._rolls(x) else 0 end) as units into few
     from (select y.* from metered.lots y where y.scope = tip.scope and y.open and y.expires_at <= until and y.no <> all (nos)
           order by y.expires_at, y.age limit metered._ends_per_call() + 1) x;
@@ -297,14 +232,21 @@ create function metered._lots_now(tip metered.ledger, clk timestamptz, of_nos bi
 language plpgsql stable
 as $$
 declare
-    until timestamptz := greatest(clk, tip.at);
-    due   metered.lots[] := (metered._due_lots(tip, clk)).lots;
-    nos   bigint[] := array(select x.no from unnest(due) x where x.no is not null);
-    l     metered.lots;
+    until  timestamptz := greatest(clk, tip.at);
+    due    metered.lots[] := (metered._due_lots(tip, clk)).lots;
+    nos    bigint[] := array(select x.no from unnest(due) x where x.no > 0);
+    family bigint[] := of_nos;      -- and all that they went on in
+    l      metered.lots;
 begin
     foreach l in array due loop
-        if (l.rest > 0 or l.held > 0) and (l.no = any (of_nos) or l.from_lot = any (of_nos) or l.last_seq is null and l.granted_seq = any (of_nos) or of_nos is null) then
-            return next l;
+        if l.no = any (family) or l.from_lot = any (family) then
+            family := family || l.no;
+        else
+            continue when of_nos is not null;
+        end if;
+        if l.rest + l.kept + l.held > 0 then
+            l.no := case when l.no > 0 then l.no end;
+            return next metered._as_rest(l);
         end if;
     end loop;
     for l in
@@ -326,7 +268,7 @@ begin
                 select y.* into l from metered.lots y where y.no = l.no;
                 l.held := 0;
             end if;
-            l := metered._gone_on(l, metered._rolls(l));
+            l := metered._as_rest(metered._gone_on(l, metered._rolls(l), 9223372036854775807, null));
         end loop;
         if l.rest > 0 or l.held > 0 then
             return next l;

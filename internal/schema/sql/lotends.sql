@@ -145,19 +145,22 @@ create function metered._end_named(e metered.ledger, nos bigint[]) returns meter
 language plpgsql volatile
 as $$
 declare
-    tip metered.ledger := e;
-    l   metered.lots;
+    tip   metered.ledger := e;
+    due   record;
+    after record;
 begin
     tip.seq := e.seq - 1;
-    loop
-        select y.* into l from metered.lots y where y.no = any (nos) and (y.open or y.keeps) and y.expires_at <= e.at order by y.expires_at, y.age limit 1;
-        exit when l.no is null;
-        tip := metered._end_lot(tip, l);
-        nos := nos || l.roll_no;
-    end loop;
-    e.seq := tip.seq + 1;
-    e.credited := tip.credited;
-    e.lots_end := tip.lots_end;
+    due := metered._load_due(tip, '-infinity', 0, 0, '{}', false, nos);
+    after := metered._advance(tip, e.at, e.crossed, 0, due.lines, due.lots, due.parts, due.debts,
+        due.spent);
+    if cardinality(after.entries) > 0 then
+        e.seq := (after.tip).seq + 1;
+        e.credited := (after.tip).credited;
+        e.lots_end := least(tip.lots_end, (select min(metered._turn_at(x)) from unnest(after.lots) x
+            where x.pending + x.rest + x.kept + x.held > 0 and metered._turn_at(x) > e.at));
+        perform metered._write_due(tip, e, after.entries, after.moves, due.lots, after.lots,
+            due.parts, after.parts, due.debts, after.debts, after.spent);
+    end if;
     return e;
 end
 $$;

@@ -106,23 +106,6 @@ as $$
     select case when l.roll_cap is not null then least(l.rest + l.kept, l.roll_cap) else 0 end
 $$;
 
--- The units of a lot that roll over at its end. A shared cap counts all units of its category that have rolled over. among has the lots that a reader knows
--- better than the table does.
-create function metered._rolls_among(l metered.lots, among metered.lots[]) returns bigint
-language plpgsql stable
-as $$
-begin
-    if (l.plan).roll_shared is not true or l.roll_cap is null or l.rest + l.kept = 0 then
-        return metered._rolls(l);
-    end if;
-    return greatest(0, least(l.rest + l.kept, l.roll_cap
-        - (select coalesce(sum(y.rest + y.kept + y.held), 0) from unnest(among) y where y.origin = 'r' and (y.plan).roll_shared and y.category = l.category and y.expires_at > l.expires_at)
-        - (select coalesce(sum(y.rest + y.kept + y.held), 0) from metered.lots y
-           where y.scope = l.scope and y.category = l.category and y.origin = 'r' and (y.plan).roll_shared and y.expires_at > l.expires_at
-             and y.no <> all (array(select x.no from unnest(among) x where x.no is not null)))));
-end
-$$;
-
 -- Whether the end of a lot with that plan depends on other lots, or makes a lot that ends in turn. No call leaves such an end to a later one.
 create function metered._again(plan metered.lot_plan) returns boolean
 language sql immutable

@@ -197,7 +197,16 @@ declare
         + case when e.lots_end is not null then metered._lapsing(e, clk) else 0 end;
     held bigint := e.held - case when e.next_due <= clk then metered._due_units(e.scope, e.next_due, clk) else 0 end;
 begin
-    return (select jsonb_object_agg(x.key, x.value) from jsonb_each(e.crossed) x
+    return metered._armed(e.crossed, used, held);
+end
+$$;
+
+-- The thresholds that stay reported of these, where so many units of a lifetime are used, and so many held.
+create function metered._armed(crossed jsonb, used bigint, held bigint) returns jsonb
+language plpgsql immutable
+as $$
+begin
+    return (select jsonb_object_agg(x.key, x.value) from jsonb_each(crossed) x
         where (used + case when metered._on_spending(x.key) then 0 else held end <= (x.value ->> 'rearm')::bigint) is not true);
 end
 $$;

@@ -76,6 +76,12 @@ create type metered.lot_plan as (
     renews metered.period, renew_amount bigint, renewal text, roll_to metered.period, roll_for interval, roll_again int,
     roll_shared boolean, of_reference text, uses text[]);
 
+-- A line of a hold of a wallet that has fallen due, or the sum of several of which each gives its units
+-- back and does nothing else. Its units are those of the entry opened_seq; of a sum, that of the last line.
+create type metered.due_line as (
+    hold bigint, due timestamptz, opened_seq bigint, units bigint, minimum bigint, id text,
+    operation_tenant text, operation text, use text);
+
 -- How a lot is rolled over: the lot, by its number or its reference, up to cap of its units, and how long the new lot lasts (0: for ever).
 create type metered.lot_rollover as (of_lot bigint, of_reference text, cap bigint, lasts interval);
 

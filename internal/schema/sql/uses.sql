@@ -60,24 +60,6 @@ begin
 end
 $$;
 
--- The next lot with kept units that has ended by then: one that goes on, or with lapsing one that does not, too. All null for none.
-create function metered._kept_due(of_scope text, until timestamptz, lapsing boolean) returns metered.lots
-language plpgsql stable
-as $$
-declare
-    l metered.lots;
-begin
-    select y.* into l from (
-        (select z.* from metered.lots z where z.scope = of_scope and z.keeps and z.roll_cap is not null and z.expires_at <= until
-         order by z.expires_at, z.age limit 1)
-        union all
-        (select z.* from metered.lots z where lapsing and z.scope = of_scope and z.keeps and z.roll_cap is null and z.expires_at <= until
-         order by z.expires_at, z.age limit 1)) y
-    order by y.expires_at, y.age limit 1;
-    return l;
-end
-$$;
-
 -- The units of lots for a use, as they are after all that is due.
 create function metered._kept_for(tip metered.ledger, use text, clk timestamptz) returns bigint
 language plpgsql stable

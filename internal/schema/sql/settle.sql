@@ -1,0 +1,281 @@
+-- How what is due in a wallet is written, under the wallet's lock, before anything else: _settle loads
+-- it (lapses.sql), applies the rules (duelots.sql), and appends the entries and moves that these say.
+--
+-- Nobody draws a lot that has ended, and its lapse changes no other lot. So a call writes the ends of the first few lots, and leaves the
+-- others to later calls. Then lots_end of its entry is not later than the entry: the wallet lags. The balance of an entry that lags contains
+-- units of lots that have ended. Overdraft is then in lot_holds: of holds as ever, and spent units under seq 0.
+
+-- How many ends of lots one call writes at most, of those that it could leave to later calls. Inlined wherever it stands.
+create function metered._ends_per_call() returns int
+language sql immutable
+as $$
+    select 32
+$$;
+
+-- Whether lots have ended by the time of an entry, and their ends are not written. Inlined wherever it stands.
+create function metered._lags(e metered.ledger) returns boolean
+language sql immutable
+as $$
+    select coalesce(e.lots_end <= e.at, false)
+$$;
+
+-- How many units a wallet is overdrawn by, as of its last entry. A plan that was bought in a period which is over brings lots that have
+-- ended by the entry before them: they pay nothing, until their ends are written.
+create function metered._debt(tip metered.ledger) returns bigint
+language plpgsql stable
+as $$
+begin
+    if metered._lags(tip) then
+        return (select coalesce(sum(k.amount), 0) from metered.lot_holds k where k.scope = tip.scope and k.lot = 0);
+    end if;
+    return greatest(0, (select coalesce(sum(x.rest), 0) from (select y.rest from metered.lots y
+        where y.scope = tip.scope and y.open and y.expires_at <= tip.at order by y.expires_at, y.age) x) - metered._balance(tip));
+end
+$$;
+
+-- Notes units that a wallet which lags has spent beyond its lots, or (less than 0) that were paid back.
+create function metered._owe(of_scope text, units bigint) returns void
+language plpgsql volatile
+as $$
+begin
+    insert into metered.lot_holds as k (scope, seq, lot, amount) values (of_scope, 0, 0, units)
+    on conflict (scope, seq, lot) do update set amount = k.amount + excluded.amount;
+    delete from metered.lot_holds k where k.scope = of_scope and k.seq = 0 and k.lot = 0 and k.amount = 0;
+end
+$$;
+
+-- When the next lot of a wallet ends, of those that have a rest or are held, or begins: infinity, if none does.
+create function metered._next_end(of_scope text, clk timestamptz) returns timestamptz
+language plpgsql stable
+as $$
+begin
+    return least(
+        coalesce((select y.expires_at from metered.lot_rows y where y.scope = of_scope and y.open and y.expires_at > clk order by y.expires_at, y.age limit 1), 'infinity'),
+        coalesce((select min(y.expires_at) from metered.lot_holds k, lateral (select x.expires_at from metered.lot_rows x where x.no = k.lot) y
+            where k.scope = of_scope and y.expires_at > clk), 'infinity'),
+        coalesce((select y.expires_at from metered.lot_rows y where y.scope = of_scope and y.keeps and y.expires_at > clk order by y.expires_at, y.age limit 1), 'infinity'),
+        coalesce((select y.starts_at from metered.lot_rows y where y.scope = of_scope and y.pending > 0 and y.starts_at > clk order by y.starts_at, y.age limit 1), 'infinity'));
+end
+$$;
+
+-- Notes the lot of the next period if l renews, which began with the entry at_seq. It has no reference if another lot has that one.
+create function metered._renew_lot(l metered.lots, at_seq bigint) returns void
+language plpgsql volatile
+as $$
+declare
+    follows metered.lots;
+begin
+    if ((l.plan).renews).every is not null then
+        follows := metered._next_lot(l);
+        follows.granted_seq := at_seq;
+        follows.last_seq := at_seq;
+        if exists (select from metered.lot_rows y where y.scope = l.scope and y.reference = follows.reference) then
+            follows.reference := null;
+        end if;
+        perform metered._note_lot(follows);
+        l.plan.renews := null;
+        l.plan.renew_amount := null;
+        update metered.lot_rows y set plan = l.plan where y.no = l.no;
+    end if;
+end
+$$;
+
+-- Notes a lot that begins later.
+create function metered._note_lot(l metered.lots) returns bigint
+language plpgsql volatile
+as $$
+declare
+    made bigint;
+begin
+    insert into metered.lot_rows (no, granted_at, expires_at, granted_seq, last_seq, amount, rest, roll_cap, roll_no, roll_end, late,
+        priority, origin, open, scope, category, reference, fingerprint, pending, starts_at, again, plan, age)
+    overriding system value
+    values (metered._next_number('lot_rows'), l.starts_at, l.expires_at, l.granted_seq, l.last_seq, l.amount, 0, l.roll_cap,
+        case when l.roll_cap is not null then metered._next_number('lot_rows') end, l.roll_end, l.late,
+        l.priority, 'g', false, l.scope, l.category, l.reference, l.fingerprint, l.amount, l.starts_at, metered._again(l.plan), l.plan,
+        metered._age(null, l.starts_at, l.granted_seq))
+    on conflict do nothing
+    returning no into made;
+    if made is null then
+        perform metered._collided();
+    end if;
+    return made;
+end
+$$;
+
+-- Writes all that is due in a wallet by clk: ends of holds, whose rows it locks, and ends and beginnings
+-- of lots. It ends the first max_lots lots (null: all) of those that it could leave to later calls, and
+-- those that go on, as far as a caller could draw so many units of them. Where more lines of holds are
+-- due than one step writes, those that only give units back are freed as sums, and the rows of holds are
+-- left to sweeps, as _free_in_sum does it. tip is the last entry, under the wallet's lock. The result is
+-- the last entry after that, with the lots_end of the next one, without the caller, operation and note of
+-- tip. The caller may have put into tip.crossed the thresholds that these ends, or its own entry, cross.
+create function metered._settle(tip metered.ledger, clk timestamptz, max_lots int, units bigint,
+    wait_ms int) returns metered.ledger
+language plpgsql volatile
+as $$
+declare
+    e      metered.ledger := metered._own_entry(tip, tip.at);
+    until  timestamptz := greatest(clk, tip.at);
+    nos    bigint[] := '{}';    -- holds whose lines are ended: null for sums
+    due    record;
+    after  record;
+    before text;
+    unwritten bigint := 0;
+begin
+    if tip.next_due <= clk then
+        nos := array(select x.hold from metered.hold_lines x
+            where x.scope = tip.scope and x.open > 0 and x.due >= tip.next_due and x.due <= clk);
+        before := metered._bound_lock_wait(wait_ms);
+        if cardinality(nos) > metered._events_per_step() and tip.next_due > '-infinity' then
+            if metered._one_snapshot() then     -- it may not see that a hold was extended: then this is 40001
+                perform from metered.holds h where h.no = any (nos) order by h.no for share;
+            end if;
+            nos := null;
+        else
+            nos := array(select y.no from (
+                select h.no from metered.holds h where h.no = any (nos) and (h.due <= clk) is true
+                order by h.no for no key update) y);
+            perform metered._expire_rows(nos, clk, (metered._by_system()).note);
+        end if;
+        before := metered._unbound_lock_wait(before);
+        if (nos = '{}') is not true then
+            select y.crossed into e.crossed from metered.ledger y where y.scope = tip.scope and y.seq = tip.seq;
+        end if;
+    end if;
+    due := metered._load_due(tip, clk, max_lots, units, nos, nos is null, null);
+    if due.stop is not null and e.crossed is not null then
+        unwritten := (select coalesce(sum(x.rest), 0) from (select y.rest from metered.lots y
+            where y.scope = tip.scope and y.open and y.expires_at <= until
+              and y.no <> all (array(select l.no from unnest(due.lots) l)) order by y.expires_at, y.age) x);
+    end if;
+    after := metered._advance(e, until, tip.crossed, unwritten, due.lines, due.lots, due.parts, due.debts,
+        due.spent);
+    e := after.tip;
+    e.lots_end := least(due.stop, case when due.stop is null then metered._next_end(tip.scope, until) end,
+        (select min(metered._turn_at(x)) from unnest(after.lots) x
+         where x.pending + x.rest + x.kept + x.held > 0 and metered._turn_at(x) > until));
+    if cardinality(after.entries) = 0 and metered._lags(tip) and e.lots_end > until then
+        e.lots_end := tip.lots_end;     -- a caller may write nothing, and the last entry lags. The next charge catches up
+    end if;
+    if cardinality(after.entries) > 0 then
+        e.next_due := metered._write_lines(tip, e, clk, nos is null, due.lines);
+        perform metered._write_due(tip, e, after.entries, after.moves, due.lots, after.lots,
+            due.parts, after.parts, due.debts, after.debts, after.spent);
+    end if;
+    e.crossed := tip.crossed;
+    return e;
+end
+$$;
+
+-- Writes that lines of holds of a wallet have ended, and the parts of those of a sum. Returns next_due of the entries, of which e
+-- is the last.
+create function metered._write_lines(tip metered.ledger, e metered.ledger, clk timestamptz, in_sum boolean,
+    lines metered.due_line[]) returns timestamptz
+language plpgsql volatile
+as $$
+begin
+    if cardinality(lines) = 0 then
+        return e.next_due;
+    end if;
+    if in_sum then
+        delete from metered.lot_holds o where o.scope = tip.scope and o.seq = any (array(
+            select y.opened_seq from metered.hold_lines y
+            where y.scope = tip.scope and y.open > 0 and y.due >= tip.next_due and y.due <= clk));
+    end if;
+    update metered.hold_lines y set open = 0, captured = y.captured + l.minimum
+    from unnest(lines) l where y.hold = l.hold and y.scope = tip.scope;
+    return case when tip.next_due = '-infinity' then tip.next_due when e.held > 0 then
+        metered._later_due(tip.scope, case when in_sum then clk + interval '1 microsecond' else tip.next_due end, clk) end;
+end
+$$;
+
+-- Appends entries after tip, and the moves of their lots, which were lots before and are after them. Those that have no row get one.
+-- e is the last entry, and has lots_end and next_due of all.
+create function metered._write_due(tip metered.ledger, e metered.ledger, entries metered.ledger[],
+    moves metered.lot_moves[], lots metered.lots[], after metered.lots[],
+    parts metered.lot_holds[], parts_after metered.lot_holds[],
+    debts metered.lot_debts[], debts_after metered.lot_debts[], spent bigint) returns void
+language plpgsql volatile
+as $$
+declare
+    old   int := cardinality(lots);
+    nos   bigint[] := '{}';         -- of lots by place
+    made  int;
+begin
+    for pos in 1..cardinality(after) loop
+        nos := nos || case when after[pos].no < 0 then metered._next_number('lot_rows') else after[pos].no end;
+        if after[pos].from_lot < 0 then
+            after[-after[pos].from_lot].roll_no := nos[pos];
+        end if;
+    end loop;
+    insert into metered.ledger ({entry columns})
+    select {entry of x: seq = x.seq, lots_end = e.lots_end, next_due = e.next_due}
+    from unnest(entries) x on conflict do nothing;
+    get diagnostics made = row_count;
+    if made < cardinality(entries) then
+        perform metered._collided();
+    end if;
+    perform metered._mark_freed(tip.scope);
+    insert into metered.lot_moves (scope, seq, nth, lot, kind, amount, version, rest, drawn, held, kept)
+    select tip.scope, m.seq, m.nth, case when m.lot < 0 then nos[-m.lot] else m.lot end, m.kind, m.amount, m.version, m.rest, m.drawn, m.held, m.kept
+    from unnest(moves) m;
+    update metered.lot_rows y set pending = x.pending, open = x.open, keeps = x.keeps, granted_at = x.granted_at, granted_seq = x.granted_seq,
+        lapsed = x.lapsed, untold = x.untold, rolled = x.rolled, roll_cap = x.roll_cap, again = x.again, plan = x.plan, age = x.age
+    from unnest(array(select after[n] from generate_series(1, old) n where after[n].version is distinct from lots[n].version)) x
+    where y.no = x.no and (y.pending, y.open, y.keeps, y.lapsed, y.rolled, y.plan) is distinct from (x.pending, x.open, x.keeps, x.lapsed, x.rolled, x.plan);
+    insert into metered.lot_rows (no, granted_at, expires_at, granted_seq, last_seq, amount, rest, lapsed, rolled, untold, roll_cap, roll_no, roll_end,
+        late, from_lot, priority, origin, open, scope, category, reference, fingerprint, pending, starts_at, again, plan, keeps, age)
+    overriding system value
+    select nos[n], x.granted_at, x.expires_at, x.granted_seq, x.granted_seq, x.amount, 0, x.lapsed, x.rolled, x.untold, x.roll_cap,
+        coalesce(x.roll_no, case when x.roll_cap is not null then metered._next_number('lot_rows') end), x.roll_end,
+        x.late, case when x.from_lot < 0 then nos[-x.from_lot] else x.from_lot end, x.priority, x.origin, x.open, x.scope, x.category,
+        case when 0 = (select count(*) from metered.lot_rows y where y.scope = x.scope and y.reference = x.reference) then x.reference end,
+        x.fingerprint, x.pending, x.starts_at, x.again, x.plan, x.keeps, x.age
+    from unnest(after[old + 1:]) with ordinality x, lateral (select (old + x.ordinality)::int as n) p on conflict do nothing;
+    get diagnostics made = row_count;
+    if made < cardinality(after) - old then
+        perform metered._collided();
+    end if;
+    if parts is distinct from parts_after then
+        delete from metered.lot_holds o where o.scope = tip.scope and o.seq = any (array(select k.seq from unnest(parts) k));
+        insert into metered.lot_holds (scope, seq, lot, amount)
+        select tip.scope, k.seq, case when k.lot < 0 then nos[-k.lot] else k.lot end, sum(k.amount)::bigint
+        from unnest(parts_after) k where k.amount > 0 group by 2, 3;
+    end if;
+    if debts is distinct from debts_after then
+        delete from metered.lot_debts d where d.scope = tip.scope;
+        insert into metered.lot_debts (scope, use, amount) select tip.scope, d.use, d.amount from unnest(debts_after) d where d.amount > 0;
+    end if;
+    if metered._lags(tip) or metered._lags(e) then
+        delete from metered.lot_holds k where k.scope = tip.scope and k.seq = 0;
+        if metered._lags(e) and spent > 0 then
+            perform metered._owe(tip.scope, spent);
+        end if;
+    end if;
+end
+$$;
+
+-- The same for an entry that is to be written: e is the result of _next_entry.
+create function metered._after_due(e metered.ledger, units bigint, wait_ms int) returns metered.ledger
+language plpgsql volatile
+as $$
+declare
+    tip metered.ledger := e;
+begin
+    if e.lots_end <= e.at or e.lots_end is not null and e.next_due <= e.at then
+        tip.seq := e.seq - 1;
+        select y.at into tip.at from metered.ledger y where y.scope = e.scope and y.seq = tip.seq;
+        tip := metered._settle(tip, least(e.at, metered.clock()), metered._ends_per_call(), units, wait_ms);
+        e.seq := tip.seq + 1;
+        e.at := greatest(e.at, tip.at);
+        e.spent := tip.spent;
+        e.credited := tip.credited;
+        e.held := tip.held;
+        e.next_due := tip.next_due;
+        e.lots_end := tip.lots_end;
+        e.crossed := tip.crossed;
+    end if;
+    return e;
+end
+$$;
