@@ -18,6 +18,7 @@ import (
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/command"
 	"github.com/pgmetered/metered/internal/fault"
+	"github.com/pgmetered/metered/internal/guardtx"
 	"github.com/pgmetered/metered/internal/jsontext"
 	"github.com/pgmetered/metered/internal/ledger"
 	"github.com/pgmetered/metered/internal/lockkey"
@@ -105,6 +106,13 @@ type Command struct {
 
 	// LSN asks for Outcome.LSN, for replica.ReadAt. In DoTx use replica.CommitLSN.
 	LSN bool
+
+	// Statements are the writes of a command without a function, in their order, before its
+	// Charges. They go in one round trip with its claim, its record and COMMIT. So they answer
+	// nothing, none may end the transaction, and each is one statement. A batch may be sent again.
+	// The error of one is a *StatementError, and then nothing was done. Whatever they depend on
+	// belongs in Input: the same ID with other statements is no conflict.
+	Statements *pgx.Batch
 
 	settling *settling // of a session
 }
@@ -209,6 +217,9 @@ func (c *Client) prepare(cmd Command, do work) (*operation, error) {
 	if err := op.prepareHolds(); err != nil {
 		return nil, err
 	}
+	if err := op.prepareStatements(); err != nil {
+		return nil, err
+	}
 	if len(cmd.Sticky) > 0 {
 		if _, err = inBudget.Charges(c.Budget, cmd.Sticky...); err != nil {
 			return nil, fmt.Errorf("metered: Command.Sticky: %w", err)
@@ -285,6 +296,24 @@ func (op *operation) prepareHolds() error {
 			return err
 		}
 	}
+	return nil
+}
+
+// prepareStatements takes the command's statements.
+func (op *operation) prepareStatements() error {
+	if op.cmd.Statements == nil {
+		return nil
+	}
+	for i, q := range op.cmd.Statements.QueuedQueries {
+		field := fmt.Sprintf("Command.Statements[%d]", i)
+		switch {
+		case q.Fn != nil:
+			return misuse(field, "has a function for its answer, which comes after COMMIT")
+		case guardtx.Several(q.SQL):
+			return misuse(field, "has more than one statement")
+		}
+	}
+	op.Statements = op.cmd.Statements.QueuedQueries
 	return nil
 }
 

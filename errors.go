@@ -71,6 +71,9 @@ func (e *IndefiniteError) Error() string {
 
 func (e *IndefiniteError) Unwrap() []error { return []error{errIndefinite, e.cause} }
 
+// StatementError is an error of the server about one of Command.Statements.
+type StatementError = command.StatementError
+
 // Answers of sessions. Nothing was done.
 var (
 	ErrRunning  error = errRunning // a *RunningError

@@ -19,6 +19,46 @@ import (
 	"github.com/pgmetered/metered/wallet"
 )
 
+// A command that knows its writes beforehand declares them, and takes one round trip. Done again, it answers what it did.
+func ExampleCommand_statements() {
+	ctx := context.Background()
+	pool, done := exampleDatabase()
+	defer done()
+	client, err := metered.New(pool, metered.Config{})
+	check(err)
+	_, err = pool.Exec(ctx, "create table messages (id text primary key, body text not null)")
+	check(err)
+	post := func(id, body string) {
+		writes := &pgx.Batch{}
+		writes.Queue("insert into messages values ($1, $2)", id, body)
+		out, err := metered.Do[any](ctx, client, metered.Command{
+			ID: id, Name: "post", Input: body, Statements: writes,
+			Charges: []budget.Charge{{Scope: "ann/messages", Amount: 1, Limits: []budget.Limit{budget.PerWindow(2, time.Hour)}}},
+		}, nil)
+		switch {
+		case errors.Is(err, budget.ErrExceeded):
+			fmt.Println(id, "is too much")
+			return
+		case err != nil:
+			log.Fatal(err)
+		}
+		fmt.Println(id, "is posted, again:", out.Replayed)
+	}
+	post("m1", "hello")
+	post("m1", "hello")
+	post("m2", "world")
+	post("m3", "!")
+	var n int
+	check(pool.QueryRow(ctx, "select count(*) from messages").Scan(&n))
+	fmt.Println(n, "messages")
+	// Output:
+	// m1 is posted, again: false
+	// m1 is posted, again: true
+	// m2 is posted, again: false
+	// m3 is too much
+	// 2 messages
+}
+
 // Stripe delivers an event twice, late, and in the wrong order. Each takes effect at most once, and none after a newer
 // one of its subscription: what was deleted stays deleted.
 func ExampleOrder() {

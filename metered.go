@@ -161,6 +161,9 @@ func run[R any](ctx context.Context, c *Client, tx pgx.Tx, cmd Command, fn Func[
 	returned := false // else the function panics
 	defer func() { c.ended(ctx, span, op, tx != nil, returned, err) }()
 	op, err = c.prepare(cmd, encoded(fn, &out.Result))
+	if err == nil && fn != nil && op.Statements != nil {
+		op, err = nil, misuse("Command.Statements", "are for a command without a function")
+	}
 	if err == nil {
 		op.Bare = fn == nil && c.cfg.Leases == nil && cmd.settling == nil
 		err = op.run(ctx, tx)

@@ -12282,9 +12282,10 @@ end
 $$;
 
 -- Claims the id of a command without a token and without charges to look at. Null: it is new, and
--- begun. Else begin_command's answer, whose arguments these are.
+-- begun. Else begin_command's answer, whose arguments these are, or with raising an error, after which the
+-- server skips the rest of the flush.
 create function metered.begin_command_plain(of_tenant text, of_id text, key bigint, issued timestamptz,
-    max_future interval, timeout_ms int, marker text, wait_ms int) returns json
+    max_future interval, timeout_ms int, marker text, wait_ms int, raising boolean) returns json
 language plpgsql volatile
 security definer
 set search_path = pg_catalog, pg_temp
@@ -12327,6 +12328,8 @@ begin
         marker, false, false, null, null)::metered.new_command, null, '{}', interval '0', wait_ms);
     if t.status = 'new' then
         return null;
+    elsif raising then
+        raise exception 'the operation id is known' using errcode = 'MT016';
     end if;
     return json_build_object('status', t.status, 'fingerprint', encode(t.fingerprint, 'base64'),
         'result', encode(t.result, 'base64'), 'scopes', t.scopes, 'amounts', t.amounts, 'seqs', t.seqs,
@@ -12545,7 +12548,7 @@ begin
             end if;
         end if;
     end if;
-    answer := metered.begin_command_plain(of_tenant, of_id, id_key, issued, max_future, null, 'whole', wait_ms);
+    answer := metered.begin_command_plain(of_tenant, of_id, id_key, issued, max_future, null, 'whole', wait_ms, false);
     return coalesce(answer, metered.complete_command_plain(of_tenant, of_id, 'whole', of_fingerprint, issued,
         of_result, name, null, of_scope, key, units, max_units, win, note, standing, ahead,
         wait_ms));
@@ -12581,7 +12584,7 @@ begin
         raise exception 'out of bounds: an argument of run_command' using errcode = '22023';
     end if;
     answer := metered.begin_command_plain(command.tenant, command.id, command.key, command.issued_at,
-        command.max_future, command.timeout_ms, command.marker, wait_ms);
+        command.max_future, command.timeout_ms, command.marker, wait_ms, false);
     return coalesce(answer, metered._completed_json(command, of_fingerprint, of_result, charges, ahead, wait_ms));
 end
 $$;
@@ -14162,7 +14165,7 @@ begin
     before := metered.begin_command_plain(tenant, id, metered._lock_key('metered/operation/metered',
             int8send(octet_length(tenant)) || convert_to(tenant, 'UTF8')
             || int8send(octet_length(id)) || convert_to(id, 'UTF8')),
-        metered._v1_issued(id), interval '5 minutes', null, 'v1', 5000);
+        metered._v1_issued(id), interval '5 minutes', null, 'v1', 5000, false);
     if before is null then
         unused := set_config('metered_tx.v1',
             jsonb_build_array(tenant, id, encode(print, 'hex'))::text, true);
@@ -14653,7 +14656,7 @@ comment on function metered.complete_command(metered.new_command, metered.finger
 comment on function metered.finish_command(text) is 'Lets COMMIT pass for a command that was completed without finishing, if this is still its transaction.';
 comment on function metered.purge_operations(timestamptz, timestamptz, int, int) is 'Deletes records of operations completed and issued before cutoff, at most max_rows, oldest first, and moves the horizon to the latest time that their ids carry, in the same transaction. A horizon beyond these would refuse new ids, after a clock was ahead, for as long. after is the last of the batch before, as in purge_tokens. It waits for another purge''s move, as long as wait_ms. It also deletes at most max_rows newest events of keys that took effect before cutoff, which deleted does not count.';
 comment on function metered.charge_plain(text, bigint, bigint, bigint, interval, jsonb, boolean, interval, int) is 'A charge of one scope without a command, as charge makes it: JSON, [seq, time in microseconds, held units, used units], or charge''s answer as an object. It has at most one limit: max_units in each win, or in its lifetime, if win is 0. The columns that it leaves out are null in a usual scope.';
-comment on function metered.begin_command_plain(text, text, bigint, timestamptz, interval, int, text, int) is 'Claims the id of a command without a token and without charges to look at. Null: it is new, and begun. Else begin_command''s answer, whose arguments these are.';
+comment on function metered.begin_command_plain(text, text, bigint, timestamptz, interval, int, text, int, boolean) is 'Claims the id of a command without a token and without charges to look at. Null: it is new, and begun. Else begin_command''s answer, whose arguments these are, or with raising an error, after which the server skips the rest of the flush.';
 comment on function metered.complete_command_plain(text, text, text, bytea, timestamptz, bytea, text, bigint[], text, bigint, bigint, bigint, interval, jsonb, boolean, interval, int) is 'Ends a command that has at most one charge of its own, as complete_command does with finishing: JSON, the time of the record in microseconds and the array of charge_plain, or complete_command''s answer as an object.';
 comment on function metered.run_command_plain(text, text, bigint, bytea, timestamptz, interval, bytea, text, text, bigint, bigint, bigint, interval, jsonb, boolean, interval, int) is 'A whole command that does nothing but its one charge: the answer of begin_command_plain, if that is not null, or else that of complete_command_plain. The short way needs no guard against a COMMIT, since nobody gets at the transaction before it is complete.';
 comment on function metered.run_command(metered.new_command, bytea, bytea, metered.new_charge[], interval, int) is 'A whole command that does nothing but its charges, of any kind, as run_command_plain does it, by the full functions.';

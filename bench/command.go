@@ -99,12 +99,19 @@ func (k *kit) commandBy(client *metered.Client, earlyRelease bool) contender {
 // A hand-written command: a key that makes it once, the counter, its row, and the answer for who
 // repeats it, in as many flushes.
 const (
-	counterKeysSQL   = `create table metered.bench_keys (id text primary key, fingerprint bytea not null, result jsonb);`
+	counterKeysSQL = `create table metered.bench_keys (id text primary key, fingerprint bytea not null, result jsonb);
+create table metered.bench_written (id text primary key);`
+	writtenSQL       = `insert into metered.bench_written (id) values ($1)`
 	counterKeySQL    = `insert into metered.bench_keys (id, fingerprint) values ($1, $2) on conflict do nothing returning id`
 	counterAnswerSQL = `update metered.bench_keys set result = $2 where id = $1`
 )
 
-func commandCounter(k *kit) contender {
+func commandCounter(k *kit) contender { return k.byHand(false) }
+
+// commandCounterWriting has a write of the caller's, too.
+func commandCounterWriting(k *kit) contender { return k.byHand(true) }
+
+func (k *kit) byHand(writing bool) contender {
 	return k.does("", func(ctx context.Context) error {
 		conn, err := k.Acquire(ctx)
 		if err != nil {
@@ -119,6 +126,9 @@ func commandCounter(k *kit) contender {
 			return err
 		}
 		last := &pgx.Batch{}
+		if writing {
+			last.Queue(writtenSQL, id)
+		}
 		last.Queue(`select metered.bench_count($1, 1, $2)`, k.scope(), roomy[0].Max)
 		last.Queue(counterAnswerSQL, id, "1")
 		last.Queue("commit")
@@ -131,6 +141,24 @@ func commandCharge(k *kit) contender {
 	return k.does("", func(ctx context.Context) error {
 		_, err := metered.Do(ctx, k.client, metered.Command{ID: metered.NewID(), Input: work{N: 1}, Charges: units(1, k.scope)},
 			func(context.Context, *metered.Tx) (int, error) { return 1, nil })
+		return err
+	})
+}
+
+// commandBare is the library's, without a function.
+func commandBare(k *kit) contender {
+	return k.does("", func(ctx context.Context) error {
+		_, err := metered.Do[any](ctx, k.client, metered.Command{ID: metered.NewID(), Input: work{N: 1}, Charges: units(1, k.scope)}, nil)
+		return err
+	})
+}
+
+// commandDeclared is the library's, with a statement that is declared.
+func commandDeclared(k *kit) contender {
+	return k.does("", func(ctx context.Context) error {
+		id, writes := metered.NewID(), &pgx.Batch{}
+		writes.Queue(writtenSQL, id)
+		_, err := metered.Do[any](ctx, k.client, metered.Command{ID: id, Input: work{N: 1}, Charges: units(1, k.scope), Statements: writes}, nil)
 		return err
 	})
 }

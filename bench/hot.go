@@ -14,6 +14,14 @@ var commandFigures = []figure{
 	rates("command_vs_counter_row", atLeast(1),
 		"commands of one charge a second over 1,000 scopes, 8 clients, against one by hand: a key, a counter row, a row of its history, and the answer; no windows",
 		oneOf(1000), entry{"metered", commandCharge}, entry{"counter", commandCounter}),
+	rates("command_bare_vs_counter_row", atLeast(1), "the same by a command without a function, in one flush",
+		oneOf(1000), entry{"bare", commandBare}, entry{"counter", commandCounter}),
+	rates("command_declared_vs_counter_row", atLeast(1), "the same by a command of one declared statement, an insert, in one flush, against one by hand with that insert",
+		oneOf(1000), entry{"declared", commandDeclared}, entry{"counter", commandCounterWriting}),
+	sequentialAt("command_bare_rtt1_vs_counter_row", atMost(0.65), "the time of a command without a function by that of one by hand; one client, 1 ms round trip",
+		entry{"bare", commandBare}, entry{"counter", commandCounter}),
+	sequentialAt("command_declared_rtt1_vs_counter_row", atMost(0.75), "the same of a declared statement, an insert, against one by hand with that insert",
+		entry{"declared", commandDeclared}, entry{"counter", commandCounterWriting}),
 	ratio("command_hot_rtt1_vs_locked_floor", atLeast(0.90), "whole commands/s, one scope, 32 clients, 1 ms round trip, against floor with the scope's lock",
 		"metered", "locked floor", (*bench).hot),
 	slowCommits("command_hot_commit2ms_early_vs_plain", goal{}, "early lock release against the plain command, one scope, 64 clients, commits slowed to 2 ms",
@@ -32,6 +40,19 @@ func (b *bench) hot(ctx context.Context) (outcome, error) {
 		return b.compare(ctx, b.concurrent(32), options{dial: p.dial}, hotScope,
 			entry{"metered", commandMetered}, entry{"locked floor", commandLockedFloor}, entry{"floor", commandFloor}, entry{"leased", commandLeased})
 	})
+}
+
+// sequentialAt is the time of the first contender by that of the second, by one client behind a round trip of 1 ms.
+func sequentialAt(name string, g goal, meaning string, entries ...entry) figure {
+	return figure{name: name, unit: "times the time", goal: g, meaning: meaning, measure: func(ctx context.Context, b *bench) (samples, error) {
+		p, err := startProxy(time.Millisecond)
+		if err != nil {
+			return samples{}, err
+		}
+		defer p.close()
+		out, err := b.compare(ctx, b.sequential(), options{dial: p.dial}, oneOf(1000), entries...)
+		return out.cost(entries[0].name, entries[1].name), err
+	}}
 }
 
 // slowServer is a server whose commits take 2 ms.

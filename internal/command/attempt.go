@@ -102,6 +102,12 @@ func (e *Engine) attempt(ctx context.Context, op *Operation, t transaction, firs
 	if a.err = b.admit(op); a.err != nil {
 		return a
 	}
+	if len(op.Statements) > 0 {
+		if a.err = op.sendStatements(ctx, t.tx()); a.err != nil {
+			op.Failed = true
+			return a
+		}
+	}
 	ctx = context.WithValue(ctx, inside{e}, true)
 	within, span := e.cfg.Observer.Start(ctx, observe.Op{Work: observe.Function})
 	end, err := e.function(within, op, t, span)
@@ -163,7 +169,7 @@ from metered.begin_command($1::bool, $2::bool, $3::metered.new_command, $4::mete
 
 // beginPlainSQL begins an operation that is claimed alone, the short way.
 const beginPlainSQL = `
-select metered.begin_command_plain($1::text, $2::text, $3::bigint, $4::timestamptz, $5::interval, $6::int, $7::text, $8::int)`
+select metered.begin_command_plain($1::text, $2::text, $3::bigint, $4::timestamptz, $5::interval, $6::int, $7::text, $8::int, $9::bool)`
 
 // begun is the row that begin_command returned.
 type begun struct {
@@ -243,7 +249,7 @@ func (e *Engine) begin(ctx context.Context, op *Operation, t transaction, openin
 	e.enter(ctx, f, op)
 	if opening && op.Token.Digest == nil && op.Charges == nil {
 		wait, left := e.timeouts(ctx)
-		f.row(b.scanPlain, e.sql.beginPlain, op.Tenant, op.ID, op.Key, op.IssuedAt, e.cfg.MaxFuture, t.settings(left), b.marker, wait)
+		f.row(b.scanPlain, e.sql.beginPlain, op.Tenant, op.ID, op.Key, op.IssuedAt, e.cfg.MaxFuture, t.settings(left), b.marker, wait, false)
 	} else {
 		f.row(b.scan, e.sql.begin, e.beginArgs(ctx, op, t, b.marker, true, opening)...)
 	}

@@ -354,7 +354,7 @@ func TestTx_APlainCommandIsCompletedByItsOwnMarker(t *testing.T) {
 	tx, err := pool.Begin(ctx)
 	require.NoError(t, err)
 	defer tx.Rollback(context.Background())
-	_, err = tx.Exec(ctx, "select metered.begin_command_plain('t', 'op', 1, null, '1 hour', null, 'its own', 1000)")
+	_, err = tx.Exec(ctx, "select metered.begin_command_plain('t', 'op', 1, null, '1 hour', null, 'its own', 1000, false)")
 	require.NoError(t, err)
 	_, err = tx.Exec(ctx, `select metered.complete_command_plain('t', 'op', 'another', repeat('a', 33)::bytea, null, '', null, null,
 		null, null, null, null, null, null, false, '1 minute', 1000)`)

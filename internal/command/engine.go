@@ -96,6 +96,9 @@ type Operation struct {
 	// Bare says that Function does nothing with its transaction, which may be nil.
 	Bare bool
 
+	// Statements are sent before Function is called, in each attempt. They are nil for most.
+	Statements []*pgx.QueuedQuery
+
 	// Function is called in each attempt.
 	Function func(context.Context, pgx.Tx) (Ending, error)
 	Failed   bool // the error of the last attempt is Function's

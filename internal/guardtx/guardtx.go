@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync/atomic"
 
 	"github.com/jackc/pgx/v5"
@@ -68,7 +69,11 @@ func (g guarded) check(sql string) error {
 	if err := g.alive(); err != nil {
 		return err
 	}
-	conn := g.bareTx.Conn()
+	return readable(g.bareTx.Conn(), sql)
+}
+
+// readable refuses a text that would end a transaction.
+func readable(conn *pgx.Conn, sql string) error {
 	backslashes := conn != nil && conn.PgConn().ParameterStatus("standard_conforming_strings") == "off"
 	if controlsTransaction(sql, backslashes) {
 		return fmt.Errorf("%w: one of its statements would, or a quote or a comment is left open", ErrControl)
@@ -76,16 +81,34 @@ func (g guarded) check(sql string) error {
 	return nil
 }
 
+// Checked is a query for a batch of conn that begins and ends a transaction, unless the query would
+// end it. The text that a rewriter makes of it is checked before the batch is sent.
+func Checked(conn *pgx.Conn, q *pgx.QueuedQuery) (*pgx.QueuedQuery, error) {
+	check := func(sql string) error { return readable(conn, sql) }
+	if err := check(q.SQL); err != nil {
+		return nil, err
+	}
+	return &pgx.QueuedQuery{SQL: q.SQL, Arguments: options(q.Arguments, check)}, nil
+}
+
+// Several reports whether a text holds more than one statement.
+func Several(sql string) bool {
+	_, rest, _ := statement(sql, false)
+	return strings.TrimSpace(rest) != ""
+}
+
 // options wraps the rewriters among pgx's options, which come before the arguments, so that the
 // rewritten statement is checked too.
-func (g guarded) options(args []any) []any {
+func (g guarded) options(args []any) []any { return options(args, g.check) }
+
+func options(args []any, check func(sql string) error) []any {
 	for i, arg := range args {
 		switch arg := arg.(type) {
 		case pgx.QueryExecMode, pgx.QueryResultFormats, pgx.QueryResultFormatsByOID:
 			continue
 		case pgx.QueryRewriter:
 			args = slices.Clone(args)
-			args[i] = rewriter{arg, g}
+			args[i] = rewriter{arg, check}
 			continue
 		}
 		break
@@ -95,13 +118,13 @@ func (g guarded) options(args []any) []any {
 
 type rewriter struct {
 	pgx.QueryRewriter
-	g guarded
+	check func(sql string) error
 }
 
 func (r rewriter) RewriteQuery(ctx context.Context, conn *pgx.Conn, sql string, args []any) (string, []any, error) {
 	sql, args, err := r.QueryRewriter.RewriteQuery(ctx, conn, sql, args)
 	if err == nil {
-		err = r.g.check(sql)
+		err = r.check(sql)
 	}
 	return sql, args, err
 }

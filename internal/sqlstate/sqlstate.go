@@ -25,6 +25,7 @@ const (
 	LineFull      = "MT013" // too many jobs wait for a scope. DETAIL names it
 	Moved         = "MT014" // a tenant lives in another cell. DETAIL has where, as JSON
 	NotCell       = "MT015" // the schema is another cell, or none
+	KnownID       = "MT016" // an operation id is on record, retired or too far ahead, in a flush that goes on only with a new one
 	Crossing      = "MT011" // a threshold is crossed, and the caller did not say that it tells
 )
 

@@ -73,9 +73,10 @@ end
 $$;
 
 -- Claims the id of a command without a token and without charges to look at. Null: it is new, and
--- begun. Else begin_command's answer, whose arguments these are.
+-- begun. Else begin_command's answer, whose arguments these are, or with raising an error, after which the
+-- server skips the rest of the flush.
 create function metered.begin_command_plain(of_tenant text, of_id text, key bigint, issued timestamptz,
-    max_future interval, timeout_ms int, marker text, wait_ms int) returns json
+    max_future interval, timeout_ms int, marker text, wait_ms int, raising boolean) returns json
 language plpgsql volatile
 as $$
 declare
@@ -105,6 +106,8 @@ begin
         marker, false, false, null, null)::metered.new_command, null, '{}', interval '0', wait_ms);
     if t.status = 'new' then
         return null;
+    elsif raising then
+        raise exception 'the operation id is known' using errcode = 'MT016';
     end if;
     return json_build_object('status', t.status, 'fingerprint', encode(t.fingerprint, 'base64'),
         'result', encode(t.result, 'base64'), 'scopes', t.scopes, 'amounts', t.amounts, 'seqs', t.seqs,
@@ -205,7 +208,7 @@ begin
             end if;
         end if;
     end if;
-    answer := metered.begin_command_plain(of_tenant, of_id, id_key, issued, max_future, null, 'whole', wait_ms);
+    answer := metered.begin_command_plain(of_tenant, of_id, id_key, issued, max_future, null, 'whole', wait_ms, false);
     return coalesce(answer, metered.complete_command_plain(of_tenant, of_id, 'whole', of_fingerprint, issued,
         of_result, name, null, of_scope, key, units, max_units, win, note, standing, ahead,
         wait_ms));
@@ -222,7 +225,7 @@ declare
     answer json;
 begin
     answer := metered.begin_command_plain(command.tenant, command.id, command.key, command.issued_at,
-        command.max_future, command.timeout_ms, command.marker, wait_ms);
+        command.max_future, command.timeout_ms, command.marker, wait_ms, false);
     return coalesce(answer, metered._completed_json(command, of_fingerprint, of_result, charges, ahead, wait_ms));
 end
 $$;

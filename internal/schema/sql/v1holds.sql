@@ -160,7 +160,7 @@ begin
     before := metered.begin_command_plain(tenant, id, metered._lock_key('metered/operation/metered',
             int8send(octet_length(tenant)) || convert_to(tenant, 'UTF8')
             || int8send(octet_length(id)) || convert_to(id, 'UTF8')),
-        metered._v1_issued(id), interval '5 minutes', null, 'v1', 5000);
+        metered._v1_issued(id), interval '5 minutes', null, 'v1', 5000, false);
     if before is null then
         unused := set_config('metered_tx.v1',
             jsonb_build_array(tenant, id, encode(print, 'hex'))::text, true);
