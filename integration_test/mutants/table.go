@@ -49,6 +49,7 @@ var all = []Mutant{
 	{"a scope with held units is forgotten", "purge_scope", "tip.held = 0 and", "true and", "./holds", "TestForget_AScopeIsKeptWhileAHoldOrAClaimOfItCounts"},
 	{"a closed child is forgotten", "purge_scope", "and (y.settled_at is null or tip.next_due = '-infinity')", "and y.settled_at is null", "./leases", "TestCarve_APurgeForgetsAChildOnceItsLeaseIsPurged"},
 	{"a repair begins no epoch", "repair_clock", "e.epoch := e.epoch + 1;", "", "./budget", "TestClock_RepairLetsChargesPassAndNothingLeaveEarly"},
+	{"a series takes another day than the server's", "budget/series.go", "if differs != nil {", "if false && differs != nil {", "./budget", "TestSeries_OfAZoneThatTheServerShowsOtherwiseIsAnError"},
 	{"an anchor outlives a repair", "repair_clock", "e.anchor_at := null;", "", "./budget", "TestCharge_AnAnchorEndsWithTheClockItIsOf"},
 	{"a series has no due minimum", "usage_at", "spent := tip.spent + coalesce(due[i], 0);", "spent := tip.spent;", "./holds", "TestAtLeast_IsOnTheInvoiceOfTheMonthInWhichItFellDue"},
 
