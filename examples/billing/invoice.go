@@ -84,11 +84,11 @@ const (
 with billed as (update debts set invoice = $2 where account = $1 and invoice is null returning units)
 select coalesce(sum(units), 0)::bigint from billed`
 	invoiceSQL = `insert into invoices values ($1, $2, $3, $4, $5)`
-	nextSQL    = `update accounts set starts = $2, ends = $3 where id = $1`
+	nextSQL    = `update accounts set starts = $2, ends = $3, lots = next where id = $1`
 )
 
-// renew ends an account's month, if it is over: it writes the invoice, repays the billed overage, and grants the next
-// month's units. It does all or nothing, once for each month, for any number of callers. An account that nobody
+// renew closes an account's month, if it is over: it writes the invoice, and forgives the billed overage, which the lot of the
+// next month has paid back. It does all or nothing, once for each month, for any number of callers. An account that nobody
 // renewed for longer than a month gets one invoice for all of it.
 func (s *service) renew(ctx context.Context, id string) (done bool, err error) {
 	err = pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
@@ -103,21 +103,39 @@ func (s *service) renew(ctx context.Context, id string) (done bool, err error) {
 		if err != nil || starts.Before(a.Ends) {
 			return err
 		}
+		overage, err := s.forgive(ctx, tx, a, starts)
+		if err != nil {
+			return err
+		}
 		a.Ends = starts
-		if err := s.bill(ctx, tx, a); err != nil {
+		if err := s.bill(ctx, tx, a, overage); err != nil {
 			return err
 		}
-		a.Starts, a.Ends = starts, ends
-		if _, err := tx.Exec(ctx, nextSQL, id, starts, ends); err != nil {
-			return err
-		}
-		done = true
-		return s.grantMonth(ctx, tx, a) // which ends the lot of the month before, too
+		_, err = tx.Exec(ctx, nextSQL, id, starts, ends)
+		done = err == nil
+		return err
 	})
 	return done && err == nil, err
 }
 
-func (s *service) bill(ctx context.Context, tx pgx.Tx, a account) error {
+// forgive adds up what the account was overdrawn by at the end of each month until then, and gives the new months their units
+// back.
+func (s *service) forgive(ctx context.Context, tx pgx.Tx, a account, until time.Time) (units int64, err error) {
+	month, err := a.month()
+	for at := a.Ends; err == nil && !at.After(until); _, at, err = month.Period.At(at) {
+		over, err := s.book.Overage(ctx, tx, wallet.Overage{
+			Wallet: scope(a.ID), Plan: a.Next, At: at, Forgive: true,
+			Note: budget.Note{Correlation: "invoice/" + a.Starts.Format(time.RFC3339), Reason: "overage, billed"},
+		})
+		if err != nil {
+			return 0, err
+		}
+		units += over.Amount
+	}
+	return units, err
+}
+
+func (s *service) bill(ctx context.Context, tx pgx.Tx, a account, overage int64) error {
 	in, err := s.month(ctx, tx, a)
 	if err != nil {
 		return err
@@ -125,17 +143,8 @@ func (s *service) bill(ctx context.Context, tx pgx.Tx, a account) error {
 	if err := tx.QueryRow(ctx, debtsSQL, a.ID, a.Starts).Scan(&in.Debts); err != nil {
 		return err
 	}
-	in.Total += in.Debts
-	if in.Overage > 0 {
-		reference := "invoice/" + a.Starts.Format(time.RFC3339)
-		_, err = s.book.Grant(ctx, tx, wallet.Grant{
-			Wallet: scope(a.ID), Amount: in.Overage, Category: overage, Reference: reference,
-			Note: budget.Note{Correlation: reference, Reason: "overage, billed"},
-		})
-		if err != nil {
-			return err
-		}
-	}
+	in.Overage = overage
+	in.Total = in.Fee + in.Overage + in.Debts
 	_, err = tx.Exec(ctx, invoiceSQL, a.ID, a.Starts, a.Ends, in.Total, in)
 	return err
 }

@@ -8,7 +8,9 @@ create table accounts (
     zone   text not null,        -- by name: an offset from UTC is wrong for half of the year
     since  timestamptz not null, -- the subscription's anchor: on the 31st means the last day of shorter months
     starts timestamptz not null, -- the month that has no invoice yet
-    ends   timestamptz not null
+    ends   timestamptz not null,
+    lots   text not null,        -- the reference of the plan's lots of that month
+    next   text not null         -- and of those of the month after it
 );
 create table renders (           -- what is sold
     account text references accounts,

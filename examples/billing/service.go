@@ -46,7 +46,6 @@ const (
 	ofPlan      = "plan"
 	promotional = "promotional"
 	paid        = "paid"
-	overage     = "overage" // repays overage that an invoice bills
 )
 
 func newService(pool *pgxpool.Pool) (*service, error) {
@@ -75,7 +74,7 @@ func newService(pool *pgxpool.Pool) (*service, error) {
 		return nil, err
 	}
 	s.book, err = wallet.New(s.metered.Budget, wallet.Config{
-		Overdraft: overdraft, Priorities: map[string]int{overage: 0, ofPlan: 0, promotional: 1, paid: 2},
+		Overdraft: overdraft, Priorities: map[string]int{ofPlan: 0, promotional: 1, paid: 2},
 	})
 	return s, err
 }
@@ -84,6 +83,7 @@ func newService(pool *pgxpool.Pool) (*service, error) {
 type account struct {
 	ID, Plan, Zone      string
 	Since, Starts, Ends time.Time
+	Lots, Next          string
 }
 
 // wallets are the scopes of accounts, each with a wallet's lots and the month's use.
@@ -91,7 +91,7 @@ var wallets = budget.Scopes[string]{Kind: "wallet"}
 
 func scope(id string) string { return wallets.Scope(id) }
 
-const accountSQL = `select id, plan, zone, since, starts, ends from accounts where id = $1`
+const accountSQL = `select id, plan, zone, since, starts, ends, lots, next from accounts where id = $1`
 
 func find(ctx context.Context, db budget.Querier, sql, id string) (account, error) {
 	rows, _ := db.Query(ctx, sql, id)
@@ -128,29 +128,53 @@ func (s *service) subscribe(ctx context.Context, a account) error {
 		if a.Starts, a.Ends, err = s.now(ctx, tx, a); err != nil {
 			return err
 		}
-		_, err = tx.Exec(ctx, `insert into accounts values ($1, $2, $3, $4, $5, $6)`, a.ID, a.Plan, a.Zone, a.Since, a.Starts, a.Ends)
+		included, err := a.included("plan")
 		if err != nil {
 			return err
 		}
-		return s.grantMonth(ctx, tx, a)
+		_, err = tx.Exec(ctx, `insert into accounts values ($1, $2, $3, $4, $5, $6, $7, $7)`,
+			a.ID, a.Plan, a.Zone, a.Since, a.Starts, a.Ends, included.Reference)
+		if err == nil {
+			_, err = s.book.Grant(ctx, tx, included)
+		}
+		return err
 	})
 }
 
-// grantMonth grants the plan's units, once for each month. At its end the lot lapses, but for the part that rolls
-// over for another 31 days.
-func (s *service) grantMonth(ctx context.Context, tx pgx.Tx, a account) error {
+// included is the grant of the plan's units: a lot for each of the account's months, without a job. At the month's end
+// it lapses, but for the part that rolls over for another 31 days.
+func (a account) included(reference string) (wallet.Grant, error) {
+	month, err := a.month()
 	p := plans[a.Plan]
-	_, err := s.book.Grant(ctx, tx, wallet.Grant{
-		Wallet: scope(a.ID), Amount: p.Included, Category: ofPlan, Reference: "month/" + a.Starts.Format(time.RFC3339),
-		Expires: a.Ends, RollCap: p.RollCap, RollFor: 31 * 24 * time.Hour, LateRefunds: wallet.Lapse,
-		Note: budget.Note{Reason: "month of " + a.Starts.Format(time.DateOnly)},
-	})
-	return err
+	return wallet.Grant{
+		Wallet: scope(a.ID), Amount: p.Included, Category: ofPlan, Reference: reference, Renews: month.Period,
+		RollCap: p.RollCap, RollFor: 31 * 24 * time.Hour, LateRefunds: wallet.Lapse, Note: budget.Note{Reason: "plan " + a.Plan},
+	}, err
 }
 
-// change gives an account another plan. Its cap counts from the next charge on, with this month's usage. Its units
-// and its fee count from the next month on.
-func (s *service) change(ctx context.Context, id, plan string) error {
-	_, err := s.pool.Exec(ctx, `update accounts set plan = $2 where id = $1`, id, plan)
-	return err
+const planSQL = `update accounts set plan = $2, next = $3 where id = $1`
+
+// change gives an account another plan, once for each message that asks for it. Its cap counts from the next charge on, with
+// this month's usage. Its units and its fee count from the next month on.
+func (s *service) change(ctx context.Context, message, id, plan string) error {
+	if _, err := s.renew(ctx, id); err != nil { // the plan of a month that is over has ended
+		return err
+	}
+	return pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
+		a, err := find(ctx, tx, lockAccountSQL, id)
+		if err != nil {
+			return err
+		}
+		a.Plan = plan
+		included, err := a.included(message)
+		if err != nil {
+			return err
+		}
+		changed, err := s.book.Change(ctx, tx, wallet.Change{Wallet: scope(id), Reference: message, Plan: a.Lots, To: &included, AtEnd: true})
+		if err != nil || changed.Replayed {
+			return err
+		}
+		_, err = tx.Exec(ctx, planSQL, id, plan, message)
+		return err
+	})
 }

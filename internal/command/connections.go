@@ -27,8 +27,12 @@ func (e *Engine) connect(ctx context.Context) (*pgxpool.Conn, error) {
 	}
 	stat := e.pool.Stat()
 	if most := stat.MaxConns(); ctx.Err() != nil && stat.AcquiredConns() >= most {
-		return nil, fmt.Errorf("metered: connect: all %d connections of the pool are in use, %d of them by functions of commands: %w",
-			most, e.functions.Load(), err)
+		running, hint := e.functions.Load(), ""
+		if running < most {
+			hint = " (an *sql.DB with SetMaxIdleConns keeps connections of the pool that it does not use)"
+		}
+		return nil, fmt.Errorf("metered: connect: all %d connections of the pool are in use, %d of them by functions of commands%s: %w",
+			most, running, hint, err)
 	}
 	return nil, fmt.Errorf("metered: connect: %w", err)
 }

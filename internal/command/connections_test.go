@@ -87,7 +87,7 @@ func TestDo_AnExhaustedPoolSaysWhoHasIt(t *testing.T) {
 	} {
 		err = call()
 		require.ErrorIs(t, err, context.DeadlineExceeded)
-		require.ErrorContains(t, err, "all 2 connections of the pool are in use, 1 of them by functions of commands")
+		require.ErrorContains(t, err, "all 2 connections of the pool are in use, 1 of them by functions of commands (an *sql.DB with SetMaxIdleConns keeps")
 	}
 	close(goOn)
 	holder.Wait()
