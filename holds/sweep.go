@@ -4,8 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
-	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -16,6 +14,7 @@ import (
 	"github.com/pgmetered/metered/internal/bounds"
 	"github.com/pgmetered/metered/internal/commit"
 	"github.com/pgmetered/metered/internal/savepoint"
+	"github.com/pgmetered/metered/internal/sweep"
 	"github.com/pgmetered/metered/observe"
 )
 
@@ -159,70 +158,15 @@ func (b *Book) Sweep(ctx context.Context, pool *pgxpool.Pool, opts SweepOptions)
 	s := sweeper{book: b, opts: opts, due: "-infinity"}
 	ctx, span := b.observer.Start(ctx, observe.Op{Work: observe.Sweep})
 	s.tellLag(ctx, pool)
-	err := s.run(ctx, pool)
+	loop := sweep.Loop{Max: opts.Max, Of: "scope",
+		Page: func(ctx context.Context, _ []string) ([]string, bool, error) { return s.page(ctx, pool) },
+		Step: func(ctx context.Context, scope string) (bool, bool, error) { return s.step(ctx, pool, scope) },
+	}
+	left, errs := loop.Run(ctx)
+	s.report.Behind = left
+	err := errors.Join(append(s.refusals, errs...)...)
 	span.With(observe.End{Err: err, Rows: int64(s.report.Expired)})
 	return s.report, err
-}
-
-// run sweeps in rounds: holds that are due in scopes with few of them, and then a step of each
-// scope that is behind.
-func (s *sweeper) run(ctx context.Context, pool *pgxpool.Pool) error {
-	more := true
-	for more || len(s.behind) > 0 {
-		for more = true; more && len(s.behind) < maxBehind; {
-			if s.ends() {
-				return s.end(nil)
-			}
-			var err error
-			if more, err = s.page(ctx, pool); err != nil {
-				return s.end(err)
-			}
-		}
-		if err := s.round(ctx, pool); err != nil || s.ends() {
-			return s.end(err)
-		}
-	}
-	return s.end(nil)
-}
-
-// maxBehind is the most scopes that are behind and are swept in turn.
-const maxBehind = 10_000
-
-// ends reports whether the sweep came to its last batch.
-func (s *sweeper) ends() bool { return s.opts.Max > 0 && s.report.Batches >= s.opts.Max }
-
-// end completes the report, and joins the errors.
-func (s *sweeper) end(err error) error {
-	s.report.Behind += len(s.behind)
-	if err != nil {
-		return errors.Join(append(s.refusals, err)...)
-	}
-	return errors.Join(s.refusals...)
-}
-
-// round takes a step of each scope that is behind. One whose lock is not free, or that fails, is
-// left for the next sweep.
-func (s *sweeper) round(ctx context.Context, pool *pgxpool.Pool) error {
-	for i, scope := range s.behind {
-		if s.ends() {
-			s.behind = append(s.again, s.behind[i:]...)
-			s.again = nil
-			return nil
-		}
-		more, err := s.step(ctx, pool, scope)
-		switch {
-		case ctx.Err() != nil:
-			s.behind = append(s.again, s.behind[i:]...)
-			return err
-		case err != nil:
-			s.refusals = append(s.refusals, fmt.Errorf("scope %q: %w", scope, err))
-			s.report.Behind++
-		case more:
-			s.again = append(s.again, scope)
-		}
-	}
-	s.behind, s.again = s.again, nil
-	return nil
 }
 
 // tellLag reports the lateness of the oldest due hold to the observer. The look is for the observer
@@ -261,18 +205,15 @@ type sweeper struct {
 	refusals []error
 	due      any // the due time of the last hold seen
 	no       int64
-	behind   []string // scopes with more due holds than one step ends, in turn
-	again    []string // those of them that are behind after the step of this round
 }
 
-// page ends holds of scopes that are not behind, and reports whether there may be more. It goes on
+// page ends holds of scopes that are not behind, and returns the others. It goes on
 // after the last hold seen: it does not retry skipped holds, nor wade through the index entries of
 // ended ones again.
-func (s *sweeper) page(ctx context.Context, pool *pgxpool.Pool) (more bool, err error) {
+func (s *sweeper) page(ctx context.Context, pool *pgxpool.Pool) (behind []string, more bool, err error) {
 	var seen, skipped int
 	var due *time.Time
 	var no *int64
-	var behind []string
 	var now time.Time
 	told, refusals, err := s.batch(ctx, pool, func(tx pgx.Tx, subscribed bool) (nos []int64, err error) {
 		err = answer.QueryRow(ctx, tx, s.book.sql.sweep, s.due, s.no, s.opts.Batch, subscribed, s.book.channel()).
@@ -280,22 +221,17 @@ func (s *sweeper) page(ctx context.Context, pool *pgxpool.Pool) (more bool, err 
 		return nos, err
 	})
 	if err != nil {
-		return false, err
-	}
-	for _, scope := range behind {
-		if !slices.Contains(s.behind, scope) {
-			s.behind = append(s.behind, scope)
-		}
+		return nil, false, err
 	}
 	if seen > 0 {
 		s.due, s.no = *due, *no
 	}
 	s.add(ctx, told, skipped, refusals, now)
-	return more, nil
+	return behind, more, nil
 }
 
 // step ends the first due holds of a scope that is behind, and reports whether others are due.
-func (s *sweeper) step(ctx context.Context, pool *pgxpool.Pool, scope string) (more bool, err error) {
+func (s *sweeper) step(ctx context.Context, pool *pgxpool.Pool, scope string) (more, left bool, err error) {
 	var freed *int
 	var now time.Time
 	told, refusals, err := s.batch(ctx, pool, func(tx pgx.Tx, subscribed bool) (nos []int64, err error) {
@@ -304,14 +240,10 @@ func (s *sweeper) step(ctx context.Context, pool *pgxpool.Pool, scope string) (m
 		return nos, err
 	})
 	if err != nil {
-		return false, err
-	}
-	if freed == nil || *freed == 0 && more {
-		s.report.Behind++ // another call has locked it
-		more = false
+		return false, false, err
 	}
 	s.add(ctx, told, 0, refusals, now)
-	return more, nil
+	return more, freed == nil || *freed == 0 && more, nil // left: another call has locked it
 }
 
 // batch runs a transaction of the sweep, which ends holds, and announces these.

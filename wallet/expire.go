@@ -18,6 +18,7 @@ import (
 	"github.com/pgmetered/metered/internal/ledger"
 	"github.com/pgmetered/metered/internal/savepoint"
 	"github.com/pgmetered/metered/internal/sqlstate"
+	"github.com/pgmetered/metered/internal/sweep"
 	"github.com/pgmetered/metered/observe"
 )
 
@@ -52,7 +53,9 @@ type Subscriber func(ctx context.Context, tx pgx.Tx, b Breakage) error
 
 // SweepOptions configures Sweep. The zero value sweeps all due lots.
 type SweepOptions struct {
-	// Batch is the most lots that one transaction ends, from 1 to 2,000. Defaults to 500.
+	// Batch is the most lots that one transaction ends, from 1 to 2,000. A wallet in which more
+	// than 25 lots, renewals or holds are due is swept in transactions of its own, each of which
+	// writes down about 25 of them. Defaults to 500.
 	Batch int
 
 	// Max is the most batches. Defaults to no bound.
@@ -77,18 +80,31 @@ type SweepReport struct {
 	// Busy are lots of locked wallets. They are left for the next sweep.
 	Busy int `json:"busy"`
 
+	// Behind are wallets in which more is due than this sweep wrote down, because it came to
+	// SweepOptions.Max, the wallet was locked, or a step of it failed.
+	Behind int `json:"behind"`
+
+	// Batches are the transactions of the sweep.
 	Batches int `json:"batches"`
 }
 
 const sweepSQL = `
-select seen, ended, busy, untold, last_end, coalesce(last_no, 0), more, crossing, crossed
-from metered.sweep_lots($1::timestamptz, $2::bigint, $3::int, $4::text, $5::bool, (($6::metered.new_charge[])[1]).limits, $7::int)`
+select ended, busy, untold, last_end, coalesce(last_no, 0), more, crossing, behind
+from metered.sweep_wallets($1::timestamptz, $2::bigint, $3::int, $4::bool, (($5::metered.new_charge[])[1]).limits, $6::int, coalesce($7::text[], '{}'))`
+
+const sweepWalletSQL = `
+select status, ended, untold, last_end, last_no, more, crossed
+from metered.sweep_wallet($1::text, $2::timestamptz, $3::bigint, $4::int, $5::bool, (($6::metered.new_charge[])[1]).limits, $7::int, $8::bool)`
 
 const toldSQL = `select metered.told_lots($1::bigint[], $2::bigint[])`
 
 // Sweep writes down the ends of lots that are due, in batches, and announces breakage to
 // Config.Subscribers. Run it every few minutes, in any number of processes. Errors of subscribers
 // are joined, and stop nothing.
+//
+// Wallets with little that is due share transactions, and come first. A wallet in which much is due
+// is swept in steps, each in a transaction that locks that wallet alone, in turn with other such
+// wallets. What was committed stays when a later transaction fails or ctx ends.
 func (b *Book) Sweep(ctx context.Context, pool *pgxpool.Pool, opts SweepOptions) (SweepReport, error) {
 	if err := cmp.Or(b.made(), notNil("pool", pool)); err != nil {
 		return SweepReport{}, err
@@ -100,10 +116,28 @@ func (b *Book) Sweep(ctx context.Context, pool *pgxpool.Pool, opts SweepOptions)
 	case opts.Max < 0:
 		return SweepReport{}, invalid("SweepOptions.Max", "%d is negative", opts.Max)
 	}
-	s := sweeper{book: b, end: "-infinity", batch: opts.Batch}
+	s := sweeper{book: b, page: start, batch: opts.Batch, steps: map[string]cursor{}, progress: opts.Progress}
 	ctx, span := b.observer.Start(ctx, observe.Op{Work: observe.Sweep, Name: "lots"})
 	b.tellLag(ctx, pool)
-	err := s.run(ctx, pool, opts)
+	loop := sweep.Loop{Max: opts.Max, Of: "wallet",
+		Page: func(ctx context.Context, known []string) (behind []string, more bool, err error) {
+			err = s.commit(ctx, pool, func(tx pgx.Tx) (err error) {
+				behind, more, err = s.sweepPage(ctx, tx, known)
+				return err
+			})
+			return behind, more, err
+		},
+		Step: func(ctx context.Context, wallet string) (more, left bool, err error) {
+			err = s.commit(ctx, pool, func(tx pgx.Tx) (err error) {
+				more, left, err = s.step(ctx, tx, wallet, true)
+				return err
+			})
+			return more, left, err
+		},
+	}
+	left, errs := loop.Run(ctx)
+	s.report.Behind = left
+	err := errors.Join(append(s.refusals, errs...)...)
 	span.With(observe.End{Err: err, Rows: int64(s.report.Ended)})
 	return s.report, err
 }
@@ -114,60 +148,63 @@ func (b *Book) Expire(ctx context.Context, tx pgx.Tx, wallet string) (SweepRepor
 	if err := cmp.Or(b.made(), notNil("tx", tx), checkWallet("wallet", wallet)); err != nil {
 		return SweepReport{}, err
 	}
-	s := sweeper{book: b, end: "-infinity", batch: maxBatch, only: &wallet}
+	s := sweeper{book: b, batch: maxBatch, steps: map[string]cursor{}}
 	ctx, span := b.observer.Start(ctx, observe.Op{Work: observe.Call, Name: "wallet.expire"})
-	err := s.sweep(ctx, tx)
-	for err == nil {
-		s.add(ctx, true)
-		if !s.done.more {
-			err = errors.Join(s.refusals...)
-			break
+	var err error
+	for more := true; more && err == nil; {
+		s.done = batch{}
+		if more, _, err = s.step(ctx, tx, wallet, false); err == nil {
+			s.add(ctx, true)
 		}
-		s.next()
-		err = s.sweep(ctx, tx)
+	}
+	if err == nil {
+		err = errors.Join(s.refusals...)
 	}
 	span.End(err)
 	return s.report, err
 }
 
+// cursor is the last lot seen, by its end: infinity, of a lot whose end was set since it lapsed.
+type cursor struct {
+	end pgtype.Timestamptz
+	no  int64
+}
+
+var start = cursor{end: pgtype.Timestamptz{InfinityModifier: pgtype.NegativeInfinity, Valid: true}}
+
 type sweeper struct {
 	book     *Book
 	batch    int
-	only     *string // the wallet, or nil for all
+	progress func(SweepReport)
 	report   SweepReport
 	refusals []error
-	end      any // of the last lot seen
-	no       int64
-
-	done struct { // by the batch that is not committed yet
-		SweepReport
-		end      pgtype.Timestamptz
-		no       int64
-		more     bool
-		lapsed   int64 // units, if there is an observer
-		refusals []error
-	}
+	page     cursor
+	steps    map[string]cursor // of lapsed units, by the wallet
+	done     batch
 }
 
-func (s *sweeper) run(ctx context.Context, pool *pgxpool.Pool, opts SweepOptions) error {
-	for {
-		err := commit.InTx(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error { return s.sweep(ctx, tx) })
-		if err != nil {
-			return errors.Join(append(s.refusals, err)...)
-		}
-		s.add(ctx, false)
-		if opts.Progress != nil {
-			opts.Progress(s.report)
-		}
-		if !s.done.more || s.report.Batches == opts.Max {
-			return errors.Join(s.refusals...)
-		}
-		s.next()
-	}
+// batch is the work of a transaction that is not committed yet.
+type batch struct {
+	SweepReport
+	lapsed   int64 // units, if there is an observer
+	refusals []error
 }
 
-// next is where the next batch begins.
-func (s *sweeper) next() { s.end, s.no = s.done.end, s.done.no }
+// commit runs a transaction of the sweep.
+func (s *sweeper) commit(ctx context.Context, pool *pgxpool.Pool, work func(tx pgx.Tx) error) error {
+	err := commit.InTx(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+		s.done = batch{}
+		return work(tx)
+	})
+	if err != nil {
+		return err
+	}
+	s.add(ctx, false)
+	if s.progress != nil {
+		s.progress(s.report)
+	}
+	return nil
+}
 
 // add adds the batch to the report, and reports it to the observer. pending: it is in the caller's
 // transaction.
@@ -208,61 +245,100 @@ func (b *Book) tellLag(ctx context.Context, pool *pgxpool.Pool) {
 	b.observer.Event(ctx, observe.Event{Kind: observe.LotsLag, Lag: time.Duration(us) * time.Microsecond})
 }
 
-func (s *sweeper) sweep(ctx context.Context, tx pgx.Tx) error {
-	s.done.SweepReport, s.done.refusals, s.done.lapsed = SweepReport{}, nil, 0
-	crossing, err := s.pass(ctx, tx, s.only, false)
+// sweepPage writes down what is due in wallets that are not behind, and returns those that are,
+// without the known ones.
+func (s *sweeper) sweepPage(ctx context.Context, tx pgx.Tx, known []string) (behind []string, more bool, err error) {
+	charge, err := s.book.priced("-", someone)
+	if err != nil {
+		return nil, false, err
+	}
+	var next cursor
+	var untold [][]byte
+	var crossing []string
+	err = answer.QueryRow(ctx, tx, s.book.sql.sweep, s.page.end, s.page.no, s.batch, s.keeps(), ledger.Charges(charge.Charges), s.book.waitMS(), known).
+		Scan(&s.done.Ended, &s.done.Busy, &untold, &next.end, &next.no, &more, &crossing, &behind)
+	if err != nil {
+		return nil, false, failed("expire", err)
+	}
+	if next.end.Valid {
+		s.page = next
+	}
 	for _, wallet := range crossing {
-		before := s.done
-		_, failed := savepoint.In(ctx, tx, "wallet", func(sub pgx.Tx) ([]string, error) { return s.pass(ctx, sub, &wallet, true) })
-		var refusal *fault.Listener
-		if sqlstate.Of(failed) == sqlstate.UnknownZone { // a plan of a zone that the server has lost
-			s.done = before
-			s.done.Failed++
-			s.done.refusals = append(s.done.refusals, fmt.Errorf("wallet %q: %w", wallet, failed))
-		} else if ctx.Err() == nil && errors.As(failed, &refusal) {
-			s.done = before
-			s.done.Failed++
-			s.done.refusals = append(s.done.refusals, failed)
-		} else if failed != nil {
-			return failed
+		if err := s.cross(ctx, tx, wallet); err != nil {
+			return nil, false, err
 		}
 	}
-	return err
+	return behind, more, s.tell(ctx, tx, untold)
 }
 
-// pass ends lots, and tells subscribers. It leaves wallets that would cross thresholds, and returns
-// them: each gets a pass that reports.
-func (s *sweeper) pass(ctx context.Context, tx pgx.Tx, only *string, telling bool) (crossing []string, err error) {
-	b, subscribed := s.book, len(s.book.cfg.Subscribers) > 0
-	wallet := "-"
-	if only != nil {
-		wallet = *only
+// step writes down what is due first in a wallet, and reports whether more is due. left: the wallet
+// is locked, which a sweep of all does not wait for (skipBusy).
+func (s *sweeper) step(ctx context.Context, tx pgx.Tx, wallet string, skipBusy bool) (more, left bool, err error) {
+	status, more, err := s.pass(ctx, tx, wallet, skipBusy, false)
+	if err == nil && status == "crossing" {
+		return false, false, s.cross(ctx, tx, wallet)
 	}
-	charge, err := b.priced(wallet, someone)
+	return more, status == "busy", err
+}
+
+// cross writes down what is due in a wallet that crosses thresholds meanwhile, and reports these.
+func (s *sweeper) cross(ctx context.Context, tx pgx.Tx, wallet string) error {
+	before := s.done
+	_, err := savepoint.In(ctx, tx, "wallet", func(sub pgx.Tx) (_ struct{}, err error) {
+		for more := true; more && err == nil; {
+			_, more, err = s.pass(ctx, sub, wallet, false, true)
+		}
+		return struct{}{}, err
+	})
+	var refusal *fault.Listener
+	switch {
+	case err == nil:
+		return nil
+	case sqlstate.Of(err) == sqlstate.UnknownZone: // a plan of a zone that the server has lost
+		err = fmt.Errorf("wallet %q: %w", wallet, err)
+	case ctx.Err() != nil || !errors.As(err, &refusal):
+		return err
+	}
+	s.done = before
+	s.done.Failed++
+	s.done.refusals = append(s.done.refusals, err)
+	return nil
+}
+
+// pass takes a step of a wallet, and tells subscribers.
+func (s *sweeper) pass(ctx context.Context, tx pgx.Tx, wallet string, skipBusy, telling bool) (status string, more bool, err error) {
+	charge, err := s.book.priced(wallet, someone)
 	if err != nil {
-		return nil, err
+		return "", false, err
 	}
-	var seen, ended, busy int
-	var end pgtype.Timestamptz // infinity, of a lot whose end was set since it lapsed
-	var no int64
-	var more bool
+	at, seen := s.steps[wallet]
+	if !seen {
+		at = start
+	}
+	var ended int
 	var untold [][]byte
+	var next cursor
+	var no *int64
 	var crossed []byte
-	err = answer.QueryRow(ctx, tx, b.sql.sweep, s.end, s.no, s.batch, only, subscribed || b.observer != nil,
-		ledger.Charges(ledger.Telling(charge.Charges, telling)), b.waitMS()).
-		Scan(&seen, &ended, &busy, &untold, &end, &no, &more, &crossing, &crossed)
+	err = answer.QueryRow(ctx, tx, s.book.sql.sweepWallet, wallet, at.end, at.no, s.batch, s.keeps(),
+		ledger.Charges(ledger.Telling(charge.Charges, telling)), s.book.waitMS(), skipBusy).
+		Scan(&status, &ended, &untold, &next.end, &no, &more, &crossed)
 	if err != nil {
-		return nil, failed("expire", err)
+		return "", false, failed("expire", err)
+	}
+	if no != nil {
+		next.no = *no
+		s.steps[wallet] = next
 	}
 	s.done.Ended += ended
-	if !telling {
-		s.done.Busy, s.done.end, s.done.no, s.done.more = busy, end, no, more
-	}
 	if err := charge.Cross(ctx, tx, crossed); err != nil {
-		return nil, err
+		return "", false, err
 	}
-	return crossing, s.tell(ctx, tx, untold)
+	return status, more, s.tell(ctx, tx, untold)
 }
+
+// keeps reports whether lapsed units are to be announced.
+func (s *sweeper) keeps() bool { return len(s.book.cfg.Subscribers) > 0 || s.book.observer != nil }
 
 // tell reports breakage.
 func (s *sweeper) tell(ctx context.Context, tx pgx.Tx, untold [][]byte) error {

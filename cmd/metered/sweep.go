@@ -42,7 +42,7 @@ Any number may run at once. Each batch is a transaction of its own.`,
 	return a.does(c, needApplication, func(ctx context.Context, _ []string) error {
 		return a.with(ctx, func(pool *pgxpool.Pool) error {
 			return a.sweep(ctx, pool, cfg, opts, noLots)
-		}, "sweep_due", "sweep_scope", "settle_lease", "sweep_lots")
+		}, "sweep_due", "sweep_scope", "settle_lease", "sweep_wallets", "sweep_wallet")
 	})
 }
 

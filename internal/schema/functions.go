@@ -91,6 +91,8 @@ var Functions = []Function{
 	{"note_change", Application, write},
 	{"plan_overage", Application, write},
 	{"sweep_lots", Application, write},
+	{"sweep_wallets", Application, write},
+	{"sweep_wallet", Application, write},
 	{"told_lots", Application, write},
 	{"wallet_balance", Application | Reporting, purgeBatch + "\n" + interpreted},
 

@@ -38,6 +38,7 @@ var sources = []string{
 	"expiry",
 	"minima",
 	"sweeps",
+	"walletsweeps",
 	"holds",
 	"transitions",
 	"returns",

@@ -31,17 +31,17 @@ begin
     if tip.lots_end <= clk then
         times := array(select y.expires_at from metered.lot_rows y
             where y.scope = tip.scope and y.open and y.expires_at <= clk
-            order by y.expires_at, y.no limit most + 1);
+            order by y.expires_at, y.age limit most + 1);
         until := least(until, case when cardinality(times) > most then times[most] end);
         times := array(select y.expires_at from metered.lot_rows y
             where y.scope = tip.scope and y.keeps and y.expires_at <= clk
-            order by y.expires_at, y.no limit most + 1);
+            order by y.expires_at, y.age limit most + 1);
         until := least(until, case when cardinality(times) > most then times[most] end);
         select array_agg(b.starts_at order by b.starts_at), array_agg(b.renews order by b.starts_at)
         into begun, plans
         from (select y.starts_at, (y.plan).renews from metered.lot_rows y
               where y.scope = tip.scope and y.pending > 0 and y.starts_at <= clk
-              order by y.starts_at, y.no limit most + 1) b;
+              order by y.starts_at, y.age limit most + 1) b;
         until := least(until, case when cardinality(begun) > most then begun[most] end);
         begin
             for i in 1..coalesce(cardinality(plans), 0) loop
