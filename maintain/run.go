@@ -177,7 +177,7 @@ func (r *run) sweepLeases(ctx context.Context) error {
 
 func (r *run) sweepLots(ctx context.Context) error {
 	left := func(s wallet.SweepReport) map[string]int {
-		return map[string]int{"locked": s.Busy, "subscriber": s.Failed}
+		return map[string]int{"locked": s.Busy, "subscriber": s.Failed, "behind": s.Behind}
 	}
 	s, err := r.parts.Wallets.Sweep(ctx, r.pool, wallet.SweepOptions{Batch: r.Batch, Progress: func(s wallet.SweepReport) {
 		r.progress(int64(s.Ended), left(s))

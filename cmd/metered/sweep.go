@@ -74,7 +74,7 @@ func (a *app) sweep(ctx context.Context, pool *pgxpool.Pool, cfg holds.Config, o
 	t.row("holds", swept.Expired, swept.Skipped+swept.Failed)
 	t.row("leases", settled.Settled, settled.Busy+settled.Held)
 	if !noLots {
-		t.row("lots", lots.Ended, lots.Busy)
+		t.row("lots", lots.Ended, lots.Busy+lots.Behind)
 	}
 	if flushed := t.flush(); flushed != nil {
 		return flushed

@@ -9,7 +9,7 @@ import (
 	"slices"
 )
 
-// maxBehind is the most scopes that are behind and are swept in turn.
+// maxBehind is the most scopes that are behind and are swept in turn, or left.
 const maxBehind = 10_000
 
 // Loop is a sweep. Page and Step run a transaction each.
@@ -29,7 +29,7 @@ type Loop struct {
 	Of string
 
 	batches int
-	left    int      // scopes that were locked, or whose step failed
+	left    []string // scopes that were locked, or whose step failed
 	behind  []string // in turn
 	again   []string // those of them that are behind after the step of this round
 	errs    []error
@@ -43,24 +43,25 @@ func (l *Loop) Run(ctx context.Context) (left int, errs []error) {
 	if err := l.run(ctx); err != nil {
 		l.errs = append(l.errs, err)
 	}
-	return l.left + len(l.behind), l.errs
+	return len(l.left) + len(l.behind), l.errs
 }
 
 func (l *Loop) run(ctx context.Context) error {
 	more := true
-	for more || len(l.behind) > 0 {
-		for more = true; more && len(l.behind) < maxBehind; {
+	for (more || len(l.behind) > 0) && len(l.left) < maxBehind {
+		for more = true; more && len(l.left)+len(l.behind) < maxBehind; {
 			if l.ends() {
 				return nil
 			}
 			var behind []string
 			var err error
-			if behind, more, err = l.Page(ctx, l.behind); err != nil {
+			known := slices.Concat(l.left, l.behind)
+			if behind, more, err = l.Page(ctx, known); err != nil {
 				return err
 			}
 			l.batches++
 			for _, scope := range behind {
-				if !slices.Contains(l.behind, scope) {
+				if !slices.Contains(known, scope) {
 					l.behind = append(l.behind, scope)
 				}
 			}
@@ -89,10 +90,10 @@ func (l *Loop) round(ctx context.Context) error {
 			return err
 		case err != nil:
 			l.errs = append(l.errs, fmt.Errorf("%s %q: %w", l.Of, scope, err))
-			l.left++
+			l.left = append(l.left, scope)
 			continue
 		case left:
-			l.left++
+			l.left = append(l.left, scope)
 		case more:
 			l.again = append(l.again, scope)
 		}

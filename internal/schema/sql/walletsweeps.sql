@@ -37,7 +37,7 @@ begin
         where y.no = any (due) and not y.open and not y.keeps);
     -- In the order of the moves, which keeps the planner from the index of all moves of each lot.
     touched := due || array(select m.lot from metered.lot_moves m
-        where m.scope = of_scope and m.seq > tip.seq order by m.seq, m.nth);
+        where m.scope = of_scope and m.seq > tip.seq and m.seq <= e.seq order by m.seq, m.nth);
     if e.seq > tip.seq and w.crossings is not null then
         crossed := metered._crossed_at(w.crossings, array[e.seq]);
     end if;

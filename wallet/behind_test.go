@@ -1,0 +1,112 @@
+package wallet_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/pgtest"
+	"github.com/pgmetered/metered/wallet"
+)
+
+// openLots counts the lots of a wallet whose end is not written.
+func (f *fixture) openLots(of string) (n int) {
+	f.Helper()
+	require.NoError(f, f.pool.QueryRow(f.Context(), "select count(*) from metered.lot_rows where scope = $1 and open", of).Scan(&n))
+	return n
+}
+
+// A transaction of a sweep ends about 25 lots of a wallet in which many are due, and locks no other wallet meanwhile. Wallets
+// with few come first, and share one. All breakage is announced by the sweep that ends the lots, and what was committed stays.
+func TestSweep_AWalletThatIsBehindIsSweptAloneAndInSteps(t *testing.T) {
+	t.Parallel()
+	told := map[string]int{}
+	f := setUp(t, wallet.Config{Subscribers: []wallet.Subscriber{func(_ context.Context, _ pgx.Tx, b wallet.Breakage) error {
+		told[b.Wallet] += int(b.Amount)
+		return nil
+	}}})
+	many := pgtest.Size(70, 2_000)
+	f.lotsEnd("big", many, wallet.Grant{})
+	f.lotsEnd("large", 60, wallet.Grant{})
+	for n := range 10 {
+		f.lotsEnd(fmt.Sprint("few/", n), 2, wallet.Grant{})
+	}
+	f.clock.Advance(2 * time.Hour)
+
+	before := [2]int{many, 60}
+	ctx, cancel := context.WithCancel(t.Context())
+	opts := wallet.SweepOptions{Batch: 40, Progress: func(wallet.SweepReport) {
+		now := [2]int{f.openLots("big"), f.openLots("large")}
+		ended := [2]int{before[0] - now[0], before[1] - now[1]}
+		require.LessOrEqual(t, ended[0]+ended[1], 25)
+		require.True(t, ended[0] == 0 || ended[1] == 0, "both at once")
+		if ended[0]+ended[1] > 0 {
+			require.Zero(t, f.openLots("few/0")+f.openLots("few/9"), "few come first")
+		}
+		before = now
+		if now[0] < many && now[1] < 60 {
+			cancel()
+		}
+	}}
+	report, err := f.book.Sweep(ctx, f.pool, opts)
+	require.ErrorIs(t, err, context.Canceled)
+	require.Equal(t, 2, report.Behind)
+	require.Equal(t, []int{many - 25, 35}, []int{f.openLots("big"), f.openLots("large")}, "they take turns")
+	require.Equal(t, []int{125, 125}, []int{told["big"], told["large"]})
+
+	locked, err := f.pool.Begin(t.Context())
+	require.NoError(t, err)
+	defer func() { _ = locked.Rollback(context.Background()) }()
+	_, err = locked.Exec(t.Context(), "select pg_advisory_xact_lock($1)", f.ledger.LockKey("large"))
+	require.NoError(t, err)
+	cancel = func() {}
+	report, err = f.book.Sweep(t.Context(), f.pool, opts)
+	require.NoError(t, err)
+	require.Equal(t, 1, report.Behind)
+	require.Equal(t, []int{0, 35}, []int{f.openLots("big"), f.openLots("large")})
+	require.NoError(t, locked.Rollback(t.Context()))
+	report, err = f.book.Sweep(t.Context(), f.pool, opts)
+	require.NoError(t, err)
+	require.Equal(t, []int{35, 35, 0}, []int{report.Ended, report.Announced, report.Behind})
+	require.Equal(t, []int{5 * many, 300, 10}, []int{told["big"], told["large"], told["few/3"]})
+	f.verify()
+}
+
+// Units that a due hold gives back to a lot that has ended lapse. The sweep that writes that down announces them, also those of a
+// lot whose end was announced before.
+func TestSweep_AnnouncesWhatADueHoldGaveBackToAnEndedLot(t *testing.T) {
+	t.Parallel()
+	for _, n := range []int{1, 40} { // in a page, and in steps
+		told := 0
+		f := setUp(t, wallet.Config{Subscribers: []wallet.Subscriber{func(_ context.Context, _ pgx.Tx, b wallet.Breakage) error {
+			told += int(b.Amount)
+			return nil
+		}}})
+		f.grant(wallet.Grant{Amount: 1000, For: time.Hour, Reference: "held"})
+		f.grant(wallet.Grant{Amount: 1000, For: 90 * time.Minute})
+		_, err := do(f, func(ctx context.Context, tx pgx.Tx) (_ struct{}, err error) {
+			for i := range n {
+				r := holds.Request{ID: fmt.Sprint(i), TTL: 2*time.Hour + time.Duration(i)*time.Microsecond, Lines: []holds.Line{f.book.Line("ann", 2)}}
+				if _, err := f.holds.Place(ctx, tx, r); err != nil {
+					return struct{}{}, err
+				}
+			}
+			return struct{}{}, nil
+		})
+		require.NoError(t, err)
+		f.clock.Advance(70 * time.Minute)
+		_, err = f.book.Sweep(t.Context(), f.pool, wallet.SweepOptions{})
+		require.NoError(t, err)
+		require.Equal(t, 1000-2*n, told)
+		f.clock.Advance(2 * time.Hour)
+		_, err = f.book.Sweep(t.Context(), f.pool, wallet.SweepOptions{})
+		require.NoError(t, err)
+		require.Equal(t, 2000, told, "%d holds", n)
+		f.verify()
+	}
+}
