@@ -4154,153 +4154,6 @@ as $$
         'granted_at', l.granted_at, 'expires_at', nullif(l.expires_at, 'infinity'), 'amount', l.untold, 'seq', l.last_seq)
 $$;
 
--- Ends the lots that are due, after the one of after_end and after_no, of wallets whose locks are to be had without waiting: up to max_lots, and no
--- more than 2,000, each of which may take a lock of the server's table. With
--- only_scope, of that wallet, for whose lock it waits. Wallets that would cross thresholds of limits, or have a plan of an unknown zone, are left alone, and named (crossing): they are
--- reported by a call for each, which says so in limits, and gets crossed. Of these seen, ended are those that lapsed or rolled over just now, and busy those whose wallets were in use. untold are
--- those with lapses that subscribers have not heard of. Unless they still shall (keep_untold), they are marked. last_end
--- and last_no are where to go on, if there may be more.
-create function metered.sweep_lots(after_end timestamptz, after_no bigint, max_lots int, only_scope text, keep_untold boolean, limits metered.charge_limit[],
-    wait_ms int,
-    out seen int, out ended int, out busy int, out untold json[], out last_end timestamptz, out last_no bigint, out more boolean, out crossing text[], out crossed jsonb)
-language plpgsql volatile
-security definer
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set plan_cache_mode = force_generic_plan
-as $$
-declare
-    clk    timestamptz := metered.clock();
-    due    bigint[];
-    locked text[];
-    s      record;
-    tip    metered.ledger;
-    e      metered.ledger;
-    w      record;
-begin
-    if max_lots > 10000
-        or octet_length(only_scope) > 255
-        or array_lower(limits, 1) <> 1
-        or array_ndims(limits) <> 1
-        or array_position(limits, null) is not null
-        or cardinality(limits) > 16
-        or pg_column_size(limits) > 1400 and not metered._fits(limits)
-        or wait_ms > 3600000 then
-        raise exception 'out of bounds: an argument of sweep_lots' using errcode = '22023';
-    end if;
-    perform metered._require(max_lots between 1 and 10000 and keep_untold is not null and coalesce(octet_length(only_scope) between 1 and 255, true), 'sweep_lots');
-    max_lots := least(max_lots, 2000);
-    ended := 0;
-    if only_scope is not null then
-        perform metered._lock_keys(array[metered._scope_key(only_scope)], wait_ms);
-        clk := metered.clock();
-        locked := array[only_scope];
-        select array_agg(d.no order by d.expires_at, d.no) into due
-        -- Each in the order of its index, which keeps the planner from the index of all.
-        from ((select y.no, y.expires_at from metered.lot_rows y where y.scope = only_scope and y.open and y.expires_at <= clk
-               order by y.expires_at, y.age)
-              union
-              (select y.no, y.expires_at from metered.lot_rows y where y.scope = only_scope and y.keeps and y.expires_at <= clk order by y.expires_at, y.age)
-              union
-              (select y.no, y.starts_at from metered.lot_rows y where y.scope = only_scope and y.pending > 0 and y.starts_at <= clk order by y.starts_at, y.age)
-              union
-              (select y.no, y.expires_at from metered.lot_rows y where y.scope = only_scope and y.untold > 0 order by y.expires_at, y.no)) d
-        where (d.expires_at, d.no) > (after_end, after_no);
-        more := coalesce(cardinality(due) > max_lots, false);
-        due := due[1:max_lots];
-        seen := coalesce(cardinality(due), 0);
-        last_end := (select case when y.pending > 0 then y.starts_at else y.expires_at end from metered.lot_rows y where y.no = due[seen]);
-    else
-        select array_agg(d.no order by d.expires_at, d.no), count(*), max(d.expires_at), count(*) = max_lots into due, seen, last_end, more
-        from ((select y.no, y.expires_at from metered.lot_rows y
-              where (y.open or y.untold > 0) and (y.expires_at, y.no) > (after_end, after_no) and y.expires_at <= clk
-              order by y.expires_at, y.no limit max_lots)
-              union
-              (select y.no, y.expires_at from metered.lot_rows y
-              where y.keeps and (y.expires_at, y.no) > (after_end, after_no) and y.expires_at <= clk order by y.expires_at, y.no limit max_lots)
-              union all
-              (select y.no, y.starts_at from metered.lot_rows y
-              where y.pending > 0 and (y.starts_at, y.no) > (after_end, after_no) and y.starts_at <= clk order by y.starts_at, y.no limit max_lots)
-              order by 2, 1 limit max_lots) d;
-        for s in
-            select x.scope, metered._scope_key(x.scope) as key
-            from (select distinct y.scope from metered.lot_rows y where y.no = any (due)) x order by 2
-        loop
-            if metered._try_lock(s.key) then
-                locked := locked || s.scope;
-            end if;
-        end loop;
-    end if;
-    last_no := due[seen];
-    busy := seen - (select count(*) from metered.lot_rows y where y.no = any (due) and (y.scope = any (locked)) is true);
-    for s in
-        select y.scope, max(case when y.pending > 0 then y.starts_at else y.expires_at end) as last_end, count(*) filter (where y.open or y.keeps)::int as lots, array_agg(y.no) as nos
-        from metered.lot_rows y
-        where y.no = any (due) and ((y.open or y.keeps) and y.expires_at <= clk or y.pending > 0 and y.starts_at <= clk) and (y.scope = any (locked)) is true group by y.scope order by y.scope
-    loop
-        tip := metered._entry_for_write(s.scope);
-        w := metered._cross_lowered(tip, 0, limits, clk);
-        if w.silent then
-            crossing := crossing || s.scope;
-            locked := array_remove(locked, s.scope);
-            continue;
-        end if;
-        e := tip;
-        e.crossed := w.crossed;
-        begin
-            e := metered._settle(e, case when more then s.last_end else clk end, s.lots, 0, wait_ms);
-        exception when sqlstate 'MT010' then    -- a plan of a zone that the server has lost stops no other wallet
-            if only_scope is not null then
-                raise;
-            end if;
-            crossing := crossing || s.scope;
-            locked := array_remove(locked, s.scope);
-            continue;
-        end;
-        ended := ended + (select count(*) from metered.lot_rows y where y.no = any (s.nos) and not y.open and not y.keeps);
-        due := due || array(     -- went on, and has ended since
-            select y.no from (
-                select x.no from metered.lot_rows x where x.from_lot = any (s.nos) and x.untold > 0
-                union (select x.no from metered.lot_rows x where x.scope = s.scope and x.untold > 0 and x.granted_seq > tip.seq
-                       order by x.expires_at, x.no)) y
-            where y.no <> all (due));
-        if e.seq > tip.seq and w.crossings is not null then
-            crossed := coalesce(crossed, '[]') || metered._crossed_at(w.crossings, array[e.seq]);
-        end if;
-    end loop;
-    if keep_untold then
-        untold := array(select metered._untold_json(y) from metered.lots y
-            where y.no = any (due) and (y.scope = any (locked)) is true and y.untold > 0 order by y.expires_at, y.no);
-    else
-        update metered.lot_rows y set untold = 0 where y.no = any (due) and (y.scope = any (locked)) is true and y.untold > 0;
-    end if;
-end
-$$;
-
--- Marks lapsed units of lots as reported to subscribers: so many units of each.
-create function metered.told_lots(nos bigint[], units bigint[]) returns void
-language plpgsql volatile
-security definer
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set plan_cache_mode = force_generic_plan
-as $$
-begin
-    if array_lower(nos, 1) <> 1
-        or array_ndims(nos) <> 1
-        or array_position(nos, null) is not null
-        or cardinality(nos) > 10000
-        or array_lower(units, 1) <> 1
-        or array_ndims(units) <> 1
-        or array_position(units, null) is not null
-        or cardinality(units) > 10000 then
-        raise exception 'out of bounds: an argument of told_lots' using errcode = '22023';
-    end if;
-    perform metered._require(cardinality(nos) <= 10000 and cardinality(units) = cardinality(nos), 'nos');
-    update metered.lot_rows y set untold = greatest(0, least(y.untold, y.untold - t.units)) from unnest(nos, units) t(no, units) where y.no = t.no;
-end
-$$;
-
 -- Deletes the moves of a wallet's entries from one on and before keep, which a purge deletes, and the lots to which nothing was done since, and
 -- nothing can be: they are in no balance. One that another lot rolled over into stays as long as
 -- that one, and the first lot of a plan stays while the plan renews, or its last lots stay: its reference names the plan,
@@ -8733,17 +8586,17 @@ begin
     if tip.lots_end <= clk then
         times := array(select y.expires_at from metered.lot_rows y
             where y.scope = tip.scope and y.open and y.expires_at <= clk
-            order by y.expires_at, y.no limit most + 1);
+            order by y.expires_at, y.age limit most + 1);
         until := least(until, case when cardinality(times) > most then times[most] end);
         times := array(select y.expires_at from metered.lot_rows y
             where y.scope = tip.scope and y.keeps and y.expires_at <= clk
-            order by y.expires_at, y.no limit most + 1);
+            order by y.expires_at, y.age limit most + 1);
         until := least(until, case when cardinality(times) > most then times[most] end);
         select array_agg(b.starts_at order by b.starts_at), array_agg(b.renews order by b.starts_at)
         into begun, plans
         from (select y.starts_at, (y.plan).renews from metered.lot_rows y
               where y.scope = tip.scope and y.pending > 0 and y.starts_at <= clk
-              order by y.starts_at, y.no limit most + 1) b;
+              order by y.starts_at, y.age limit most + 1) b;
         until := least(until, case when cardinality(begun) > most then begun[most] end);
         begin
             for i in 1..coalesce(cardinality(plans), 0) loop
@@ -9015,6 +8868,324 @@ begin
         end if;
         seen := greatest(coalesce(cardinality(nos), 0), 1);
     end if;
+end
+$$;
+
+-- Sweeps of wallets. As those of holds (sweeps.sql), a transaction that writes down what is due in many
+-- wallets leaves out one that is behind. It is swept alone, a step a transaction.
+
+-- Writes down what is due in a wallet until a time, and at most max_lots of its ended lots. The scope
+-- is locked. ended counts lots that lapsed or rolled over, and touched are these and all lots that
+-- the new entries are about. silent: it would cross thresholds of limits that the caller does not
+-- report, and has done nothing.
+create function metered._sweep_lots(of_scope text, until timestamptz, max_lots int,
+    limits metered.charge_limit[], wait_ms int,
+    out ended int, out touched bigint[], out crossed jsonb, out silent boolean)
+language plpgsql volatile
+as $$
+declare
+    tip metered.ledger := metered._entry_for_write(of_scope);
+    e   metered.ledger := tip;
+    w   record;
+    due bigint[];
+begin
+    ended := 0;
+    w := metered._cross_lowered(tip, 0, limits, greatest(until, tip.at));
+    silent := w.silent;
+    if silent then
+        return;
+    end if;
+    -- Each in the order of its index, which keeps the planner from the index of all.
+    due := array(select d.no from (
+        (select y.no from metered.lot_rows y
+         where y.scope = of_scope and y.open and y.expires_at <= until
+         order by y.expires_at, y.age)
+        union
+        (select y.no from metered.lot_rows y
+         where y.scope = of_scope and y.keeps and y.expires_at <= until
+         order by y.expires_at, y.age)) d);
+    e.crossed := w.crossed;
+    e := metered._settle(e, until, max_lots, 0, wait_ms);
+    ended := (select count(*) from metered.lot_rows y
+        where y.no = any (due) and not y.open and not y.keeps);
+    -- In the order of the moves, which keeps the planner from the index of all moves of each lot.
+    touched := due || array(select m.lot from metered.lot_moves m
+        where m.scope = of_scope and m.seq > tip.seq and m.seq <= e.seq order by m.seq, m.nth);
+    if e.seq > tip.seq and w.crossings is not null then
+        crossed := metered._crossed_at(w.crossings, array[e.seq]);
+    end if;
+end
+$$;
+
+-- Looks at up to max_lots lots that are due, or have lapsed units that are not announced, after
+-- after_end and after_no, and writes down all that is due in their wallets, if these are not locked.
+-- Wallets that are behind are returned, for sweep_wallet, and so are those that would cross
+-- thresholds of the limits, or have a plan of a lost time zone (crossing). untold are lapsed units,
+-- for told_lots: without keep_untold they need no announcement. busy counts lots of locked wallets.
+-- If there may be more, go on after last_end and last_no. Lots of wallets in without are passed over.
+create function metered.sweep_wallets(after_end timestamptz, after_no bigint, max_lots int,
+    keep_untold boolean, limits metered.charge_limit[], wait_ms int, without text[],
+    out ended int, out busy int, out untold json[], out last_end timestamptz, out last_no bigint,
+    out more boolean, out crossing text[], out behind text[])
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    clk    timestamptz := metered.clock();
+    due    bigint[];
+    locked text[] := '{}';
+    one    record;
+    part   record;
+    silent boolean;
+begin
+    if max_lots > 10000
+        or array_lower(limits, 1) <> 1
+        or array_ndims(limits) <> 1
+        or array_position(limits, null) is not null
+        or cardinality(limits) > 16
+        or pg_column_size(limits) > 1400 and not metered._fits(limits)
+        or wait_ms > 3600000
+        or array_lower(without, 1) <> 1
+        or array_ndims(without) <> 1
+        or array_position(without, null) is not null
+        or cardinality(without) > 10000
+        or pg_column_size(without) > 255 and not metered._fits(without, 255) then
+        raise exception 'out of bounds: an argument of sweep_wallets' using errcode = '22023';
+    end if;
+    perform metered._require((max_lots between 1 and 2000 and keep_untold is not null
+        and cardinality(without) <= 10000) is true, 'sweep_wallets');
+    ended := 0;
+    behind := '{}';
+    crossing := '{}';
+    select array_agg(d.no order by d.ends, d.no), max(d.ends), count(*) = max_lots
+    into due, last_end, more
+    from ((select y.no, y.expires_at as ends from metered.lot_rows y
+           where (y.open or y.untold > 0) and (y.expires_at, y.no) > (after_end, after_no)
+             and y.expires_at <= clk and y.scope <> all (without)
+           order by y.expires_at, y.no limit max_lots)
+          union
+          (select y.no, y.expires_at from metered.lot_rows y
+           where y.keeps and (y.expires_at, y.no) > (after_end, after_no) and y.expires_at <= clk
+             and y.scope <> all (without)
+           order by y.expires_at, y.no limit max_lots)
+          union all
+          (select y.no, y.starts_at from metered.lot_rows y
+           where y.pending > 0 and (y.starts_at, y.no) > (after_end, after_no)
+             and y.starts_at <= clk and y.scope <> all (without)
+           order by y.starts_at, y.no limit max_lots)
+          order by 2, 1 limit max_lots) d;
+    last_no := due[cardinality(due)];
+    for one in
+        select x.scope, metered._scope_key(x.scope) as key, x.writes
+        from (select y.scope, bool_or((y.open or y.keeps) and y.expires_at <= clk
+                  or y.pending > 0 and y.starts_at <= clk) as writes
+              from metered.lot_rows y where y.no = any (due) group by y.scope) x order by 2
+    loop
+        if metered._behind(one.scope, clk) then
+            behind := behind || one.scope;
+        elsif metered._try_lock(one.key) then
+            locked := locked || one.scope;
+            continue when not one.writes;
+            begin
+                part := metered._sweep_lots(one.scope, clk, null, limits, wait_ms);
+                silent := part.silent;
+            exception when sqlstate 'MT010' then
+                silent := true;     -- a plan of a zone that the server has lost stops no other wallet
+            end;
+            if silent then
+                crossing := crossing || one.scope;
+                locked := array_remove(locked, one.scope);
+            else
+                ended := ended + part.ended;
+                due := due || part.touched;
+            end if;
+        end if;
+    end loop;
+    crossing := array(select x from unnest(crossing) x order by 1);
+    busy := (select count(*) from metered.lot_rows y
+        where y.no = any (due) and y.scope <> all (locked || behind || crossing));
+    if keep_untold then
+        untold := array(select metered._untold_json(y) from metered.lots y
+            where y.no = any (due) and y.scope = any (locked) and y.untold > 0
+            order by y.expires_at, y.no);
+    else
+        update metered.lot_rows y set untold = 0
+        where y.no = any (due) and y.scope = any (locked) and y.untold > 0;
+    end if;
+end
+$$;
+
+-- Takes one step in a wallet: writes down what is due first in it, as many events as one step
+-- writes. untold are lapsed units of the lots that they are about, and of the next max_lots others
+-- after after_end and after_no. status is swept, busy (its lock is not free; without skip_busy it
+-- is waited for), or crossing, as sweep_wallets has it. more: call again, after last_end and last_no.
+create function metered.sweep_wallet(of_scope metered.scope_name, after_end timestamptz,
+    after_no bigint, max_lots int, keep_untold boolean, limits metered.charge_limit[], wait_ms int,
+    skip_busy boolean,
+    out status text, out ended int, out untold json[], out last_end timestamptz,
+    out last_no bigint, out more boolean, out crossed jsonb)
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    tip  metered.ledger;
+    now_tip metered.ledger;
+    clk  timestamptz;
+    part record;
+    told bigint[];
+begin
+    if max_lots > 10000
+        or array_lower(limits, 1) <> 1
+        or array_ndims(limits) <> 1
+        or array_position(limits, null) is not null
+        or cardinality(limits) > 16
+        or pg_column_size(limits) > 1400 and not metered._fits(limits)
+        or wait_ms > 3600000 then
+        raise exception 'out of bounds: an argument of sweep_wallet' using errcode = '22023';
+    end if;
+    perform metered._require((max_lots between 1 and 2000 and keep_untold is not null
+        and skip_busy is not null) is true, 'sweep_wallet');
+    ended := 0;
+    more := false;
+    status := 'busy';
+    if not skip_busy then
+        perform metered._lock_keys(array[metered._scope_key(of_scope)], wait_ms);
+    elsif not metered._try_lock(metered._scope_key(of_scope)) then
+        return;
+    end if;
+    clk := metered.clock();
+    tip := metered._last_entry(of_scope);
+    part := metered._sweep_lots(of_scope,
+        metered._step_until(tip, clk, metered._events_per_step()), metered._events_per_step(),
+        limits, wait_ms);
+    if part.silent then
+        status := 'crossing';
+        return;
+    end if;
+    status := 'swept';
+    ended := part.ended;
+    crossed := part.crossed;
+    select array_agg(x.no order by x.expires_at, x.no), max(x.expires_at), count(*) = max_lots
+    into told, last_end, more
+    from (select y.no, y.expires_at from metered.lot_rows y
+          where y.scope = of_scope and y.untold > 0 and (y.expires_at, y.no) > (after_end, after_no)
+          order by y.expires_at, y.no limit max_lots) x;
+    last_no := coalesce(told[cardinality(told)], after_no);
+    last_end := coalesce(last_end, after_end);
+    told := told || part.touched;
+    if keep_untold then
+        untold := array(select metered._untold_json(y) from metered.lots y
+            where y.no = any (told) and y.untold > 0 order by y.expires_at, y.no);
+    else
+        update metered.lot_rows y set untold = 0 where y.no = any (told) and y.untold > 0;
+    end if;
+    now_tip := metered._last_entry(of_scope);
+    more := more or now_tip.seq > tip.seq
+        and (now_tip.lots_end <= clk or now_tip.next_due <= clk) is true;
+end
+$$;
+
+-- For programs of version 1. only_scope: all steps of one wallet. Otherwise sweep_wallets, and a
+-- step of the first wallet that is behind. If more is due in it, the call goes on before that.
+create function metered.sweep_lots(after_end timestamptz, after_no bigint, max_lots int,
+    only_scope text, keep_untold boolean, limits metered.charge_limit[], wait_ms int,
+    out seen int, out ended int, out busy int, out untold json[], out last_end timestamptz,
+    out last_no bigint, out more boolean, out crossing text[], out crossed jsonb)
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    every boolean := only_scope is null;
+    page  record;
+    step  record;
+    next  timestamptz;
+begin
+    if max_lots > 10000
+        or octet_length(only_scope) > 255
+        or array_lower(limits, 1) <> 1
+        or array_ndims(limits) <> 1
+        or array_position(limits, null) is not null
+        or cardinality(limits) > 16
+        or pg_column_size(limits) > 1400 and not metered._fits(limits)
+        or wait_ms > 3600000 then
+        raise exception 'out of bounds: an argument of sweep_lots' using errcode = '22023';
+    end if;
+    perform metered._require(max_lots between 1 and 10000 and keep_untold is not null
+        and coalesce(octet_length(only_scope) between 1 and 255, true), 'sweep_lots');
+    ended := 0;
+    busy := 0;
+    more := false;
+    last_end := after_end;
+    last_no := after_no;
+    if every then
+        page := metered.sweep_wallets(after_end, after_no, least(max_lots, 2000), keep_untold,
+            limits, wait_ms, '{}');
+        ended := page.ended;
+        busy := page.busy;
+        untold := page.untold;
+        last_end := page.last_end;
+        last_no := page.last_no;
+        more := page.more;
+        crossing := page.crossing;
+        only_scope := page.behind[1];
+        after_end := '-infinity';
+        after_no := 0;
+    end if;
+    while only_scope is not null loop
+        step := metered.sweep_wallet(only_scope, after_end, after_no, 2000, keep_untold, limits,
+            wait_ms, every);
+        ended := ended + step.ended;
+        untold := untold || step.untold;
+        crossed := coalesce(crossed || step.crossed, step.crossed, crossed);
+        if step.status = 'crossing' then
+            crossing := crossing || only_scope;
+        end if;
+        exit when every or not step.more;
+        after_end := step.last_end;
+        after_no := step.last_no;
+    end loop;
+    if every and only_scope is not null and step.more then
+        next := (metered._last_entry(only_scope)).lots_end;
+        if next <= metered.clock() then
+            last_end := next - interval '1 microsecond';
+            last_no := 9223372036854775807;
+            more := true;
+        end if;
+    end if;
+    seen := ended + busy;
+end
+$$;
+
+-- Marks lapsed units of lots as reported to subscribers: so many units of each.
+create function metered.told_lots(nos bigint[], units bigint[]) returns void
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+begin
+    if array_lower(nos, 1) <> 1
+        or array_ndims(nos) <> 1
+        or array_position(nos, null) is not null
+        or cardinality(nos) > 10000
+        or array_lower(units, 1) <> 1
+        or array_ndims(units) <> 1
+        or array_position(units, null) is not null
+        or cardinality(units) > 10000 then
+        raise exception 'out of bounds: an argument of told_lots' using errcode = '22023';
+    end if;
+    perform metered._require(cardinality(nos) <= 10000 and cardinality(units) = cardinality(nos), 'nos');
+    update metered.lot_rows y set untold = greatest(0, least(y.untold, y.untold - t.units)) from unnest(nos, units) t(no, units) where y.no = t.no;
 end
 $$;
 
@@ -14567,8 +14738,6 @@ comment on column metered.lot_debts.scope is 'the wallet';
 comment on column metered.lot_debts.use is 'the use in the note of the draw, or of the hold that was captured';
 comment on function metered.revoke_lot(metered.scope_name, bigint, bigint, text, bigint, metered.charge_limit[], int, metered.origin) is 'Takes back units of a lot and of those that it went on in, or all units (null), as far as they are neither drawn nor held: revoked. missing counts units that are drawn or held; lapsed units of a lot that is revoked whole are not missing. Each lot has an entry of its own, and seq is the last. status is revoked (perhaps 0 units), unknown, or crossing: it would cross thresholds of limits, which the caller does not report (_cross_lowered).';
 comment on function metered.roll_over(metered.scope_name, bigint, metered.lot_rollover, metered.charge_limit[], int, metered.origin) is 'Rolls units of a lot over into another one: once. status is rolled, same (it rolled over before, at its end or so, and no and units are that lot), empty (no units are left), unknown, or crossing: it ends other lots, and would cross thresholds of limits, which the caller does not report (_cross_lowered). Units beyond cap stay in the lot.';
-comment on function metered.sweep_lots(timestamptz, bigint, int, text, boolean, metered.charge_limit[], int) is 'Ends the lots that are due, after the one of after_end and after_no, of wallets whose locks are to be had without waiting: up to max_lots, and no more than 2,000, each of which may take a lock of the server''s table. With only_scope, of that wallet, for whose lock it waits. Wallets that would cross thresholds of limits, or have a plan of an unknown zone, are left alone, and named (crossing): they are reported by a call for each, which says so in limits, and gets crossed. Of these seen, ended are those that lapsed or rolled over just now, and busy those whose wallets were in use. untold are those with lapses that subscribers have not heard of. Unless they still shall (keep_untold), they are marked. last_end and last_no are where to go on, if there may be more.';
-comment on function metered.told_lots(bigint[], bigint[]) is 'Marks lapsed units of lots as reported to subscribers: so many units of each.';
 comment on function metered.grant_lot(metered.scope_name, bigint, metered.new_lot, boolean, int, metered.origin) is 'Grants a lot that begins at once and has no plan, for builds of 0.1.0: see plan_lot.';
 comment on function metered.plan_lot(metered.scope_name, bigint, metered.new_lot, metered.lot_plan, timestamptz, boolean, int, metered.origin) is 'Grants a lot to a wallet, which is any scope: it becomes a wallet with the first one. The lot begins at starts_at, or at once. That of a plan may have no units, or null: the part of its period that was left at starts_at. A plan that was bought in a period which is over brings the lots of that period and of all since. status is granted, same (it was granted under the reference before, and is answered as it is now, with the units that were revoked of it since, and whether its renewals were ended), conflict (the reference is of another lot) or ended (it would have ended by now). refused, and nothing written, if the scope must exist and does not.';
 comment on function metered.set_lot_end(metered.scope_name, bigint, bigint, text, timestamptz, metered.charge_limit[], int, metered.origin) is 'Sets the end of a lot, by its number or reference: earlier, later, or never (infinity). status is set, same (it has that end), unknown, ended (it has ended by now, or the end would be over), or crossing: it ends other lots, and would cross thresholds of limits, which the caller does not report.';
@@ -14615,6 +14784,10 @@ comment on function metered.purge_holds(timestamptz, timestamptz, int, int) is '
 comment on function metered.sweep_due(timestamptz, bigint, int, boolean, text) is 'Looks at up to max_holds due holds, after after_due and after_no, and ends those whose locks are free. Scopes that are behind are returned, for sweep_scope, and their lines stay. nos are the holds that ended whole, and skipped counts those whose locks were not free. Without keep_pending they need no announcement. seen counts the holds looked at. If there may be more, go on after last_due and last_no.';
 comment on function metered.sweep_scope(metered.scope_name, int, boolean, text) is 'Sweeps one scope that is behind: ends its first due lines, as many as one step writes and no more than max_holds, if its lock is free. freed counts them: null if the lock was not free. nos are holds that ended whole with them, as sweep_due has it. more: others are due.';
 comment on function metered.sweep_holds(timestamptz, bigint, int, boolean, text) is 'sweep_due, and a step of the first scope that is behind, for programs of version 1, which go on where this call says. If more is due in that scope, it is before the next hold of that scope.';
+comment on function metered.sweep_wallets(timestamptz, bigint, int, boolean, metered.charge_limit[], int, text[]) is 'Looks at up to max_lots lots that are due, or have lapsed units that are not announced, after after_end and after_no, and writes down all that is due in their wallets, if these are not locked. Wallets that are behind are returned, for sweep_wallet, and so are those that would cross thresholds of the limits, or have a plan of a lost time zone (crossing). untold are lapsed units, for told_lots: without keep_untold they need no announcement. busy counts lots of locked wallets. If there may be more, go on after last_end and last_no. Lots of wallets in without are passed over.';
+comment on function metered.sweep_wallet(metered.scope_name, timestamptz, bigint, int, boolean, metered.charge_limit[], int, boolean) is 'Takes one step in a wallet: writes down what is due first in it, as many events as one step writes. untold are lapsed units of the lots that they are about, and of the next max_lots others after after_end and after_no. status is swept, busy (its lock is not free; without skip_busy it is waited for), or crossing, as sweep_wallets has it. more: call again, after last_end and last_no.';
+comment on function metered.sweep_lots(timestamptz, bigint, int, text, boolean, metered.charge_limit[], int) is 'For programs of version 1. only_scope: all steps of one wallet. Otherwise sweep_wallets, and a step of the first wallet that is behind. If more is due in it, the call goes on before that.';
+comment on function metered.told_lots(bigint[], bigint[]) is 'Marks lapsed units of lots as reported to subscribers: so many units of each.';
 comment on function metered.hold_json(bigint, timestamptz) is 'The hold of that no.';
 comment on function metered.lock_all(bigint[], bigint[], text[], metered.hold_ids[], int) is 'Takes the locks of a command that does several things to scopes and holds, in the one order: all scopes, by key, with those of the named holds, unless these are another holder''s (see _lock_holds); the ids that it places, by key; then rows of holds, by no: of the named holds, and of due holds that could be in its way in scopes that it may charge. A command that names thousands of scopes needs a larger lock table.';
 comment on function metered.look_place(metered.new_hold, metered.new_charge[], interval, boolean) is 'The refusal of place at this moment, without a lock, in a command that has begun (it is no replay). status is taken, refused, or null. Null means that place would not refuse, or that only place can decide: the hold was placed before, or the snapshot may be old. stored is the hold of a taken claim, if reveal.';
@@ -14906,27 +15079,27 @@ begin
             _release_line,_release_lines,_remember_hold,_renew_lot,_repaid,_reported_after_repair,_reported_until,
             _require,_require_plan,_resource_for_write,_roll_end,_roll_lot,_rolls,_schedule,_scope_key,
             _settle,_sharded,_shorter,_sound_uses,_spend_range,_spent_limits,_spent_since,_start_job,_start_lot,
-            _step_until,_sweepable,_take_back,_take_kept,_take_lots,_tenant_key,_threshold_key,_token_fits,
-            _told_use,_trouble_job,_try_each,_try_keys,_try_lock,_try_lock_shared,_try_lock_there,_try_start_job,
-            _turn,_turn_at,_unbound_lock_wait,_under_limits,_unknown_use,_unsettled_spends,_untold,_untold_json,
-            _usage_known_from,_use_lots,_use_repaid,_v1_charge,_v1_hold,_v1_hold_no,_v1_issued,_v1_limit,
-            _v1_most,_v1_no,_v1_print,_v1_refused,_v1_standings,_v1_window,_wake_releasers,_whole,_with_absent,
-            _with_debt,_with_keys,_withdraw,_without_debt,_without_lapsing,_write_charges,_write_due,_write_exact,
-            _write_for_uses,_write_lines,_write_plain,_write_up_to,_written_here,announced,begin_change,
-            begin_command,begin_command_plain,block_commit,capture_holds,capture_holds_plain,carve,change_parked,
-            charge,charge_each,charge_leased,charge_plain,charge_up_to,check_charge,claim_job_key,clock,
-            complete_command,complete_command_plain,consume_token,create_scopes,credit,draw,drop_parked,
-            due_holds,end_child,end_renewal,enter_tenant,expire_hold,explain_parked,extend_holds,find_job_key,
-            finish_command,grant_lot,hold_json,inspect_token,judged_scopes,keep_memory,lock_all,lock_scopes,
-            look_place,mint_tokens,next_release,note_change,numbers_behind,open_lease,open_session,open_session_plain,
-            park_jobs,place,place_plain,plan_lot,plan_overage,plan_state,purge_holds,purge_job_keys,purge_leases,
-            purge_operations,purge_scope,purge_tokens,receive_child,refund,reinstate_lot,release_captured,
-            release_holds,release_jobs,repair_clock,replace_token,rest_jobs,resume_renewal,retire_scopes,
-            return_holds,revoke_lot,revoke_token,revoke_tokens,roll_over,run_command,run_command_plain,
-            search_entries,set_lot_end,settle_away,settle_lease,spend,sweep_due,sweep_holds,sweep_lots,
-            sweep_scope,take_newest,told_lots,trouble_jobs,usage,usage_at,v1_answer,v1_balance,v1_capture,
-            v1_charge,v1_check,v1_claim,v1_consume,v1_credit,v1_enqueue,v1_hold,v1_refund,v1_release,v1_usage,
-            wallet_balance}')
+            _step_until,_sweep_lots,_sweepable,_take_back,_take_kept,_take_lots,_tenant_key,_threshold_key,
+            _token_fits,_told_use,_trouble_job,_try_each,_try_keys,_try_lock,_try_lock_shared,_try_lock_there,
+            _try_start_job,_turn,_turn_at,_unbound_lock_wait,_under_limits,_unknown_use,_unsettled_spends,
+            _untold,_untold_json,_usage_known_from,_use_lots,_use_repaid,_v1_charge,_v1_hold,_v1_hold_no,
+            _v1_issued,_v1_limit,_v1_most,_v1_no,_v1_print,_v1_refused,_v1_standings,_v1_window,_wake_releasers,
+            _whole,_with_absent,_with_debt,_with_keys,_withdraw,_without_debt,_without_lapsing,_write_charges,
+            _write_due,_write_exact,_write_for_uses,_write_lines,_write_plain,_write_up_to,_written_here,
+            announced,begin_change,begin_command,begin_command_plain,block_commit,capture_holds,capture_holds_plain,
+            carve,change_parked,charge,charge_each,charge_leased,charge_plain,charge_up_to,check_charge,
+            claim_job_key,clock,complete_command,complete_command_plain,consume_token,create_scopes,credit,
+            draw,drop_parked,due_holds,end_child,end_renewal,enter_tenant,expire_hold,explain_parked,extend_holds,
+            find_job_key,finish_command,grant_lot,hold_json,inspect_token,judged_scopes,keep_memory,lock_all,
+            lock_scopes,look_place,mint_tokens,next_release,note_change,numbers_behind,open_lease,open_session,
+            open_session_plain,park_jobs,place,place_plain,plan_lot,plan_overage,plan_state,purge_holds,
+            purge_job_keys,purge_leases,purge_operations,purge_scope,purge_tokens,receive_child,refund,
+            reinstate_lot,release_captured,release_holds,release_jobs,repair_clock,replace_token,rest_jobs,
+            resume_renewal,retire_scopes,return_holds,revoke_lot,revoke_token,revoke_tokens,roll_over,run_command,
+            run_command_plain,search_entries,set_lot_end,settle_away,settle_lease,spend,sweep_due,sweep_holds,
+            sweep_lots,sweep_scope,sweep_wallet,sweep_wallets,take_newest,told_lots,trouble_jobs,usage,
+            usage_at,v1_answer,v1_balance,v1_capture,v1_charge,v1_check,v1_claim,v1_consume,v1_credit,v1_enqueue,
+            v1_hold,v1_refund,v1_release,v1_usage,wallet_balance}')
           and exists (select from aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a where a.grantee = 0)
         order by p.oid
     loop
