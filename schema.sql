@@ -4314,6 +4314,7 @@ begin
         and coalesce(metered._goes_on(lot.roll_for), true) and coalesce(metered._goes_on(lot.late), true), 'lot');
     if plan is distinct from null or starts_at is not null then
         perform metered._require_plan(lot, plan, starts_at);
+        plan := metered._plan_kept(plan);
     end if;
     e := metered._next_entry(of_scope, key, wait_ms, origin);
     if lot.reference is not null then
@@ -5372,6 +5373,96 @@ $$;
 -- [start, end). A sliding window is (since, now], so a period is looked up as the window since its
 -- start less a microsecond.
 
+-- Names of time zones that IANA gave up for others, which mean the same place. A server may know one of both alone:
+-- its data are older, or distributions leave the old names out (Debian's tzdata-legacy).
+create function metered._renamed_zones() returns jsonb
+language sql immutable
+as $$
+    select '{
+        "Africa/Asmera": "Africa/Asmara", "America/Atka": "America/Adak",
+        "America/Buenos_Aires": "America/Argentina/Buenos_Aires",
+        "America/Catamarca": "America/Argentina/Catamarca",
+        "America/Cordoba": "America/Argentina/Cordoba", "America/Ensenada": "America/Tijuana",
+        "America/Fort_Wayne": "America/Indiana/Indianapolis", "America/Godthab": "America/Nuuk",
+        "America/Indianapolis": "America/Indiana/Indianapolis",
+        "America/Jujuy": "America/Argentina/Jujuy", "America/Knox_IN": "America/Indiana/Knox",
+        "America/Louisville": "America/Kentucky/Louisville",
+        "America/Mendoza": "America/Argentina/Mendoza", "America/Porto_Acre": "America/Rio_Branco",
+        "America/Shiprock": "America/Denver", "Asia/Ashkhabad": "Asia/Ashgabat",
+        "Asia/Calcutta": "Asia/Kolkata", "Asia/Dacca": "Asia/Dhaka",
+        "Asia/Katmandu": "Asia/Kathmandu", "Asia/Macao": "Asia/Macau", "Asia/Rangoon": "Asia/Yangon",
+        "Asia/Saigon": "Asia/Ho_Chi_Minh", "Asia/Tel_Aviv": "Asia/Jerusalem",
+        "Asia/Thimbu": "Asia/Thimphu", "Asia/Ujung_Pandang": "Asia/Makassar",
+        "Asia/Ulan_Bator": "Asia/Ulaanbaatar", "Atlantic/Faeroe": "Atlantic/Faroe",
+        "Australia/ACT": "Australia/Sydney", "Australia/Canberra": "Australia/Sydney",
+        "Australia/LHI": "Australia/Lord_Howe", "Australia/NSW": "Australia/Sydney",
+        "Australia/North": "Australia/Darwin", "Australia/Queensland": "Australia/Brisbane",
+        "Australia/South": "Australia/Adelaide", "Australia/Tasmania": "Australia/Hobart",
+        "Australia/Victoria": "Australia/Melbourne", "Australia/West": "Australia/Perth",
+        "Australia/Yancowinna": "Australia/Broken_Hill", "Brazil/Acre": "America/Rio_Branco",
+        "Brazil/DeNoronha": "America/Noronha", "Brazil/East": "America/Sao_Paulo",
+        "Brazil/West": "America/Manaus", "Canada/Atlantic": "America/Halifax",
+        "Canada/Central": "America/Winnipeg", "Canada/Eastern": "America/Toronto",
+        "Canada/Mountain": "America/Edmonton", "Canada/Newfoundland": "America/St_Johns",
+        "Canada/Pacific": "America/Vancouver", "Canada/Saskatchewan": "America/Regina",
+        "Canada/Yukon": "America/Whitehorse", "Chile/Continental": "America/Santiago",
+        "Chile/EasterIsland": "Pacific/Easter", "Europe/Kiev": "Europe/Kyiv",
+        "Mexico/BajaNorte": "America/Tijuana", "Mexico/BajaSur": "America/Mazatlan",
+        "Mexico/General": "America/Mexico_City", "Pacific/Enderbury": "Pacific/Kanton",
+        "Pacific/Ponape": "Pacific/Pohnpei", "Pacific/Samoa": "Pacific/Pago_Pago",
+        "Pacific/Truk": "Pacific/Chuuk", "US/Alaska": "America/Anchorage",
+        "US/Aleutian": "America/Adak", "US/Arizona": "America/Phoenix",
+        "US/Central": "America/Chicago", "US/East-Indiana": "America/Indiana/Indianapolis",
+        "US/Eastern": "America/New_York", "US/Hawaii": "Pacific/Honolulu",
+        "US/Indiana-Starke": "America/Indiana/Knox", "US/Michigan": "America/Detroit",
+        "US/Mountain": "America/Denver", "US/Pacific": "America/Los_Angeles",
+        "US/Samoa": "Pacific/Pago_Pago"}'::jsonb
+$$;
+
+-- The name by which the server knows a zone, or null: its present name, where the server shows the same time by
+-- both, or else the given one, or an earlier one.
+create function metered._known_zone(of_zone text) returns text
+language plpgsql stable
+as $$
+declare
+    renamed   text := metered._renamed_zones() ->> of_zone;
+    candidate text;
+    known     text;
+begin
+    for candidate in
+        select of_zone union all select renamed where renamed is not null
+        union all select x.key from jsonb_each_text(metered._renamed_zones()) x where x.value = of_zone
+    loop
+        begin
+            perform timestamptz 'epoch' at time zone candidate;
+            if known is null or candidate = renamed and not exists (
+                select from generate_series(timestamptz '2000-01-01 00:00Z', '2040-01-01 00:00Z', interval '730 hours') t
+                where t at time zone renamed <> t at time zone of_zone) then
+                known := candidate;
+            end if;
+        exception when invalid_parameter_value then
+            null;   -- the server does not know it
+        end;
+    end loop;
+    return known;
+end
+$$;
+
+-- A plan as it is kept: its zones by their present names.
+create function metered._plan_kept(plan metered.lot_plan) returns metered.lot_plan
+language plpgsql stable
+as $$
+begin
+    if metered._renamed_zones() ? (plan.renews).zone then
+        plan.renews.zone := coalesce(metered._known_zone((plan.renews).zone), (plan.renews).zone);
+    end if;
+    if metered._renamed_zones() ? (plan.roll_to).zone then
+        plan.roll_to.zone := coalesce(metered._known_zone((plan.roll_to).zone), (plan.roll_to).zone);
+    end if;
+    return plan;
+end
+$$;
+
 -- The period that t is in: its start and its end. Periods follow each other without a gap, before the
 -- anchor too. All are counted from the anchor, so that the 31st is the last day of a shorter month,
 -- and the 31st again in a longer one.
@@ -5412,7 +5503,11 @@ begin
     begin
         shown := t at time zone p.zone;
     exception when invalid_parameter_value then
-        raise exception 'the time zone is not known' using errcode = 'MT010', detail = p.zone;
+        if metered._known_zone(p.zone) is null then
+            raise exception 'the time zone is not known' using errcode = 'MT010', detail = p.zone;
+        end if;
+        p.zone := metered._known_zone(p.zone);
+        shown := t at time zone p.zone;
     end;
     origin := coalesce(p.anchor at time zone p.zone, '0001-01-01');
     -- A period that starts later, and from there back to the one that has begun.
@@ -15063,43 +15158,44 @@ begin
             _fits,_fits_at,_fits_origin,_free_in_sum,_free_lines,_free_lots,_free_rest,_fresh,_give_back,
             _goes_on,_goes_short,_gone_on,_has_number,_held_here,_hold_as_json,_hold_before,_hold_of_job,
             _hold_text,_in_us,_is_job,_join_line,_keep_back,_kept_for,_kept_reports,_key_fits,_keys_of_job,
-            _lags,_lapsing,_largest_number,_last_entry,_later_due,_lease_key,_lease_to_settle,_leased,_leased_units,
-            _leases_channel,_leave_line,_leaves_at,_limits_trouble,_line_before,_line_json,_lines,_load_due,
-            _load_lines,_load_rolling,_lock_all_scopes,_lock_charges,_lock_each,_lock_holds,_lock_key,_lock_keys,
-            _lock_keys_there,_lock_place,_look_again,_lot_begins,_lot_entry,_lots_now,_lower_debts,_make_room,
-            _mark_freed,_meet_upgrade,_mend_numbers,_minima,_minima_leave,_missing_hold,_missing_lot,_missing_token,
-            _move_lot,_moved,_name_lot,_named_holds,_new_hold_id,_next_end,_next_entry,_next_lot,_next_number,
-            _no_amount,_note_lot,_numbers,_old_lot,_on_linux,_on_spending,_one_snapshot,_open_wallet,_other_lane,
-            _others_fall_due,_others_wait,_overdue,_owe,_owe_use,_owed_before,_own_entry,_paid_back,_parked_channel,
-            _parked_json,_parts_of,_pass_ended,_pay_all_debts,_pay_back,_pay_debts,_period_at,_periods_of,
-            _place_short,_placed_before,_placed_json,_places,_plan_on,_purge_changes,_purge_lots,_queued,
-            _raise_moved,_raise_sequence,_raised,_rearmed,_recall_leases,_recorded_events,_recorded_meanwhile,
-            _refund_fate,_refund_hold,_refund_lots,_refund_parts,_refunds_after,_refuse_closed,_refuse_hold,
-            _refuse_moved,_refuse_old_tenant,_refuse_stale,_refuse_unreported,_refusing,_reinstate,_release_job,
-            _release_line,_release_lines,_remember_hold,_renew_lot,_repaid,_reported_after_repair,_reported_until,
-            _require,_require_plan,_resource_for_write,_roll_end,_roll_lot,_rolls,_schedule,_scope_key,
-            _settle,_sharded,_shorter,_sound_uses,_spend_range,_spent_limits,_spent_since,_start_job,_start_lot,
-            _step_until,_sweep_lots,_sweepable,_take_back,_take_kept,_take_lots,_tenant_key,_threshold_key,
-            _token_fits,_told_use,_trouble_job,_try_each,_try_keys,_try_lock,_try_lock_shared,_try_lock_there,
-            _try_start_job,_turn,_turn_at,_unbound_lock_wait,_under_limits,_unknown_use,_unsettled_spends,
-            _untold,_untold_json,_usage_known_from,_use_lots,_use_repaid,_v1_charge,_v1_hold,_v1_hold_no,
-            _v1_issued,_v1_limit,_v1_most,_v1_no,_v1_print,_v1_refused,_v1_standings,_v1_window,_wake_releasers,
-            _whole,_with_absent,_with_debt,_with_keys,_withdraw,_without_debt,_without_lapsing,_write_charges,
-            _write_due,_write_exact,_write_for_uses,_write_lines,_write_plain,_write_up_to,_written_here,
-            announced,begin_change,begin_command,begin_command_plain,block_commit,capture_holds,capture_holds_plain,
-            carve,change_parked,charge,charge_each,charge_leased,charge_plain,charge_up_to,check_charge,
-            claim_job_key,clock,complete_command,complete_command_plain,consume_token,create_scopes,credit,
-            draw,drop_parked,due_holds,end_child,end_renewal,enter_tenant,expire_hold,explain_parked,extend_holds,
-            find_job_key,finish_command,grant_lot,hold_json,inspect_token,judged_scopes,keep_memory,lock_all,
-            lock_scopes,look_place,mint_tokens,next_release,note_change,numbers_behind,open_lease,open_session,
-            open_session_plain,park_jobs,place,place_plain,plan_lot,plan_overage,plan_state,purge_holds,
-            purge_job_keys,purge_leases,purge_operations,purge_scope,purge_tokens,receive_child,refund,
-            reinstate_lot,release_captured,release_holds,release_jobs,repair_clock,replace_token,rest_jobs,
-            resume_renewal,retire_scopes,return_holds,revoke_lot,revoke_token,revoke_tokens,roll_over,run_command,
-            run_command_plain,search_entries,set_lot_end,settle_away,settle_lease,spend,sweep_due,sweep_holds,
-            sweep_lots,sweep_scope,sweep_wallet,sweep_wallets,take_newest,told_lots,trouble_jobs,usage,
-            usage_at,v1_answer,v1_balance,v1_capture,v1_charge,v1_check,v1_claim,v1_consume,v1_credit,v1_enqueue,
-            v1_hold,v1_refund,v1_release,v1_usage,wallet_balance}')
+            _known_zone,_lags,_lapsing,_largest_number,_last_entry,_later_due,_lease_key,_lease_to_settle,
+            _leased,_leased_units,_leases_channel,_leave_line,_leaves_at,_limits_trouble,_line_before,_line_json,
+            _lines,_load_due,_load_lines,_load_rolling,_lock_all_scopes,_lock_charges,_lock_each,_lock_holds,
+            _lock_key,_lock_keys,_lock_keys_there,_lock_place,_look_again,_lot_begins,_lot_entry,_lots_now,
+            _lower_debts,_make_room,_mark_freed,_meet_upgrade,_mend_numbers,_minima,_minima_leave,_missing_hold,
+            _missing_lot,_missing_token,_move_lot,_moved,_name_lot,_named_holds,_new_hold_id,_next_end,
+            _next_entry,_next_lot,_next_number,_no_amount,_note_lot,_numbers,_old_lot,_on_linux,_on_spending,
+            _one_snapshot,_open_wallet,_other_lane,_others_fall_due,_others_wait,_overdue,_owe,_owe_use,
+            _owed_before,_own_entry,_paid_back,_parked_channel,_parked_json,_parts_of,_pass_ended,_pay_all_debts,
+            _pay_back,_pay_debts,_period_at,_periods_of,_place_short,_placed_before,_placed_json,_places,
+            _plan_kept,_plan_on,_purge_changes,_purge_lots,_queued,_raise_moved,_raise_sequence,_raised,
+            _rearmed,_recall_leases,_recorded_events,_recorded_meanwhile,_refund_fate,_refund_hold,_refund_lots,
+            _refund_parts,_refunds_after,_refuse_closed,_refuse_hold,_refuse_moved,_refuse_old_tenant,_refuse_stale,
+            _refuse_unreported,_refusing,_reinstate,_release_job,_release_line,_release_lines,_remember_hold,
+            _renamed_zones,_renew_lot,_repaid,_reported_after_repair,_reported_until,_require,_require_plan,
+            _resource_for_write,_roll_end,_roll_lot,_rolls,_schedule,_scope_key,_settle,_sharded,_shorter,
+            _sound_uses,_spend_range,_spent_limits,_spent_since,_start_job,_start_lot,_step_until,_sweep_lots,
+            _sweepable,_take_back,_take_kept,_take_lots,_tenant_key,_threshold_key,_token_fits,_told_use,
+            _trouble_job,_try_each,_try_keys,_try_lock,_try_lock_shared,_try_lock_there,_try_start_job,
+            _turn,_turn_at,_unbound_lock_wait,_under_limits,_unknown_use,_unsettled_spends,_untold,_untold_json,
+            _usage_known_from,_use_lots,_use_repaid,_v1_charge,_v1_hold,_v1_hold_no,_v1_issued,_v1_limit,
+            _v1_most,_v1_no,_v1_print,_v1_refused,_v1_standings,_v1_window,_wake_releasers,_whole,_with_absent,
+            _with_debt,_with_keys,_withdraw,_without_debt,_without_lapsing,_write_charges,_write_due,_write_exact,
+            _write_for_uses,_write_lines,_write_plain,_write_up_to,_written_here,announced,begin_change,
+            begin_command,begin_command_plain,block_commit,capture_holds,capture_holds_plain,carve,change_parked,
+            charge,charge_each,charge_leased,charge_plain,charge_up_to,check_charge,claim_job_key,clock,
+            complete_command,complete_command_plain,consume_token,create_scopes,credit,draw,drop_parked,
+            due_holds,end_child,end_renewal,enter_tenant,expire_hold,explain_parked,extend_holds,find_job_key,
+            finish_command,grant_lot,hold_json,inspect_token,judged_scopes,keep_memory,lock_all,lock_scopes,
+            look_place,mint_tokens,next_release,note_change,numbers_behind,open_lease,open_session,open_session_plain,
+            park_jobs,place,place_plain,plan_lot,plan_overage,plan_state,purge_holds,purge_job_keys,purge_leases,
+            purge_operations,purge_scope,purge_tokens,receive_child,refund,reinstate_lot,release_captured,
+            release_holds,release_jobs,repair_clock,replace_token,rest_jobs,resume_renewal,retire_scopes,
+            return_holds,revoke_lot,revoke_token,revoke_tokens,roll_over,run_command,run_command_plain,
+            search_entries,set_lot_end,settle_away,settle_lease,spend,sweep_due,sweep_holds,sweep_lots,
+            sweep_scope,sweep_wallet,sweep_wallets,take_newest,told_lots,trouble_jobs,usage,usage_at,v1_answer,
+            v1_balance,v1_capture,v1_charge,v1_check,v1_claim,v1_consume,v1_credit,v1_enqueue,v1_hold,v1_refund,
+            v1_release,v1_usage,wallet_balance}')
           and exists (select from aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a where a.grantee = 0)
         order by p.oid
     loop

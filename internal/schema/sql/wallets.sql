@@ -99,6 +99,7 @@ begin
         and coalesce(metered._goes_on(lot.roll_for), true) and coalesce(metered._goes_on(lot.late), true), 'lot');
     if plan is distinct from null or starts_at is not null then
         perform metered._require_plan(lot, plan, starts_at);
+        plan := metered._plan_kept(plan);
     end if;
     e := metered._next_entry(of_scope, key, wait_ms, origin);
     if lot.reference is not null then
