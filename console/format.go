@@ -16,7 +16,7 @@ import (
 // functions are those of the templates.
 func functions(zone *time.Location) template.FuncMap {
 	return template.FuncMap{
-		"name": printable, "number": numberOf, "rate": perSecond, "count": count, "span": span, "until": until,
+		"name": printable, "middle": middle, "number": numberOf, "rate": perSecond, "count": count, "span": span, "until": until,
 		"length": length, "drawing": drawing, "window": window, "limit": limitText, "units": heldUnits, "session": inspect.IsSession,
 		"time": func(t time.Time) template.HTML { return timeHTML(t, zone) },
 		"more": func(all, shown int) int { return all - shown },
@@ -40,6 +40,18 @@ func printable(name any) string {
 		}
 	}
 	return b.String()
+}
+
+const nameShown = 40 // characters of a name in a table: a UUID has 36
+
+// middle is a long name without its middle, and "" for a name that is short enough. Names differ at
+// their ends.
+func middle(name any) string {
+	text := []rune(printable(name))
+	if len(text) <= nameShown {
+		return ""
+	}
+	return string(text[:nameShown/2]) + "…" + string(text[len(text)-nameShown/2+1:])
 }
 
 // number has a thin space between thousands.

@@ -1,6 +1,7 @@
 package console
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -41,4 +42,13 @@ func TestFormat_NumbersAndDurations(t *testing.T) {
 	require.Equal(t, "over 10\u202f000", count(inspect.Count{N: 10_000, Kind: inspect.AtLeast}))
 	require.Equal(t, "not known", count(inspect.Count{Kind: inspect.Unknown}))
 	require.Equal(t, "7", count(inspect.Count{N: 7, Kind: inspect.Exact}))
+}
+
+// A long name is cut in its middle, and one of a UUID's length is not.
+func TestMiddle_CutsLongNamesWhereTheyAreAlike(t *testing.T) {
+	t.Parallel()
+	require.Empty(t, middle("019a0000-0000-7000-8000-000000000000"))
+	require.Empty(t, middle(strings.Repeat("é", 40)))
+	require.Equal(t, "org/acme/department/…es-2026-11-0042.pdf", middle("org/acme/department/of/very/long/invoices-2026-11-0042.pdf"))
+	require.Len(t, []rune(middle(strings.Repeat("é", 41))), 40)
 }

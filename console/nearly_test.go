@@ -45,6 +45,15 @@ func TestOverview_ListsAllThatAreNearlyOut(t *testing.T) {
 	require.NotContains(t, nearly, "ben")
 	require.Regexp(t, `purse/ends 0 0 \d+ purse/poor 3 0 3 purse/rich 900 0 900`, text(byID(t, page, "wallets")))
 
+	// Who is nearly out comes before the hot scopes, and the curve is of the fullest limit.
+	var order []string
+	for _, n := range all(page, "section", "figure") {
+		id, _ := attr(n, "id")
+		order = append(order, id)
+	}
+	require.Equal(t, []string{"figures", "nearly", "refusals", "", "hot", "wallets", "latest"}, order)
+	require.Contains(t, text(all(page, "figcaption")[0]), "ann , month: usage of the last 30d, against 600")
+
 	response, _ := w.get(w.url("live", "page", "scope"))
 	require.Equal(t, http.StatusNotFound, response.StatusCode, "it would fail at each reading")
 }

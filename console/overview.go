@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/inspect"
 )
 
@@ -33,8 +34,9 @@ type overview struct {
 	RateCut   bool // there may be more scopes than those in Hot
 	Latency   *latency
 	Latest    []inspect.Operation
-	Curve     *plotted       // of the hottest scope with a limit that is known; nil for none
+	Curve     *plotted       // of the fullest limit, or of the hottest scope that refused; nil for none
 	OfScope   string         // whose it is
+	Fullest   *inspect.Room  // of the limits that were looked at; nil for none
 	Nearly    []inspect.Room // limits of which little is left
 	LowCredit []inspect.Room // and prepaid credit
 	Wallets   []inspect.Room // those with the least credit
@@ -46,16 +48,19 @@ type overview struct {
 
 // nearlyOut returns the limits of scopes of which less than a quarter is left, the fullest first:
 // those of wallets and other prepaid credit apart.
-func (h *Handler) nearlyOut(ctx context.Context, in *inspect.Reader, scopes []string) (limited, credit []inspect.Room, err error) {
+func (h *Handler) nearlyOut(ctx context.Context, in *inspect.Reader, scopes []string) (fullest *inspect.Room, limited, credit []inspect.Room, err error) {
 	if h.cfg.Limits == nil {
-		return nil, nil, nil
+		return nil, nil, nil, nil
 	}
 	found, err := in.Rooms(ctx, scopes, h.cfg.Limits)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
 	slices.SortFunc(found, inspect.Fullest)
 	for _, room := range found {
+		if fullest == nil && !room.Purged && !room.Limit.Prepaid {
+			fullest = &room
+		}
 		switch {
 		case !room.NearlyOut():
 		case room.Limit.Prepaid:
@@ -64,7 +69,7 @@ func (h *Handler) nearlyOut(ctx context.Context, in *inspect.Reader, scopes []st
 			limited = append(limited, room)
 		}
 	}
-	return limited[:min(nearlyShown, len(limited))], credit[:min(nearlyShown, len(credit))], nil
+	return fullest, limited[:min(nearlyShown, len(limited))], credit[:min(nearlyShown, len(credit))], nil
 }
 
 // room fills the lists of scopes with little room left, of all scopes.
@@ -74,7 +79,7 @@ func (h *Handler) room(ctx context.Context, in *inspect.Reader, o *overview) err
 		return err
 	}
 	o.Looked = looked
-	if o.Nearly, o.LowCredit, err = h.nearlyOut(ctx, in, sorted(append(scopes, o.lookedAt()...))); err != nil {
+	if o.Fullest, o.Nearly, o.LowCredit, err = h.nearlyOut(ctx, in, sorted(append(scopes, o.lookedAt()...))); err != nil {
 		return err
 	}
 	o.Wallets, err = in.Rooms(ctx, sorted(wallets), inspect.Credit)
@@ -174,8 +179,12 @@ func (h *Handler) overview(ctx context.Context, in *inspect.Reader, _ url.Values
 	return page{Title: "Overview", Active: "Overview", Now: o.O.Now, Stream: streamOf("", nil), Data: o}, nil
 }
 
-// curve reads the curve of the hottest scope.
+// curve reads the curve of the limit that is nearest to its end, or else of the hottest scope with
+// a limit that is known.
 func (h *Handler) curve(ctx context.Context, in *inspect.Reader, o *overview) error {
+	if o.Fullest != nil {
+		return o.plot(ctx, in, o.Fullest.Scope, o.Fullest.Limit)
+	}
 	for _, hot := range o.Hottest {
 		if hot.Scope == "" {
 			continue
@@ -184,17 +193,22 @@ func (h *Handler) curve(ctx context.Context, in *inspect.Reader, o *overview) er
 		if err != nil || len(limits.List) == 0 {
 			return err
 		}
-		s := scope{Name: hot.Scope}
-		if s.D, err = in.Scope(ctx, hot.Scope); err != nil {
-			return err
-		}
-		p, err := s.plotted(ctx, in, limits.List[0])
-		if p.Wrong == "" {
-			o.Curve, o.OfScope = &p, hot.Scope
-		}
-		return err
+		return o.plot(ctx, in, hot.Scope, limits.List[0])
 	}
 	return nil
+}
+
+// plot reads the curve of a limit of a scope.
+func (o *overview) plot(ctx context.Context, in *inspect.Reader, name string, limit budget.Limit) (err error) {
+	s := scope{Name: name}
+	if s.D, err = in.Scope(ctx, name); err != nil {
+		return err
+	}
+	p, err := s.plotted(ctx, in, limit)
+	if p.Wrong == "" {
+		o.Curve, o.OfScope = &p, name
+	}
+	return err
 }
 
 // streamOf is the address of a page's news.

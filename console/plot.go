@@ -111,9 +111,14 @@ type usagePoint struct {
 // svg draws the plot.
 func (u usagePlot) svg(l look) []byte {
 	from, to := seconds(u.points[0].At), seconds(u.points[len(u.points)-1].At)
-	lowest, highest := 0.0, math.Max(float64(u.limit), 1)
+	lowest, highest := 0.0, 1.0
 	for _, at := range u.points {
 		lowest, highest = math.Min(lowest, float64(at.Used)), math.Max(highest, float64(at.Used))
+	}
+	// A limit far above the curve, which would be a flat line, is out of the picture.
+	beyond := highest > 1 && float64(u.limit) > 10*(highest-lowest)
+	if !beyond {
+		highest = math.Max(highest, float64(u.limit))
 	}
 	highest += (highest - lowest) * 0.14 // room for the label
 	values := amounts(lowest, highest)
@@ -128,8 +133,13 @@ func (u usagePlot) svg(l look) []byte {
 	zero := c.y(max(lowest, 0))
 	fmt.Fprintf(c, `<polygon points="%.1f,%.1f%s %.1f,%.1[2]f" fill="%[5]s"/><polyline points="%[3]s" fill="none" stroke="%[6]s" stroke-width="1.6"/>`,
 		c.left, zero, curve.String(), c.right, c.theme.fill, c.theme.accent)
-	c.line(c.left, c.y(float64(u.limit)), c.right, c.y(float64(u.limit)), c.theme.limit, "6 4")
-	c.text(c.right-4, c.y(float64(u.limit))-4, "end", c.theme.limit, u.name+" "+strings.ReplaceAll(number(u.limit), "\u202f", " "))
+	label, at := u.name+" "+strings.ReplaceAll(number(u.limit), "\u202f", " "), c.y(float64(u.limit))-4
+	if beyond {
+		label, at = label+", far above", c.top+fontSize
+	} else {
+		c.line(c.left, at+4, c.right, at+4, c.theme.limit, "6 4")
+	}
+	c.text(c.right-4, at, "end", c.theme.limit, label)
 	return c.done()
 }
 

@@ -57,6 +57,19 @@ func TestUsagePlot_HasTheLimitAndItsScale(t *testing.T) {
 	}
 }
 
+// A curve far below its limit fills the picture all the same, and the label says where the limit is.
+func TestUsagePlot_ACurveFarBelowItsLimitIsNotFlat(t *testing.T) {
+	t.Parallel()
+	at := time.Date(2026, 11, 3, 9, 0, 0, 0, time.UTC)
+	plot := usagePlot{points: []usagePoint{{at, 0}, {at.Add(time.Hour), 90}}, limit: 100_000, name: "hourly", zone: time.UTC}
+	drawing := string(plot.svg(look{}))
+	require.Contains(t, drawing, ">hourly 100 000, far above</text>")
+	require.Contains(t, drawing, ">80</text>", "the scale is the curve's")
+	require.NotContains(t, drawing, `stroke-dasharray="6 4"`)
+	plot.limit = 900
+	require.Contains(t, string(plot.svg(look{})), `stroke-dasharray="6 4"`)
+}
+
 func TestClock_MarksWhereClocksHaveMarks(t *testing.T) {
 	t.Parallel()
 	berlin, err := time.LoadLocation("Europe/Berlin")
