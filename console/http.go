@@ -21,6 +21,7 @@ import (
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/inspect"
 	"github.com/pgmetered/metered/internal/sqlstate"
+	"github.com/pgmetered/metered/jobs"
 )
 
 //go:embed page
@@ -54,7 +55,7 @@ type view func(ctx context.Context, in *inspect.Reader, q url.Values) (page, err
 func (h *Handler) views() map[string]view {
 	return map[string]view{
 		"": h.overview, "scopes": h.scopes, "scope": h.scope, "holds": h.holds, "hold": h.hold,
-		"leases": h.leases, "operations": h.operations, "operation": h.operation,
+		"leases": h.leases, "operations": h.operations, "operation": h.operation, "job": h.job,
 	}
 }
 
@@ -246,6 +247,8 @@ func explained(err error) (status int, title, text string) {
 	switch {
 	case errors.Is(err, errNoPage):
 		return http.StatusNotFound, "Not found", "There is no such page."
+	case errors.Is(err, jobs.ErrNotParked):
+		return http.StatusNotFound, "Not parked", "No such job waits for budget: it has started, or was dropped."
 	case errors.Is(err, inspect.ErrUnknown), errors.Is(err, holds.ErrUnknown), errors.Is(err, holds.ErrRetired):
 		return http.StatusNotFound, "Not found", "There is no such thing, or it was purged."
 	case errors.As(err, &argument):

@@ -3,9 +3,11 @@ package console
 import (
 	"context"
 	"net/url"
+	"strconv"
 
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/inspect"
+	"github.com/pgmetered/metered/jobs"
 )
 
 const listed = 50 // rows of a page
@@ -63,4 +65,14 @@ func (h *Handler) hold(ctx context.Context, in *inspect.Reader, q url.Values) (p
 func (h *Handler) operation(ctx context.Context, in *inspect.Reader, q url.Values) (page, error) {
 	d, err := in.Operation(ctx, q.Get("tenant"), q.Get("id"))
 	return page{Title: "Operation " + printable(d.ID), Active: "Operations", Now: d.Now, Data: d}, err
+}
+
+// job is a job that waits for budget, and what keeps it.
+func (h *Handler) job(ctx context.Context, in *inspect.Reader, q url.Values) (page, error) {
+	id, err := strconv.ParseInt(q.Get("id"), 10, 64)
+	if err != nil {
+		return page{}, jobs.ErrNotParked
+	}
+	p, err := in.ParkedJob(ctx, id)
+	return page{Title: "Job " + q.Get("id"), Active: "Overview", Data: p}, err
 }

@@ -3,6 +3,8 @@ package console_test
 import (
 	"context"
 	"fmt"
+	"net/http"
+	"strings"
 	"testing"
 	"time"
 
@@ -38,6 +40,16 @@ func TestPages_ShowJobsThatWaitForBudget(t *testing.T) {
 	require.Regexp(t, `rate 1 \S+ 09:04:00 0 \S+ 10:03:00`, line)
 	waiting := text(byID(t, w.see("scope", "scope", "gpu <b>"), "parked"))
 	require.Regexp(t, `1 \d+ process default – acme 1 1 \S+ 09:01:00 \S+ 09:01:00 2 \d+ process default – acme 1 1 \S+ 09:02:00 `, waiting)
+	href, _ := attr(all(byID(t, w.see("scope", "scope", "gpu <b>"), "parked"), "a")[0], "href")
+	second := strings.TrimPrefix(href, "job?id=")
+	job := w.see("job", "id", second)
+	require.Regexp(t, `Kind process .*Tenant acme .*Waits for 1 of gpu <b> Place in line 1 of 2 `, text(byID(t, job, "main")))
+	require.Contains(t, text(byID(t, job, "kept")), "gpu <b>")
+	for _, id := range []string{"", "x", "999999"} {
+		response, body := w.get(w.url("job", "id", id))
+		require.Equal(t, http.StatusNotFound, response.StatusCode)
+		require.Contains(t, text(parse(t, body)), "No such job waits for budget")
+	}
 	operation := w.see("operation", "id", "op2")
 	require.Contains(t, text(operation), "process parked number 2 in the line of gpu <b> default 0 –")
 	for _, a := range all(byID(t, operation, "main"), "a") {

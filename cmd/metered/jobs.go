@@ -7,12 +7,9 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/riverqueue/river"
-	"github.com/riverqueue/river/riverdriver/riverpgxv5"
 	"github.com/spf13/cobra"
 
 	"github.com/pgmetered/metered/internal/inspect"
-	"github.com/pgmetered/metered/jobs"
 )
 
 func (a *app) jobsCmd() *cobra.Command {
@@ -43,7 +40,7 @@ time of its next try: docs/operations.md has the remedies. So does a job that Ri
 				return err
 			}
 			if job != 0 {
-				return a.explainJob(ctx, tx, r, job)
+				return a.explainJob(ctx, r, job)
 			}
 			if len(args) == 1 {
 				waiting, err := r.Waiting(ctx, args[0], limit)
@@ -70,20 +67,12 @@ time of its next try: docs/operations.md has the remedies. So does a job that Ri
 }
 
 // explainJob prints a parked job, without its args, and the limits that keep it.
-func (a *app) explainJob(ctx context.Context, tx pgx.Tx, r *inspect.Reader, id int64) error {
-	client, err := river.NewClient(riverpgxv5.New(nil), &river.Config{})
+func (a *app) explainJob(ctx context.Context, r *inspect.Reader, id int64) error {
+	p, err := r.ParkedJob(ctx, id)
 	if err != nil {
 		return err
 	}
-	enqueuer, err := jobs.New(client, jobs.Config{Schema: a.schema, Holds: r.Book})
-	if err != nil {
-		return err
-	}
-	p, err := enqueuer.Explain(ctx, tx, id)
-	if err != nil {
-		return err
-	}
-	if p.Args = nil; a.json {
+	if a.json {
 		return a.print(p)
 	}
 	t := a.table()

@@ -338,7 +338,12 @@ func someWallet() string { return fmt.Sprintf("wallet/%d", rand.IntN(loadWallets
 
 func (l *load) grant(ctx context.Context) error {
 	g := wallet.Grant{Wallet: someWallet(), Amount: 60, Category: "paid", Reference: "invoice-" + metered.NewID(), Note: budget.Note{Reason: "top-up"}}
-	if rand.IntN(2) == 0 {
+	switch rand.IntN(4) {
+	case 0: // a plan: the first grant of a wallet begins it, and all others change nothing
+		g.Category, g.Reference, g.Amount, g.Renews = "plan", "plan-basic", 40, budget.Period{Unit: budget.Day, Zone: "UTC"}
+	case 1: // for images alone
+		g.Category, g.Reference, g.Amount, g.Uses = "images", "images-"+metered.NewID(), 15, []string{"images"}
+	case 2:
 		g.Category, g.Reference, g.Amount, g.For = "promotional", "gift-"+metered.NewID(), 20, time.Duration(1+rand.IntN(30))*time.Minute
 	}
 	return l.inTx(ctx, func(ctx context.Context, tx pgx.Tx) error {
@@ -348,9 +353,13 @@ func (l *load) grant(ctx context.Context) error {
 }
 
 func (l *load) draw(ctx context.Context) error {
+	c := l.wallet.Charge(someWallet(), 1+rand.Int64N(15))
+	name := "text"
+	if rand.IntN(2) == 0 {
+		name, c.Note.Use = "image", "images" // lots for images pay for it, too
+	}
 	_, err := metered.Do[int](ctx, l.client, metered.Command{
-		ID: metered.NewID(), Tenant: "demo", Name: "image", RecordRefusal: true,
-		Charges: []budget.Charge{l.wallet.Charge(someWallet(), 1+rand.Int64N(15))},
+		ID: metered.NewID(), Tenant: "demo", Name: name, RecordRefusal: true, Charges: []budget.Charge{c},
 	}, nil)
 	return err
 }

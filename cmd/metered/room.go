@@ -75,18 +75,25 @@ for the scopes that begin with a name. For the credit of wallets see metered wal
 }
 
 func (a *app) walletsCmd() *cobra.Command {
-	rows := 20
+	rows, ending := 20, ""
 	c := &cobra.Command{
 		Use:   "wallets [PREFIX]",
 		Short: "List wallets by their credit, the least first",
 		Long: `Wallets looks at all wallets, or at those that begin with a prefix, and lists those with the fewest units to draw first. An
-overdrawn wallet has less than 0. Units of lots for some uses alone are not among them: see metered wallet NAME.`,
+overdrawn wallet has less than 0. Units of lots for some uses alone are not among them: see metered wallet NAME.
+
+With --ending it lists the lots that end within that time and have units left, the first to end first.`,
 		Example: `  metered wallets
+  metered wallets --ending 7d
   metered wallets user/ -n 100 --json`,
 		Args: cobra.MaximumNArgs(1),
 	}
 	c.Flags().IntVarP(&rows, "rows", "n", rows, "list so many at most, 1 to 1000")
+	c.Flags().StringVar(&ending, "ending", ending, "list lots of all wallets that end within a time, such as 7d")
 	return a.does(c, needReporting, func(ctx context.Context, args []string) error {
+		if ending != "" {
+			return a.listEnding(ctx, args, ending, rows)
+		}
 		return a.walk(ctx, args, inspect.Walk{Keep: rows}, func(w inspect.Walk) error {
 			t := a.table("WALLET", "TO DRAW", "HELD", "LEASED", "GRANTED IN ALL")
 			if len(w.Wallets) == 0 && !a.json {
@@ -110,5 +117,44 @@ overdrawn wallet has less than 0. Units of lots for some uses alone are not amon
 			}
 			return t.flush()
 		})
+	})
+}
+
+// listEnding prints the lots of all wallets that end within a time.
+func (a *app) listEnding(ctx context.Context, args []string, within string, rows int) error {
+	d, err := inspect.ParseDuration(within)
+	switch {
+	case err != nil:
+		return usagef("--ending: %s", err)
+	case d <= 0:
+		return usagef("--ending: %s is no time to come", within)
+	case len(args) > 0:
+		return usagef("--ending: is for all wallets, and not for those that begin with %q", args[0])
+	case rows < 1:
+		return usagef("--rows: %d is not from 1 to 1000", rows)
+	}
+	return a.read(ctx, func(tx pgx.Tx) error {
+		r, err := inspect.New(tx, a.schema)
+		if err != nil {
+			return err
+		}
+		list, err := r.Ending(ctx, d, rows)
+		if err != nil {
+			return err
+		}
+		t := a.table("WALLET", "LOT", "REFERENCE", "UNITS LEFT", "ENDS")
+		for _, e := range list {
+			if a.json {
+				if err := a.print(e); err != nil {
+					return err
+				}
+				continue
+			}
+			t.row(e.Wallet, e.Lot, dash(e.Reference), e.Units, e.Expires)
+		}
+		if len(list) == 0 && !a.json {
+			fmt.Fprintf(a.out, "No lot with units left ends within %s.\n", inspect.DurationText(d))
+		}
+		return t.flush()
 	})
 }

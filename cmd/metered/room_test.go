@@ -46,6 +46,34 @@ func TestWallets_AreListedByTheirCredit(t *testing.T) {
 	require.Equal(t, "None of 0 scopes is a wallet.\n", l.ok("wallets", "org/none"))
 }
 
+// Lots of all wallets that end soon, the first to end first.
+func TestWallets_AreListedByWhatEndsSoon(t *testing.T) {
+	t.Parallel()
+	pool, c := shop(t)
+	book := purse(t, pool, c)
+	require.NoError(t, pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
+		for name, lasts := range map[string]time.Duration{"user/cat": 36 * time.Hour, "user/ben": 30 * time.Hour, "user/dan": 900 * time.Hour} {
+			if _, err := book.Grant(t.Context(), tx, grantFor(name, lasts)); err != nil {
+				return err
+			}
+		}
+		return nil
+	}))
+	l := as(t, pool, metered.GrantReportingSQL)
+	r := l.exits(exitDone, "wallets", "--ending", "2d", "--json")
+	require.Equal(t, []any{"user/ben", "user/cat"}, values(r.objects(), "wallet"))
+	require.Equal(t, []any{7.0, 7.0}, values(r.objects(), "units"))
+	require.Contains(t, l.ok("wallets", "--ending", "2d", "-n", "1"), "user/ben")
+	require.Equal(t, "No lot with units left ends within 1h.\n", l.ok("wallets", "--ending", "1h"))
+	for _, args := range [][]string{{"--ending", "soon"}, {"--ending", "-1h"}, {"--ending", "1h", "user/"}, {"--ending", "1h", "-n", "0"}} {
+		l.exits(exitUsage, append([]string{"wallets"}, args...)...)
+	}
+}
+
+func grantFor(name string, lasts time.Duration) wallet.Grant {
+	return wallet.Grant{Wallet: name, Amount: 7, For: lasts, Reference: "r"}
+}
+
 // The command line and the page read each other's limits.
 func TestLimits_OfThePageAreReadHere(t *testing.T) {
 	t.Parallel()

@@ -6,6 +6,10 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/riverdriver/riverpgxv5"
+
+	"github.com/pgmetered/metered/jobs"
 )
 
 // Line are the parked jobs that wait for units of one scope.
@@ -119,4 +123,20 @@ func (r *Reader) Troubled(ctx context.Context, limit int) ([]Troubled, error) {
 		return j, err
 	}, limit)
 	return all, failed("troubled", err)
+}
+
+// ParkedJob returns a parked job, without its args, with its place in line and the limits that keep
+// it, or jobs.ErrNotParked.
+func (r *Reader) ParkedJob(ctx context.Context, id int64) (jobs.Parked, error) {
+	client, err := river.NewClient(riverpgxv5.New(nil), &river.Config{})
+	if err != nil {
+		return jobs.Parked{}, err
+	}
+	enqueuer, err := jobs.New(client, jobs.Config{Schema: r.schema.String(), Holds: r.Book})
+	if err != nil {
+		return jobs.Parked{}, err
+	}
+	p, err := enqueuer.Explain(ctx, r.DB, id)
+	p.Args = nil
+	return p, err
 }
