@@ -20,7 +20,7 @@ func TestOverview_ListsAllThatAreNearlyOut(t *testing.T) {
 	t.Parallel()
 	month := budget.PerWindow(600, 30*24*time.Hour).Named("month")
 	w := newWorld(t, console.Config{Limits: func(scope string) []budget.Limit {
-		return map[string][]budget.Limit{"ann": {month}, "ben": {month}}[scope]
+		return map[string][]budget.Limit{"ann": {month}, "ben": {month}, "a seat": {budget.Lifetime(1).Named("seats")}}[scope]
 	}}, "")
 	clock := pgtest.SetClock(t, w.pool, pgtest.Tomorrow(9))
 	book, err := wallet.New(w.client.Budget, wallet.Config{})
@@ -35,13 +35,15 @@ func TestOverview_ListsAllThatAreNearlyOut(t *testing.T) {
 				return err
 			}
 		}
-		_, err := w.client.Budget.Charge(t.Context(), tx, budget.Charge{Scope: "ann", Amount: 600}, budget.Charge{Scope: "ben", Amount: 60})
+		_, err := w.client.Budget.Charge(t.Context(), tx, budget.Charge{Scope: "a seat", Amount: 1}, budget.Charge{Scope: "ann", Amount: 600}, budget.Charge{Scope: "ben", Amount: 60})
 		return err
 	}))
 	clock.Advance(2 * 24 * time.Hour)
 	page := w.see("")
 	nearly := text(byID(t, page, "nearly"))
-	require.Contains(t, nearly, "ann month 600 0 600 0")
+	require.Regexp(t, `ann month 600 0 600 0 .*a seat seats 1 0 1 0`, nearly, "a seat that is taken is ordinary, and comes last")
+	_, coloured := attr(all(byID(t, page, "nearly"), "meter")[1], "optimum")
+	require.False(t, coloured)
 	require.NotContains(t, nearly, "ben")
 	require.Regexp(t, `purse/ends 0 0 \d+ purse/poor 3 0 3 purse/rich 900 0 900`, text(byID(t, page, "wallets")))
 

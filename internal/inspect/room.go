@@ -38,9 +38,16 @@ func (r Room) High() float64 { return float64(r.Of()) * 0.95 }
 // NearlyOut reports whether less than a quarter is left. Where the usage is not known, it is false.
 func (r Room) NearlyOut() bool { return !r.Purged && float64(r.Counts()) >= r.Low() }
 
-// Fullest orders rooms by their shares, the largest first.
+// Fullest orders rooms by their shares, the largest first. Limits for a lifetime come last: that
+// stock is sold, or a seat taken, is ordinary.
 func Fullest(a, b Room) int {
-	return cmp.Or(cmp.Compare(b.Share(), a.Share()), cmp.Compare(a.Scope, b.Scope))
+	last := func(r Room) int {
+		if r.Limit.Lifetime {
+			return 1
+		}
+		return 0
+	}
+	return cmp.Or(last(a)-last(b), cmp.Compare(b.Share(), a.Share()), cmp.Compare(a.Scope, b.Scope))
 }
 
 // Rest is the number of units that are left: of credit without overdraft, those that can be drawn,
