@@ -67,6 +67,8 @@ type filled struct {
 
 var windowed = []budget.Limit{budget.PerWindow(1_000, time.Hour), budget.Lifetime(5_000)}
 
+var cancelled = wallet.Change{Wallet: "acme/plan", Reference: "change", Plan: "plan", AtEnd: true}
+
 func fill(t *testing.T, r *cells.Router) *filled {
 	f := &filled{}
 	mint := func(c *metered.Client, tx pgx.Tx) *tokens.Token {
@@ -108,6 +110,11 @@ func fill(t *testing.T, r *cells.Router) *filled {
 		require.NoError(t, err)
 		_, err = book.Draw(t.Context(), tx, wallet.Draw{Wallet: "acme/wallet", Amount: 120})
 		require.NoError(t, err)
+		_, err = book.Grant(t.Context(), tx, wallet.Grant{Wallet: "acme/plan", Amount: 500, Reference: "plan", Renews: budget.PerPeriod(1, 1000*time.Hour, time.Now()).Period})
+		require.NoError(t, err)
+		changed, err := book.Change(t.Context(), tx, cancelled)
+		require.NoError(t, err)
+		require.False(t, changed.Replayed)
 		carver, err := leases.NewCarver(c.Budget)
 		require.NoError(t, err)
 		_, err = carver.Carve(t.Context(), tx, leases.Carving{Child: "acme/run/1", From: budget.Charge{Scope: "acme/uploads", Amount: 30}, TTL: time.Hour})
@@ -152,6 +159,11 @@ func (f *filled) check(t *testing.T, r *cells.Router) {
 	require.Equal(t, f.balance.Lots, balance.Lots)
 	require.NoError(t, r.Run(t.Context(), "acme", func(ctx context.Context, c *metered.Client) error {
 		return c.RunTx(ctx, pgx.TxOptions{}, func(ctx context.Context, tx pgx.Tx) error {
+			book, err := wallet.New(c.Budget, wallet.Config{})
+			require.NoError(t, err)
+			changed, err := book.Change(ctx, tx, cancelled)
+			require.NoError(t, err)
+			require.True(t, changed.Replayed)
 			grant, err := c.Tokens.Inspect(ctx, tx, "upload", "acme/ann", f.token.Reveal())
 			require.NoError(t, err)
 			require.Equal(t, `{"b":1,"a":2}`, string(grant.Payload))
