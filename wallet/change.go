@@ -245,7 +245,7 @@ func (b *Book) change(ctx context.Context, tx pgx.Tx, c Change) (changed Changed
 	if answer, err = json.Marshal(changed); err != nil {
 		return Changed{}, failed("keep a change", err)
 	}
-	_, err = tx.Exec(ctx, b.sql.noteChange, c.Wallet, c.Reference, c.Plan, changed.To, changed.At, kind, print, answer)
+	_, err = tx.Exec(ctx, b.sql.noteChange, c.Wallet, c.Reference, c.Plan, changed.To, changed.At, kind, print, string(answer))
 	if err != nil {
 		return Changed{}, failed("keep a change", err)
 	}
