@@ -94,6 +94,36 @@ func TestDueHolds_OfAWalletEndTogether(t *testing.T) {
 	require.Less(t, calls[many], calls[few]+20)
 }
 
+// More holds than a step ends fall due in one instant: a sweep frees them once.
+func TestDueHolds_OfOneInstantAreSweptTogether(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, wallet.Config{})
+	f.grant(wallet.Grant{Amount: 100})
+	for i := range 30 {
+		f.place(fmt.Sprint(i), 2, time.Hour)
+	}
+	f.clock.Advance(2 * time.Hour)
+	for range 2 { // the second ends the rows of those that the first freed
+		f.sweeps()
+		f.verify()
+		require.EqualValues(t, 100, f.balance().Units)
+	}
+	require.EqualValues(t, 30, pgtest.Value[int64](t, f.pool, "select count(*) from metered.holds where state = 'x' and not pending"))
+}
+
+// A hold that falls due in the instant in which its lot ends comes after that end: its units lapse.
+func TestDueHolds_OfTheInstantOfAnEndComeAfterIt(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, wallet.Config{})
+	f.grant(wallet.Grant{Amount: 10, Expires: noon.Add(time.Hour), RollCap: 10, RollFor: day})
+	f.place("h", 4, time.Hour)
+	f.clock.Advance(2 * time.Hour)
+	require.EqualValues(t, 6, f.balance().Units)
+	d := f.draw(1)
+	require.EqualValues(t, 5, d.Left)
+	f.verify()
+}
+
 // A sum has no units that fall due on both sides of the end of their lot: those before it roll over with it, and those
 // from that instant on lapse.
 func TestDueHolds_ASumEndsWithTheLotOfItsUnits(t *testing.T) {
