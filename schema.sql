@@ -381,6 +381,7 @@ create table metered.ledger (
     anchor_spent bigint,              -- spent at that time: it bounds the units spent since
     lots_end timestamptz,             -- no lot of the scope ends or begins before this, or null: the scope has no lots
     crossed jsonb,                    -- the reported thresholds, until they are armed again, or null
+    tallied boolean,                  -- true: charges without limits may be rows of tallies, else null
     -- The guard: a writer that did not see the last entry collides here,
     -- whatever its isolation level, even if it never took the lock.
     primary key (scope, seq)
@@ -391,6 +392,17 @@ create table metered.ledger (
 -- of a million entries (measured: 105 microseconds against 19).
 create index ledger_time on metered.ledger (scope, epoch, at, seq)
     where seq & 15 = 1 or kind = 'k';
+
+-- Charges without limits of busy scopes that are not in the chain yet: see tallies.sql.
+create table metered.tallies (
+    at     timestamptz not null,        -- when
+    amount bigint not null,             -- charged units
+    scope  text collate "C" not null,   -- the charged scope
+    operation_tenant text,              -- of the operation
+    operation text,                     -- the operation's id, where a command made the charge
+    note   jsonb,                       -- actor, tenant, correlation, reason
+    primary key (scope, at)
+);
 
 -- Refunds by the charge they refund, summed in blocks of 16^level charges (level 0: one charge): the refunds of all charges after some entry
 -- are at most 15 rows of each level, however many there are. See ADR 1.
@@ -1073,6 +1085,7 @@ begin
     end if;
     perform metered._require(cardinality(scopes) <= 64, 'scopes');
     perform metered._lock_all_scopes(scopes, null, wait_ms);
+    perform metered._without_tallies(scopes, wait_ms);
 end
 $$;
 
@@ -1394,6 +1407,8 @@ begin
     where l.scope = of_scope order by l.seq desc limit 1 for key share;
     if not found then
         return metered._first_for_write(of_scope);
+    elsif tip.tallied then
+        return metered._fold(tip);
     end if;
     return tip;
 end
@@ -1621,6 +1636,9 @@ begin
         perform metered._require(false, 'refund');
     end if;
     perform metered._refuse_closed(e);
+    if charge_seq < 0 then
+        charge_seq := metered._seq_of_tally(of_scope, charge_seq);
+    end if;
     select * into charge from metered.ledger l where l.scope = of_scope and l.seq = charge_seq;
     if e.seq <= charge_seq then
         status := 'missing';
@@ -1722,6 +1740,11 @@ begin
     cutoff := least(cutoff, metered.clock());
     perform metered._lock_keys(array[key], wait_ms);
     tip := metered._last_entry(of_scope);
+    if tip.tallied then
+        -- An old snapshot would not see a tally that is about to be committed.
+        forgetting := forgetting and not metered._one_snapshot() and metered._try_lock(metered._tally_key(of_scope));
+        tip := metered._entry_for_write(of_scope);
+    end if;
     forgotten := false;
     keep := coalesce((metered._base(of_scope, tip.seq, tip.epoch, cutoff)).seq, 0);
     keep := greatest(1, ((keep - 1) & ~15) + 1);
@@ -1815,6 +1838,266 @@ begin
     perform metered._append(e);
     seq := e.seq;
     at := e.at;
+end
+$$;
+
+-- Charges without limits of a busy scope, such as the total of a channel that all users share. They do not queue: each is a row of its own
+-- (a tally), written without the scope's lock, and whoever has that lock next folds all rows that it sees into the chain.
+--
+-- A scope has tallies from the charge on that had to wait for its lock (tallied in its entries). So a writer learns from the last entry, which it
+-- reads anyway, whether it has to look for rows. A row that it does not see was committed after it looked, and is charged after it.
+--
+-- What nothing may be charged to without the lock (a wallet, a closed scope, a scope that is forgotten) takes the tallies' lock,
+-- exclusively, and folds once more: _end_tallies. A tally has it shared. See ADR 26.
+
+-- The key of the lock that ends the tallies of a scope.
+create function metered._tally_key(of_scope text) returns bigint
+language sql stable
+as $$
+    select metered._lock_key('metered/tally/metered', convert_to(of_scope, 'UTF8'))
+$$;
+
+-- Folds the tallies of a scope, which is locked, into its chain, whose last entry is tip, and returns the last entry then. Each row
+-- becomes an entry, in the order of their times, but no earlier than the entry before it.
+create function metered._fold(tip metered.ledger) returns metered.ledger
+language plpgsql volatile
+as $$
+declare
+    clk    timestamptz := metered.clock();
+    rows_  bigint;
+    made   bigint;
+    folded metered.ledger := tip;
+begin
+    with gone as (
+        delete from metered.tallies x where x.scope = tip.scope returning x.*
+    ), placed as (
+        select g.*, row_number() over w as nth, (sum(g.amount) over w)::bigint as sum
+        from gone g window w as (order by g.at)
+    ), entries as (
+        insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed, tallied, ref)
+        select tip.seq + p.nth, p.amount, greatest(tip.at, least(p.at, clk)), tip.spent + p.sum, tip.refunded, tip.credited, tip.held, tip.epoch, 'c', tip.scope, tip.next_due, null, p.operation_tenant, p.operation, p.note, tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed, tip.tallied, metered._in_us(p.at)
+        from placed p
+        on conflict do nothing
+        returning seq
+    )
+    select (select count(*) from gone), (select count(*) from entries) into rows_, made;
+    if made < rows_ then
+        perform metered._collided();
+    elsif made > 0 then
+        select * into folded from metered.ledger l where l.scope = tip.scope and l.seq = tip.seq + made;
+    end if;
+    return folded;
+end
+$$;
+
+-- The units of a scope's tallies that count after a time, or of all of them (null), for a reader.
+create function metered._tallied_units(tip metered.ledger, since timestamptz) returns bigint
+language sql stable
+as $$
+    select coalesce(sum(x.amount), 0)::bigint from metered.tallies x
+    where x.scope = tip.scope and (since is null or tip.at > since or x.at > since)
+$$;
+
+-- Writes a charge without limits as a tally, if its scope has them, and returns its time, which no other one of the scope has, or null.
+create function metered._tally(c metered.new_charge, origin metered.origin) returns timestamptz
+language plpgsql volatile
+as $$
+declare
+    made timestamptz;
+begin
+    if (c.amount between 1 and 1099511627776 and c.held = 0 and c.must_exist is not true and c.lease is null
+        and coalesce(pg_column_size(c.note) <= 8192 and pg_column_compression(c.note) is null and not c.note ? 'use', true)
+        and pg_try_advisory_xact_lock_shared(metered._tally_key(c.scope))) is not true then
+        return null;
+    end if;
+    -- Its snapshot is newer than the lock. Two charges of one microsecond wait for each other.
+    for nth in 0..99 loop
+        insert into metered.tallies as y (at, amount, scope, operation_tenant, operation, note)
+        select greatest(metered.clock(), t.at + interval '1 microsecond') + nth * interval '1 microsecond', c.amount, c.scope,
+            origin.tenant, origin.operation, c.note
+        from (select l.at, l.spent, l.tallied, l.lots_end, l.next_due from metered.ledger l where l.scope = c.scope order by l.seq desc limit 1) t
+        where t.tallied and t.lots_end is null and t.next_due is distinct from '-infinity' and t.spent < 4611686018427387904
+        on conflict do nothing
+        returning y.at into made;
+        exit when made is not null or nth = 0 and not exists (select from metered.tallies y where y.scope = c.scope);
+    end loop;
+    return made;
+end
+$$;
+
+-- _write_charges, where some charges were written as tallies, at these times: makes the others, or takes the tallies back. The seq of
+-- a tally is its time in microseconds, less than 0. One in 32 also folds, if nobody has the scope's lock.
+create function metered._write_others(charges metered.new_charge[], tallies timestamptz[], ahead interval, wait_ms int,
+    origin metered.origin, mode text, hold metered.hold_terms, standing boolean) returns metered.charged
+language plpgsql volatile
+as $$
+declare
+    others metered.new_charge[] := '{}';
+    posted metered.charged;
+    answer metered.charged;
+    n      int := 0;
+begin
+    for i in 1..cardinality(charges) loop
+        if tallies[i] is null then
+            others := others || charges[i];
+        end if;
+    end loop;
+    if others <> '{}' then
+        posted := metered._write_charges(others, ahead, wait_ms, origin, mode, hold, standing);
+        answer := posted;
+        if posted.refused is not null then
+            for i in 1..cardinality(charges) loop
+                delete from metered.tallies y where y.scope = charges[i].scope and y.at = tallies[i];
+            end loop;
+            return answer;
+        end if;
+    end if;
+    for i in 1..cardinality(charges) loop
+        if tallies[i] is not null then
+            answer.ats[i] := tallies[i];
+            answer.seqs[i] := -metered._in_us(tallies[i]);
+            answer.held[i] := 0;
+            answer.at := coalesce(answer.at, tallies[i]);
+            if answer.seqs[i] & 31 = 0 and metered._try_lock(metered._scope_key(charges[i].scope)) then
+                perform metered._entry_for_write(charges[i].scope);
+            end if;
+        else
+            n := n + 1;
+            answer.ats[i] := posted.ats[n];
+            answer.seqs[i] := posted.seqs[n];
+            answer.held[i] := coalesce(posted.held[n], 0);
+        end if;
+    end loop;
+    return answer;
+end
+$$;
+
+-- Ends the tallies of a scope that is locked: no transaction writes one from here on. e is its last entry, as far as the caller knows it,
+-- which gets the number, the time and the spent units of the last one.
+create function metered._end_tallies(e metered.ledger) returns metered.ledger
+language plpgsql volatile
+as $$
+declare
+    last   metered.ledger;
+    waited boolean;
+begin
+    -- An old snapshot does not see the tallies that the lock waited for.
+    if metered._one_snapshot() then
+        raise exception 'a scope with tallies becomes a wallet, or is closed, at READ COMMITTED' using errcode = '25001';
+    end if;
+    waited := metered._lock_keys(array[metered._tally_key(e.scope)], 10000);
+    last := metered._entry_for_write(e.scope);
+    e.seq := last.seq;
+    e.at := greatest(e.at, last.at);
+    e.spent := last.spent;
+    e.tallied := null;
+    return e;
+end
+$$;
+
+-- Keeps tallies out of scopes that are locked, until the transaction ends, and folds those that there are: for a caller to whom nothing
+-- of the past may be missing.
+create function metered._without_tallies(scopes text[], wait_ms int) returns void
+language plpgsql volatile
+as $$
+declare
+    waited boolean;
+    s      text;
+    busy   text[] := array(select s.scope from unnest(scopes) s(scope),
+        lateral (select l.tallied from metered.ledger l where l.scope = s.scope order by l.seq desc limit 1) t where t.tallied);
+begin
+    if busy <> '{}' then
+        waited := metered._lock_keys(array(select metered._tally_key(b) as key from unnest(busy) b order by 1), wait_ms);
+        foreach s in array busy loop
+            perform metered._entry_for_write(s);
+        end loop;
+    end if;
+end
+$$;
+
+-- Folds the tallies of scopes whose locks are free, of up to 100 scopes.
+create function metered._fold_all() returns void
+language plpgsql volatile
+as $$
+declare
+    s text := '';
+begin
+    for nth in 1..100 loop
+        select x.scope into s from metered.tallies x where x.scope > s order by x.scope limit 1;
+        exit when not found;
+        if metered._try_lock(metered._scope_key(s)) then
+            perform metered._entry_for_write(s);
+        end if;
+    end loop;
+end
+$$;
+
+-- The keys of locks that a command takes first, with those of the scopes of its charges without limits, unless these are tallies.
+create function metered.with_sums(keys bigint[], scopes text[]) returns bigint[]
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+begin
+    if array_lower(keys, 1) <> 1
+        or array_ndims(keys) <> 1
+        or array_position(keys, null) is not null
+        or cardinality(keys) > 10000
+        or array_lower(scopes, 1) <> 1
+        or array_ndims(scopes) <> 1
+        or array_position(scopes, null) is not null
+        or cardinality(scopes) > 10000
+        or pg_column_size(scopes) > 255 and not metered._fits(scopes, 255) then
+        raise exception 'out of bounds: an argument of with_sums' using errcode = '22023';
+    end if;
+    return array(select distinct k.key from (
+        select unnest(keys) as key
+        union all
+        select metered._scope_key(s.scope) from unnest(scopes) s(scope)
+        where metered._one_snapshot() or metered._sharded() or (
+            select l.tallied and l.lots_end is null and l.next_due is distinct from '-infinity'
+            from metered.ledger l where l.scope = s.scope order by l.seq desc limit 1) is not true) k order by 1);
+end
+$$;
+
+-- The units of a scope's tallies that count before each of the times, which ascend (see usage_at).
+create function metered._tallies_before(tip metered.ledger, times timestamptz[]) returns bigint[]
+language plpgsql stable
+as $$
+declare
+    units bigint[] := array_fill(0::bigint, array[cardinality(times)]);
+    total bigint := 0;
+    r     record;
+begin
+    for r in
+        select width_bucket(greatest(x.at, tip.at), times) as nth, sum(x.amount)::bigint as amount
+        from metered.tallies x where x.scope = tip.scope group by 1
+    loop
+        if r.nth < cardinality(times) then
+            units[r.nth + 1] := r.amount;
+        end if;
+    end loop;
+    for i in 1..cardinality(times) loop
+        total := total + units[i];
+        units[i] := total;
+    end loop;
+    return units;
+end
+$$;
+
+-- The entry of a tally that was folded, or null.
+create function metered._seq_of_tally(of_scope text, named bigint) returns bigint
+language plpgsql stable
+as $$
+declare
+    tip  metered.ledger := metered._last_entry(of_scope);
+    base bigint := (metered._base(of_scope, tip.seq, tip.epoch, timestamptz 'epoch' - (named + 1) * interval '1 microsecond')).seq;
+begin
+    return (select l.seq from metered.ledger l
+        where l.scope = of_scope and l.seq > coalesce(base, 0) and l.kind = 'c' and l.ref = -named
+        order by l.seq limit 1);
 end
 $$;
 
@@ -3199,8 +3482,8 @@ begin
             after[-after[pos].from_lot].roll_no := nos[pos];
         end if;
     end loop;
-    insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed)
-    select x.seq, x.amount, x.at, x.spent, x.refunded, x.credited, x.held, x.epoch, x.kind, x.scope, e.next_due, x.hold, x.operation_tenant, x.operation, x.note, x.anchor_at, x.anchor_spent, e.lots_end, x.crossed
+    insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed, tallied)
+    select x.seq, x.amount, x.at, x.spent, x.refunded, x.credited, x.held, x.epoch, x.kind, x.scope, e.next_due, x.hold, x.operation_tenant, x.operation, x.note, x.anchor_at, x.anchor_spent, e.lots_end, x.crossed, x.tallied
     from unnest(entries) x on conflict do nothing;
     get diagnostics made = row_count;
     if made < cardinality(entries) then
@@ -3857,6 +4140,9 @@ as $$
 begin
     if e.lots_end is null then
         e.seq := e.seq - 1;
+        if e.tallied then
+            e := metered._end_tallies(e);
+        end if;
         perform metered._open_wallet(e);
         e.seq := e.seq + 1;
         e.lots_end := 'infinity';
@@ -5805,6 +6091,9 @@ begin
                     base_spent := w.base_spent;
                 end if;
             end if;
+            if tip.tallied then
+                u := u + metered._tallied_units(tip, since);
+            end if;
             if tip.next_due <= clk then
                 due_minima := metered._minima(tip, since, clk);
                 u := u + due_minima;
@@ -6324,11 +6613,42 @@ declare
     absent jsonb;           -- scopes that must exist and are missing
     verdict record;
     units bigint;
+    tallies timestamptz[];  -- the times of charges that are tallies
+    sums  text[];           -- scopes of charges without limits, which have tallies from now on if this one had to wait
+    waited boolean;
 begin
+    foreach c in array charges loop
+        i := coalesce(i, 0) + 1;
+        if c.limits is null then    -- a mere sum
+            if not look and not metered._sharded() and not metered._one_snapshot() then
+                at := metered._tally(c, origin);
+                if at is not null then
+                    tallies[i] := at;
+                end if;
+            end if;
+            sums := sums || c.scope;
+        end if;
+    end loop;
+    if tallies is not null then
+        w := metered._write_others(charges, tallies, ahead, wait_ms, origin, mode, hold, standing);
+        seqs := w.seqs;
+        ats := w.ats;
+        used := w.used;
+        held := w.held;
+        refused := w.refused;
+        at := w.at;
+        periods := w.periods;
+        crossed := w.crossed;
+        return;
+    end if;
+    for nth in 1..case when sums is not null then i else 0 end loop
+        charges[nth].limits := coalesce(charges[nth].limits, '{}');
+    end loop;
+    i := null;
     if hold.at is null then
         -- One lock needs no order.
         if not look and (cardinality(charges) > 1 or metered._try_lock(charges[1].key) is not true) then
-            perform metered._lock_charges(charges, wait_ms);
+            waited := metered._lock_charges(charges, wait_ms);
         end if;
         at := metered.clock();  -- after the lock: a wait must not date the entry back
     else
@@ -6361,6 +6681,15 @@ begin
         end if;
         if not found then
             tip := case when look then metered._fresh(c.scope) else metered._first_for_write(c.scope) end;
+        end if;
+        if tip.tallied then
+            if look then
+                plain := false;
+            else
+                tip := metered._fold(tip);
+            end if;
+        elsif c.scope = any (sums) and (waited or current_setting('metered_tx.waited', true) = 'true') and tip.seq > 0 and tip.lots_end is null and not metered._sharded() then
+            tip.tallied := true;
         end if;
         if tip.at > at or tip.next_due <= at or tip.lots_end <= at or tip.crossed is not null then
             plain := plain and (tip.at > at or tip.next_due <= at or tip.lots_end <= at) is not true;
@@ -6425,8 +6754,8 @@ begin
             if tip.held > 0 then
                 tip.next_due := metered._due_after(c.scope, tip.seq, tip.held, tip.next_due, at);
             end if;
-            insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed)
-            values (tip.seq + 1, c.amount, _write_charges.at, tip.spent + c.amount, tip.refunded, tip.credited, tip.held, tip.epoch, 'c', c.scope, tip.next_due, hold.id, origin.tenant, origin.operation, c.note, tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed)
+            insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed, tallied)
+            values (tip.seq + 1, c.amount, _write_charges.at, tip.spent + c.amount, tip.refunded, tip.credited, tip.held, tip.epoch, 'c', c.scope, tip.next_due, hold.id, origin.tenant, origin.operation, c.note, tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed, tip.tallied)
             on conflict do nothing
             returning array[y.seq], array[y.at], array[y.held], case when standing then used end into seqs, ats, held, used;
             if seqs is null then
@@ -6517,8 +6846,8 @@ begin
             tip.seq := tip.seq + 1;
             tip.held := tip.held + c.held;
             tip.next_due := least(tip.next_due, at + hold.due_in);
-            insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed)
-            values (tip.seq, c.held, tip.at, tip.spent, tip.refunded, tip.credited, tip.held, tip.epoch, 'h', c.scope, tip.next_due, hold.id, origin.tenant, origin.operation, c.note, tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed)
+            insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed, tallied)
+            values (tip.seq, c.held, tip.at, tip.spent, tip.refunded, tip.credited, tip.held, tip.epoch, 'h', c.scope, tip.next_due, hold.id, origin.tenant, origin.operation, c.note, tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed, tip.tallied)
             on conflict do nothing;
             if not found then
                 perform metered._collided();
@@ -6530,8 +6859,8 @@ begin
         end if;
         if units > 0 then
             tip.seq := tip.seq + 1;
-            insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed)
-            values (tip.seq, units, tip.at, tip.spent + units, tip.refunded, tip.credited, tip.held, tip.epoch, 'c', c.scope, tip.next_due, hold.id, origin.tenant, origin.operation, c.note, tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed)
+            insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed, tallied)
+            values (tip.seq, units, tip.at, tip.spent + units, tip.refunded, tip.credited, tip.held, tip.epoch, 'c', c.scope, tip.next_due, hold.id, origin.tenant, origin.operation, c.note, tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed, tip.tallied)
             on conflict do nothing;
             if not found then
                 perform metered._collided();
@@ -6735,6 +7064,10 @@ begin
         end if;
         held := tip.held;
         spent := tip.spent;
+        if tip.tallied then
+            used := used + metered._tallied_units(tip, case when windows[i] is distinct from interval '0' then since end);
+            spent := spent + metered._tallied_units(tip, null);
+        end if;
         if tip.next_due <= clk then
             held := held - metered._due_units(scopes[i], tip.next_due, clk);
             used := used + metered._minima(tip, case when windows[i] is distinct from interval '0' then since end, clk);
@@ -6892,6 +7225,7 @@ declare
     clk  timestamptz := metered.clock();
     open bigint[];
     due  bigint[];
+    apart bigint[];     -- units of tallies before each time
     t    timestamptz;
 begin
     if octet_length(of_scope) > 255
@@ -6905,12 +7239,13 @@ begin
         and array_position(times, null) is null, 'times');
     open := case when tip.held > 0 then metered._unsettled_spends(of_scope, times) end;
     due := case when tip.next_due <= clk then metered._due_minima(tip, times, clk) end;
+    apart := case when tip.tallied then metered._tallies_before(tip, times) end;
     for i in 1..cardinality(times) loop
         t := times[i] - interval '1 microsecond';       -- an entry at an edge is after it
         unsettled := coalesce(open[i], 0);
         if tip.at <= t then
             seq := tip.seq;
-            spent := tip.spent + coalesce(due[i], 0);
+            spent := tip.spent + coalesce(due[i], 0) + coalesce(apart[i], 0);
             refunded := tip.refunded;
             credited := tip.credited;
             refunded_after := 0;
@@ -7562,6 +7897,9 @@ begin
     if e.next_due = '-infinity' then
         return;
     end if;
+    if e.tallied then
+        e := metered._end_tallies(e);
+    end if;
     if e.lots_end is not null then
         e := metered._settle(e, metered.clock(), metered._ends_per_call(), 0, null);
     end if;
@@ -8104,8 +8442,8 @@ begin
     update metered.hold_lines l set open = 0
     where l.hold = any (nos) and l.open <> 0 and (only_scopes is null or l.scope = any (only_scopes));
     with made as (
-    insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed)
-    select t.seq + 1, f.units, greatest(case when as_kind = 'x' then least(f.due, clk) else clk end, t.at), t.spent, t.refunded, t.credited, t.held - f.units, t.epoch, as_kind, f.scope, metered._due_after(f.scope, t.seq, t.held - f.units, t.next_due, clk), of_hold, origin.tenant, origin.operation, origin.note, t.anchor_at, t.anchor_spent, t.lots_end, t.crossed
+    insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed, tallied)
+    select t.seq + 1, f.units, greatest(case when as_kind = 'x' then least(f.due, clk) else clk end, t.at), t.spent, t.refunded, t.credited, t.held - f.units, t.epoch, as_kind, f.scope, metered._due_after(f.scope, t.seq, t.held - f.units, t.next_due, clk), of_hold, origin.tenant, origin.operation, origin.note, t.anchor_at, t.anchor_spent, t.lots_end, t.crossed, t.tallied
     from unnest(scopes, sums, dues, firsts) f(scope, units, due, first),
          lateral (select * from metered.ledger l where l.scope = f.scope order by l.seq desc limit 1 for key share) t
     where (t.lots_end <= greatest(clk, t.at) or t.next_due <= clk and (t.lots_end is not null or as_kind <> 'x')) is not true
@@ -8576,8 +8914,8 @@ begin
               and y.at_least > y.captured
             window due_order as (order by y.due, y.hold)),
         entries as (
-            insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed)
-            select tip.seq + m.nth, m.units, greatest(tip.at, least(m.due, clk)), tip.spent + m.upto, tip.refunded, tip.credited, tip.held - m.upto, tip.epoch, 'u', of_scope, case when tip.next_due = '-infinity' or tip.held > m.upto then tip.next_due end, (select h.id from metered.holds h where h.no = m.hold), e.operation_tenant, e.operation, (metered._by_system()).note, tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed
+            insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed, tallied)
+            select tip.seq + m.nth, m.units, greatest(tip.at, least(m.due, clk)), tip.spent + m.upto, tip.refunded, tip.credited, tip.held - m.upto, tip.epoch, 'u', of_scope, case when tip.next_due = '-infinity' or tip.held > m.upto then tip.next_due end, (select h.id from metered.holds h where h.no = m.hold), e.operation_tenant, e.operation, (metered._by_system()).note, tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed, tip.tallied
             from minima m, lateral (
                 select v.operation_tenant, v.operation from metered.hold_events v
                 where v.hold = m.hold and v.version = 1 limit 1) e
@@ -8792,6 +9130,7 @@ begin
     end if;
     perform metered._require(max_holds between 1 and 10000 and keep_pending is not null,
         'sweep_due');
+    perform metered._fold_all();
     behind := '{}';
     skipped := 0;
     select array_agg(d.no order by d.due, d.no) filter (where d.locks <= 2000),
@@ -9389,7 +9728,9 @@ begin
         select array_agg(k.key order by k.key) into keys
         from (select unnest(h.keys) from metered.holds h where h.no = any (nos) union select unnest(keys)) k(key);
     end if;
-    perform metered._lock_keys(keys || id_keys, wait_ms);
+    if metered._lock_keys(keys || id_keys, wait_ms) then
+        before := set_config('metered_tx.waited', 'true', true);    -- so sums have tallies from now on
+    end if;
     if cardinality(named) > 0 then
         there := metered._named_holds(named);
         if not coalesce(there, '{}') <@ coalesce(nos, '{}') then
@@ -10094,7 +10435,7 @@ begin
         lines := '{}';
         for l in
             select y.scope, y.amount, y.captured, y.open, y.due, y.opened_seq, y.refunded as given_back, y.at_least, t.seq, t.at, t.spent, t.refunded, t.credited, t.held, t.epoch, t.next_due,
-                t.anchor_at, t.anchor_spent, t.lots_end, t.crossed
+                t.anchor_at, t.anchor_spent, t.lots_end, t.crossed, t.tallied
             from metered.hold_lines y left join lateral (
                 select * from metered.ledger e where e.scope = y.scope order by e.seq desc limit 1 for key share) t on true
             where y.hold = k.nos[i] order by y.scope
@@ -10112,6 +10453,8 @@ begin
                     tip := metered._entry_for_write(l.scope);
                 elsif l.lots_end <= greatest(k.clk, l.at) or l.lots_end is not null and l.next_due <= k.clk then
                     tip := metered._settle(metered._entry_for_write(l.scope), k.clk, metered._ends_per_call(), 0, wait_ms);
+                elsif l.tallied then
+                    tip := metered._entry_for_write(l.scope);
                 end if;
                 if tip.scope = l.scope and tip.seq >= l.seq then
                     select tip.seq, tip.at, tip.spent, tip.credited, tip.held, tip.next_due, tip.lots_end
@@ -10127,8 +10470,8 @@ begin
                         l.crossed := w.crossed;
                         crossed := case when w.crossings is null then crossed else coalesce(crossed, '[]') || metered._crossed_at(w.crossings, array[l.seq + 1]) end;
                     end if;
-                    insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed)
-                    values (l.seq + 1, covered, greatest(k.clk, l.at), l.spent + covered, l.refunded, l.credited, l.held - covered, l.epoch, 'u', l.scope, metered._due_after(l.scope, l.seq, l.held - covered, l.next_due, k.clk), named.ids[i], origin.tenant, origin.operation, origin.note, l.anchor_at, l.anchor_spent, l.lots_end, l.crossed)
+                    insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed, tallied)
+                    values (l.seq + 1, covered, greatest(k.clk, l.at), l.spent + covered, l.refunded, l.credited, l.held - covered, l.epoch, 'u', l.scope, metered._due_after(l.scope, l.seq, l.held - covered, l.next_due, k.clk), named.ids[i], origin.tenant, origin.operation, origin.note, l.anchor_at, l.anchor_spent, l.lots_end, l.crossed, l.tallied)
                     on conflict do nothing;
                     if not found then
                         perform metered._collided();
@@ -10139,8 +10482,8 @@ begin
                         'seq', l.seq + 1, 'at', greatest(k.clk, l.at));
                 end if;
                 if terms.closing and covered < l.open then
-                    insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed)
-                    values (l.seq + case when covered > 0 then 2 else 1 end, l.open - covered, greatest(k.clk, l.at), l.spent + covered, l.refunded, l.credited, l.held - l.open, l.epoch, 'l', l.scope, metered._due_after(l.scope, l.seq, l.held - l.open, l.next_due, k.clk), named.ids[i], origin.tenant, origin.operation, origin.note, l.anchor_at, l.anchor_spent, l.lots_end, l.crossed)
+                    insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed, tallied)
+                    values (l.seq + case when covered > 0 then 2 else 1 end, l.open - covered, greatest(k.clk, l.at), l.spent + covered, l.refunded, l.credited, l.held - l.open, l.epoch, 'l', l.scope, metered._due_after(l.scope, l.seq, l.held - l.open, l.next_due, k.clk), named.ids[i], origin.tenant, origin.operation, origin.note, l.anchor_at, l.anchor_spent, l.lots_end, l.crossed, l.tallied)
                     on conflict do nothing;
                     if not found then
                         perform metered._collided();
@@ -12456,8 +12799,8 @@ create function metered._as_charges(of_scope text, key bigint, units bigint, max
     note jsonb) returns metered.new_charge[]
 language sql immutable
 as $$
-    select array[row(of_scope, key, units, 0, case when max_units is null then '{}'
-            else array[row(max_units, win, null, null, null, null)::metered.charge_limit] end,
+    select array[row(of_scope, key, units, 0, case when max_units is not null
+            then array[row(max_units, win, null, null, null, null)::metered.charge_limit] end,
         note, null, null, null)::metered.new_charge]
 $$;
 
@@ -12496,7 +12839,7 @@ begin
         or wait_ms > 3600000 then
         raise exception 'out of bounds: an argument of charge_plain' using errcode = '22023';
     end if;
-    if metered._goes_short() then
+    if metered._goes_short() and (max_units is not null or metered._try_lock(key)) then     -- a mere sum waits for nobody
         if metered._try_lock(key) is not true then
             perform metered._lock_all_scopes(array[of_scope], array[key], wait_ms);
         end if;
@@ -12506,7 +12849,7 @@ begin
                 select t.seq + 1, units, t.clk, t.spent + units, t.refunded, t.credited, t.held, t.epoch, 'c', of_scope, t.next_due, of_tenant,
                     of_id, note, t.clk - win, coalesce(b.spent, 0)
                 from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
-                l.anchor_spent, l.lots_end, l.crossed, metered.clock() as clk
+                l.anchor_spent, l.lots_end, l.crossed, l.tallied, metered.clock() as clk
             from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1 for key share) t left join lateral (select base.seq, base.spent, base.refunded
                     from (select y.seq from metered.ledger y
                 where y.scope = of_scope and y.epoch = t.epoch and y.at <= t.clk - win and (y.seq & 15 = 1 or y.kind = 'k')
@@ -12514,7 +12857,7 @@ begin
             lateral (select y.seq, y.spent, y.refunded from metered.ledger y
                 where y.scope = of_scope and y.seq between mark.seq and mark.seq + 15 and y.epoch = t.epoch and y.at <= t.clk - win
                 order by y.seq desc limit 1) base) b on true
-                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.crossed is null
+                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null
                 and units between 1 and 9007199254740992 and (note is null or pg_column_size(note) <= 8192
                 and pg_column_compression(note) is null and not note ? 'use') and true
                     and coalesce(b.refunded, 0) = t.refunded and (b.seq > 1 or b.seq = t.seq or t.epoch = 0 and (t.seq <= 16 and b.seq is null
@@ -12527,9 +12870,9 @@ begin
                 select t.seq + 1, units, t.clk, t.spent + units, t.refunded, t.credited, t.held, t.epoch, 'c', of_scope, t.next_due, of_tenant,
                     of_id, note, t.anchor_at, t.anchor_spent
                 from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
-                l.anchor_spent, l.lots_end, l.crossed, metered.clock() as clk
+                l.anchor_spent, l.lots_end, l.crossed, l.tallied, metered.clock() as clk
             from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1 for key share) t
-                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.crossed is null
+                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null
                 and units between 1 and 9007199254740992 and (note is null or pg_column_size(note) <= 8192
                 and pg_column_compression(note) is null and not note ? 'use') and true
                     and (max_units is null or win >= interval '0'
@@ -12651,7 +12994,9 @@ begin
         or wait_ms > 3600000 then
         raise exception 'out of bounds: an argument of complete_command_plain' using errcode = '22023';
     end if;
-    if metered._goes_short() and current_setting('metered_tx.command', true) = marker then
+    if metered._goes_short() and current_setting('metered_tx.command', true) = marker
+        and (of_scope is null or max_units is not null or metered._try_lock(key))
+    then
         if of_scope is not null then
             if metered._try_lock(key) is not true then
             perform metered._lock_all_scopes(array[of_scope], array[key], wait_ms);
@@ -12662,7 +13007,7 @@ begin
                 select t.seq + 1, units, t.clk, t.spent + units, t.refunded, t.credited, t.held, t.epoch, 'c', of_scope, t.next_due, of_tenant,
                     of_id, note, t.clk - win, coalesce(b.spent, 0)
                 from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
-                l.anchor_spent, l.lots_end, l.crossed, metered.clock() as clk
+                l.anchor_spent, l.lots_end, l.crossed, l.tallied, metered.clock() as clk
             from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1 for key share) t left join lateral (select base.seq, base.spent, base.refunded
                     from (select y.seq from metered.ledger y
                 where y.scope = of_scope and y.epoch = t.epoch and y.at <= t.clk - win and (y.seq & 15 = 1 or y.kind = 'k')
@@ -12670,7 +13015,7 @@ begin
             lateral (select y.seq, y.spent, y.refunded from metered.ledger y
                 where y.scope = of_scope and y.seq between mark.seq and mark.seq + 15 and y.epoch = t.epoch and y.at <= t.clk - win
                 order by y.seq desc limit 1) base) b on true
-                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.crossed is null
+                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null
                 and units between 1 and 9007199254740992 and (note is null or pg_column_size(note) <= 8192
                 and pg_column_compression(note) is null and not note ? 'use') and true
                     and coalesce(b.refunded, 0) = t.refunded and (b.seq > 1 or b.seq = t.seq or t.epoch = 0 and (t.seq <= 16 and b.seq is null
@@ -12683,9 +13028,9 @@ begin
                 select t.seq + 1, units, t.clk, t.spent + units, t.refunded, t.credited, t.held, t.epoch, 'c', of_scope, t.next_due, of_tenant,
                     of_id, note, t.anchor_at, t.anchor_spent
                 from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
-                l.anchor_spent, l.lots_end, l.crossed, metered.clock() as clk
+                l.anchor_spent, l.lots_end, l.crossed, l.tallied, metered.clock() as clk
             from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1 for key share) t
-                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.crossed is null
+                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null
                 and units between 1 and 9007199254740992 and (note is null or pg_column_size(note) <= 8192
                 and pg_column_compression(note) is null and not note ? 'use') and true
                     and (max_units is null or win >= interval '0'
@@ -12748,6 +13093,7 @@ begin
     -- The statements see what was committed before the locks were free: each has a snapshot of its own.
     if metered._goes_short() and coalesce(current_setting('metered_tx.command', true), '') = ''
         and current_setting('transaction_isolation') = 'read committed' and metered._try_lock(id_key)
+        and (of_scope is null or max_units is not null or metered._try_lock(key))
     then
         if of_scope is null then
             insert into metered.operations as o (tenant, id, fingerprint, issued_at, at, result, scopes, amounts, seqs, ats, holds, name, jobs)
@@ -12769,7 +13115,7 @@ begin
                 select t.seq + 1, units, t.clk, t.spent + units, t.refunded, t.credited, t.held, t.epoch, 'c', of_scope, t.next_due, of_tenant,
                     of_id, note, t.clk - win, coalesce(b.spent, 0)
                 from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
-                l.anchor_spent, l.lots_end, l.crossed, metered.clock() as clk
+                l.anchor_spent, l.lots_end, l.crossed, l.tallied, metered.clock() as clk
             from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1 for key share) t left join lateral (select base.seq, base.spent, base.refunded
                     from (select y.seq from metered.ledger y
                 where y.scope = of_scope and y.epoch = t.epoch and y.at <= t.clk - win and (y.seq & 15 = 1 or y.kind = 'k')
@@ -12777,7 +13123,7 @@ begin
             lateral (select y.seq, y.spent, y.refunded from metered.ledger y
                 where y.scope = of_scope and y.seq between mark.seq and mark.seq + 15 and y.epoch = t.epoch and y.at <= t.clk - win
                 order by y.seq desc limit 1) base) b on true
-                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.crossed is null
+                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null
                 and units between 1 and 9007199254740992 and (note is null or pg_column_size(note) <= 8192
                 and pg_column_compression(note) is null and not note ? 'use') and (exists (select from metered.operations o where o.tenant = of_tenant and o.id = of_id) or issued <= (select h.at from metered.operations_horizon h where h.one) or issued > metered.clock() + max_future) is not true
                     and coalesce(b.refunded, 0) = t.refunded and (b.seq > 1 or b.seq = t.seq or t.epoch = 0 and (t.seq <= 16 and b.seq is null
@@ -12790,9 +13136,9 @@ begin
                 select t.seq + 1, units, t.clk, t.spent + units, t.refunded, t.credited, t.held, t.epoch, 'c', of_scope, t.next_due, of_tenant,
                     of_id, note, t.anchor_at, t.anchor_spent
                 from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
-                l.anchor_spent, l.lots_end, l.crossed, metered.clock() as clk
+                l.anchor_spent, l.lots_end, l.crossed, l.tallied, metered.clock() as clk
             from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1 for key share) t
-                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.crossed is null
+                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null
                 and units between 1 and 9007199254740992 and (note is null or pg_column_size(note) <= 8192
                 and pg_column_compression(note) is null and not note ? 'use') and (exists (select from metered.operations o where o.tenant = of_tenant and o.id = of_id) or issued <= (select h.at from metered.operations_horizon h where h.one) or issued > metered.clock() + max_future) is not true
                     and (max_units is null or win >= interval '0'
@@ -12971,9 +13317,9 @@ begin
             then metered._later_due(t.scope, t.next_due, t.clk) else t.next_due end end, t.clk + (ttl + grace)), of_id, op_tenant,
         _place_short.operation, _place_short.note, t.anchor_at, t.anchor_spent
     from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
-                l.anchor_spent, l.lots_end, l.crossed, metered.clock() as clk
+                l.anchor_spent, l.lots_end, l.crossed, l.tallied, metered.clock() as clk
             from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1 for key share) t
-    where t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.crossed is null
+    where t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null
                 and units between 1 and 9007199254740992 and (_place_short.note is null or pg_column_size(_place_short.note) <= 8192
                 and pg_column_compression(_place_short.note) is null and not _place_short.note ? 'use')
         and (max_units is null or win >= interval '0'
@@ -13202,9 +13548,9 @@ begin
                     where l.hold = was.no and coalesce(l.scope = of_scope and units between 1 and l.open, units is null and l.open > 0)
                     and not exists (select from metered.hold_lines z where z.hold = was.no and z.scope <> l.scope)) y,
                 lateral (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
-                l.anchor_spent, l.lots_end, l.crossed, metered.clock() as clk
+                l.anchor_spent, l.lots_end, l.crossed, l.tallied, metered.clock() as clk
             from metered.ledger l where l.scope = y.scope order by l.seq desc limit 1 for key share) t
-            where t.at <= was.clk and (t.next_due <= was.clk) is not true and t.lots_end is null
+            where t.at <= was.clk and (t.next_due <= was.clk) is not true and t.lots_end is null and t.tallied is null
             on conflict do nothing
             returning e.scope, e.seq, e.amount into at_scope, at_seq, taken;
         end if;
@@ -13249,8 +13595,8 @@ create function metered._free_rest(of_scope text, units bigint, clk timestamptz,
 language plpgsql volatile
 as $$
 begin
-    insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed)
-    select t.seq + 1, units, clk, t.spent, t.refunded, t.credited, t.held - units, t.epoch, 'l', t.scope, metered._due_after(t.scope, t.seq, t.held - units, t.next_due, clk), of_hold, origin.tenant, origin.operation, origin.note, t.anchor_at, t.anchor_spent, t.lots_end, t.crossed
+    insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed, tallied)
+    select t.seq + 1, units, clk, t.spent, t.refunded, t.credited, t.held - units, t.epoch, 'l', t.scope, metered._due_after(t.scope, t.seq, t.held - units, t.next_due, clk), of_hold, origin.tenant, origin.operation, origin.note, t.anchor_at, t.anchor_spent, t.lots_end, t.crossed, t.tallied
     from (select * from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1 for key share) t
     on conflict do nothing;
     if not found then
@@ -13344,7 +13690,7 @@ begin
         where c.unnest is null
         window w as (partition by c.scope order by c.ordinality)
     ), judged as (
-        select a.*, t.seq, t.spent, t.refunded, t.credited, t.held, t.epoch, t.next_due, t.anchor_at, t.anchor_spent, t.lots_end, t.crossed, u.used, u.periods,
+        select a.*, t.seq, t.spent, t.refunded, t.credited, t.held, t.epoch, t.next_due, t.anchor_at, t.anchor_spent, t.lots_end, t.crossed, t.tallied, u.used, u.periods,
             bool_and(coalesce(a.sound and u.fits and t.fresh and t.spent <= 9223372036854775807 - a.before - a.amount, false))
                 over (partition by a.scope) as plain
         from asked a
@@ -13354,7 +13700,7 @@ begin
         cross join lateral (
             select coalesce(y.seq, 0) as seq, coalesce(y.at, '-infinity') as at, coalesce(y.spent, 0) as spent,
                 coalesce(y.refunded, 0) as refunded, coalesce(y.credited, 0) as credited, coalesce(y.held, 0) as held,
-                coalesce(y.epoch, 0::smallint) as epoch, y.next_due, y.anchor_at, y.anchor_spent, y.lots_end, y.crossed,
+                coalesce(y.epoch, 0::smallint) as epoch, y.next_due, y.anchor_at, y.anchor_spent, y.lots_end, y.crossed, y.tallied,
                 y.seq is null or y.at <= clk and y.lots_end is null and (y.next_due <= clk) is not true as fresh) t
         -- The units that count against each limit: as in _write_charges, where they are sure.
         cross join lateral (
@@ -13385,8 +13731,8 @@ begin
                 order by y.seq desc limit 1) base) b on true
                   offset 0) x) u        -- or the use would be worked out twice
     ), entries as (
-        insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed)
-        select j.seq + j.place, j.amount, clk, j.spent + j.before + j.amount, j.refunded, j.credited, j.held, j.epoch, 'c', j.scope, case when j.held > 0 then metered._due_after(j.scope, j.seq + j.place - 1, j.held, j.next_due, clk) else j.next_due end, null, j.tenant, j.id, j.note, j.anchor_at, j.anchor_spent, j.lots_end, j.crossed
+        insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed, tallied)
+        select j.seq + j.place, j.amount, clk, j.spent + j.before + j.amount, j.refunded, j.credited, j.held, j.epoch, 'c', j.scope, case when j.held > 0 then metered._due_after(j.scope, j.seq + j.place - 1, j.held, j.next_due, clk) else j.next_due end, null, j.tenant, j.id, j.note, j.anchor_at, j.anchor_spent, j.lots_end, j.crossed, j.tallied
         from judged j where j.plain
         on conflict do nothing
         returning 1
@@ -13526,6 +13872,9 @@ begin
     if n = 1 then   -- for one charge _write_charges is faster
         exact := array(select 1 where statuses[1] is null);
     else
+        perform metered._entry_for_write(x.scope)   -- folds tallies
+        from (select distinct c.scope from rows from (unnest(charges), unnest(statuses)) c where c.unnest is null) x,
+             lateral (select l.tallied from metered.ledger l where l.scope = x.scope order by l.seq desc limit 1) t where t.tallied;
         p := metered._write_plain(charges, events, statuses, clk);
         return query select * from unnest(p.answers);
         exact := p.exact;
@@ -13613,9 +13962,9 @@ from metered.ledger l;
 create view metered.scopes as
 select f.scope,                                 -- its name
     l.seq as entries,                           -- how many entries were ever made
-    l.spent - l.refunded - l.credited as used,  -- charges less refunds and credits
+    l.spent - l.refunded - l.credited + l.apart as used, -- charges less refunds and credits
     l.held,                                     -- in open holds, those that are due and not swept among them, and on leases
-    l.spent,                                    -- charges
+    l.spent + l.apart as spent,                 -- charges
     l.refunded,                                 -- refunds
     l.credited,                                 -- credits, less revoked and lapsed units
     f.at as first_at,                           -- when the first entry was made
@@ -13628,7 +13977,8 @@ select f.scope,                                 -- its name
     nullif(l.lots_end, 'infinity') as lots_end,  -- of a wallet: no lot with units ends before this, or null: none ends
     l.crossed as told                           -- thresholds that were reached and reported, by kind (p of a period, w of a window, l of a lifetime, in upper case of spending alone), limit and name
 from metered.ledger f
-    cross join lateral (select y.seq, y.spent, y.refunded, y.credited, y.held, y.at, y.epoch, y.next_due, y.lots_end, y.crossed
+    cross join lateral (select y.seq, y.spent, y.refunded, y.credited, y.held, y.at, y.epoch, y.next_due, y.lots_end, y.crossed,
+            case when y.tallied then (select coalesce(sum(x.amount), 0)::bigint from metered.tallies x where x.scope = y.scope) else 0 end as apart
         from metered.ledger y where y.scope = f.scope order by y.seq desc limit 1) l
     left join metered.resources r on r.scope = f.scope
 where f.seq = 1 and f.seq & 15 = 1;             -- as the index over time has it
@@ -14028,7 +14378,7 @@ begin
                 select t.seq + 1, units, t.clk, t.spent + units, t.refunded, t.credited, t.held, t.epoch, 'c', of_scope, t.next_due, of_tenant,
                     of_id, note, t.clk - win, coalesce(b.spent, 0)
                 from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
-                l.anchor_spent, l.lots_end, l.crossed, metered.clock() as clk
+                l.anchor_spent, l.lots_end, l.crossed, l.tallied, metered.clock() as clk
             from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1 for key share) t left join lateral (select base.seq, base.spent, base.refunded
                     from (select y.seq from metered.ledger y
                 where y.scope = of_scope and y.epoch = t.epoch and y.at <= t.clk - win and (y.seq & 15 = 1 or y.kind = 'k')
@@ -14036,7 +14386,7 @@ begin
             lateral (select y.seq, y.spent, y.refunded from metered.ledger y
                 where y.scope = of_scope and y.seq between mark.seq and mark.seq + 15 and y.epoch = t.epoch and y.at <= t.clk - win
                 order by y.seq desc limit 1) base) b on true
-                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.crossed is null
+                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null
                 and units between 1 and 9007199254740992 and (note is null or pg_column_size(note) <= 8192
                 and pg_column_compression(note) is null and not note ? 'use') and true
                     and coalesce(b.refunded, 0) = t.refunded and (b.seq > 1 or b.seq = t.seq or t.epoch = 0 and (t.seq <= 16 and b.seq is null
@@ -14049,9 +14399,9 @@ begin
                 select t.seq + 1, units, t.clk, t.spent + units, t.refunded, t.credited, t.held, t.epoch, 'c', of_scope, t.next_due, of_tenant,
                     of_id, note, t.anchor_at, t.anchor_spent
                 from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
-                l.anchor_spent, l.lots_end, l.crossed, metered.clock() as clk
+                l.anchor_spent, l.lots_end, l.crossed, l.tallied, metered.clock() as clk
             from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1 for key share) t
-                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.crossed is null
+                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null
                 and units between 1 and 9007199254740992 and (note is null or pg_column_size(note) <= 8192
                 and pg_column_compression(note) is null and not note ? 'use') and true
                     and (max_units is null or win >= interval '0'
@@ -14567,7 +14917,15 @@ comment on column metered.ledger.note is 'actor, tenant, correlation, reason';
 comment on column metered.ledger.anchor_at is 'some time in the past, for which anchor_spent is known, or null';
 comment on column metered.ledger.anchor_spent is 'spent at that time: it bounds the units spent since';
 comment on column metered.ledger.lots_end is 'no lot of the scope ends or begins before this, or null: the scope has no lots';
-comment on column metered.ledger.crossed is 'the reported thresholds, until they are armed again, or null The guard: a writer that did not see the last entry collides here, whatever its isolation level, even if it never took the lock.';
+comment on column metered.ledger.crossed is 'the reported thresholds, until they are armed again, or null';
+comment on column metered.ledger.tallied is 'true: charges without limits may be rows of tallies, else null The guard: a writer that did not see the last entry collides here, whatever its isolation level, even if it never took the lock.';
+comment on table metered.tallies is 'Charges without limits of busy scopes that are not in the chain yet: see tallies.sql.';
+comment on column metered.tallies.at is 'when';
+comment on column metered.tallies.amount is 'charged units';
+comment on column metered.tallies.scope is 'the charged scope';
+comment on column metered.tallies.operation_tenant is 'of the operation';
+comment on column metered.tallies.operation is 'the operation''s id, where a command made the charge';
+comment on column metered.tallies.note is 'actor, tenant, correlation, reason';
 comment on table metered.refund_sum is 'Refunds by the charge they refund, summed in blocks of 16^level charges (level 0: one charge): the refunds of all charges after some entry are at most 15 rows of each level, however many there are. See ADR 1.';
 comment on column metered.refund_sum.block is 'charge''s seq >> 4 * level';
 comment on column metered.refund_sum.amount is 'refunded of the block''s charges';
@@ -14793,6 +15151,7 @@ comment on function metered.credit(metered.scope_name, bigint, metered.amount, b
 comment on function metered.refund(metered.scope_name, bigint, bigint, metered.units, int, metered.origin, boolean) is 'Refunds part of a charge, or all that is left of it (units is null). status is ok, or says why nothing was written: missing (no such entry), purged, kind (the entry is no charge) or excess (more than remains of the charge). remaining has the units that can still be refunded of it. With raising, a refusal is SQLSTATE MT008 instead, its detail both as JSON.';
 comment on function metered.purge_scope(text, bigint, timestamptz, bigint, int, int, boolean) is 'Deletes entries of one scope that no window ending at or after cutoff needs, at most max_rows of them, beginning after entry after_seq. Entry 1 stays, so that a writer that sees the scope as empty collides with it. It is a new row, so that a writer that sees it as the last entry collides, too (_entry_for_write). The entries after it begin at a multiple of 16, plus one, which the time index holds. upto is the last seq deleted or passed over, for the next call to begin after: scanning from the front again would wade through the rows deleted before.';
 comment on function metered.repair_clock(text, bigint, int, text) is 'Ends the freeze of a scope whose last entry is ahead of the clock, because the clock was: appends an entry of a new epoch, at the clock''s time. Entries before it count as made no later than it. None leaves a window early, and no entry is changed. Does nothing, and seq is null, if the scope is not ahead.';
+comment on function metered.with_sums(bigint[], text[]) is 'The keys of locks that a command takes first, with those of the scopes of its charges without limits, unless these are tallies.';
 comment on view metered.lots is 'Lots: the credit of a wallet, in parts that end. The wallet''s balance is in its ledger, as of any scope. This says where it is from. amount = rest + drawn + held + lapsed + revoked + rolled + pending + kept.';
 comment on column metered.lots.no is 'the number of the lot';
 comment on column metered.lots.granted_at is 'when it was granted';
@@ -15153,12 +15512,12 @@ begin
             _clear_freed_of,_close_lease,_close_scope,_closed_classes,_collided,_completed_json,_created_json,
             _credit_lot,_cross_captured,_cross_lowered,_cross_thresholds,_crossed_at,_debt,_debt_paid,_due_after,
             _due_lots,_due_minima,_due_units,_empty_lot,_end_due,_end_line,_end_lost,_end_lot,_end_minima,
-            _end_minima_of,_end_named,_ends_per_call,_entry_for_write,_events_per_step,_expire_and_check,
+            _end_minima_of,_end_named,_end_tallies,_ends_per_call,_entry_for_write,_events_per_step,_expire_and_check,
             _expire_due,_expire_rows,_explain_charges,_family,_find_lot,_first_due,_first_for_write,_first_lot,
-            _fits,_fits_at,_fits_origin,_free_in_sum,_free_lines,_free_lots,_free_rest,_fresh,_give_back,
-            _goes_on,_goes_short,_gone_on,_has_number,_held_here,_hold_as_json,_hold_before,_hold_of_job,
-            _hold_text,_in_us,_is_job,_join_line,_keep_back,_kept_for,_kept_reports,_key_fits,_keys_of_job,
-            _known_zone,_lags,_lapsing,_largest_number,_last_entry,_later_due,_lease_key,_lease_to_settle,
+            _fits,_fits_at,_fits_origin,_fold,_fold_all,_free_in_sum,_free_lines,_free_lots,_free_rest,
+            _fresh,_give_back,_goes_on,_goes_short,_gone_on,_has_number,_held_here,_hold_as_json,_hold_before,
+            _hold_of_job,_hold_text,_in_us,_is_job,_join_line,_keep_back,_kept_for,_kept_reports,_key_fits,
+            _keys_of_job,_known_zone,_lags,_lapsing,_largest_number,_last_entry,_later_due,_lease_key,_lease_to_settle,
             _leased,_leased_units,_leases_channel,_leave_line,_leaves_at,_limits_trouble,_line_before,_line_json,
             _lines,_load_due,_load_lines,_load_rolling,_lock_all_scopes,_lock_charges,_lock_each,_lock_holds,
             _lock_key,_lock_keys,_lock_keys_there,_lock_place,_look_again,_lot_begins,_lot_entry,_lots_now,
@@ -15173,29 +15532,30 @@ begin
             _refund_parts,_refunds_after,_refuse_closed,_refuse_hold,_refuse_moved,_refuse_old_tenant,_refuse_stale,
             _refuse_unreported,_refusing,_reinstate,_release_job,_release_line,_release_lines,_remember_hold,
             _renamed_zones,_renew_lot,_repaid,_reported_after_repair,_reported_until,_require,_require_plan,
-            _resource_for_write,_roll_end,_roll_lot,_rolls,_schedule,_scope_key,_settle,_sharded,_shorter,
-            _sound_uses,_spend_range,_spent_limits,_spent_since,_start_job,_start_lot,_step_until,_sweep_lots,
-            _sweepable,_take_back,_take_kept,_take_lots,_tenant_key,_threshold_key,_token_fits,_told_use,
-            _trouble_job,_try_each,_try_keys,_try_lock,_try_lock_shared,_try_lock_there,_try_start_job,
-            _turn,_turn_at,_unbound_lock_wait,_under_limits,_unknown_use,_unsettled_spends,_untold,_untold_json,
-            _usage_known_from,_use_lots,_use_repaid,_v1_charge,_v1_hold,_v1_hold_no,_v1_issued,_v1_limit,
-            _v1_most,_v1_no,_v1_print,_v1_refused,_v1_standings,_v1_window,_wake_releasers,_whole,_with_absent,
-            _with_debt,_with_keys,_withdraw,_without_debt,_without_lapsing,_write_charges,_write_due,_write_exact,
-            _write_for_uses,_write_lines,_write_plain,_write_up_to,_written_here,announced,begin_change,
-            begin_command,begin_command_plain,block_commit,capture_holds,capture_holds_plain,carve,change_parked,
-            charge,charge_each,charge_leased,charge_plain,charge_up_to,check_charge,claim_job_key,clock,
-            complete_command,complete_command_plain,consume_token,create_scopes,credit,draw,drop_parked,
-            due_holds,end_child,end_renewal,enter_tenant,expire_hold,explain_parked,extend_holds,find_job_key,
-            finish_command,grant_lot,hold_json,inspect_token,judged_scopes,keep_memory,lock_all,lock_scopes,
-            look_place,mint_tokens,next_release,note_change,numbers_behind,open_lease,open_session,open_session_plain,
-            park_jobs,place,place_plain,plan_lot,plan_overage,plan_state,purge_holds,purge_job_keys,purge_leases,
-            purge_operations,purge_scope,purge_tokens,receive_child,refund,reinstate_lot,release_captured,
-            release_holds,release_jobs,repair_clock,replace_token,rest_jobs,resume_renewal,retire_scopes,
-            return_holds,revoke_lot,revoke_token,revoke_tokens,roll_over,run_command,run_command_plain,
-            search_entries,set_lot_end,settle_away,settle_lease,spend,sweep_due,sweep_holds,sweep_lots,
-            sweep_scope,sweep_wallet,sweep_wallets,take_newest,told_lots,trouble_jobs,usage,usage_at,v1_answer,
-            v1_balance,v1_capture,v1_charge,v1_check,v1_claim,v1_consume,v1_credit,v1_enqueue,v1_hold,v1_refund,
-            v1_release,v1_usage,wallet_balance}')
+            _resource_for_write,_roll_end,_roll_lot,_rolls,_schedule,_scope_key,_seq_of_tally,_settle,_sharded,
+            _shorter,_sound_uses,_spend_range,_spent_limits,_spent_since,_start_job,_start_lot,_step_until,
+            _sweep_lots,_sweepable,_take_back,_take_kept,_take_lots,_tallied_units,_tallies_before,_tally,
+            _tally_key,_tenant_key,_threshold_key,_token_fits,_told_use,_trouble_job,_try_each,_try_keys,
+            _try_lock,_try_lock_shared,_try_lock_there,_try_start_job,_turn,_turn_at,_unbound_lock_wait,
+            _under_limits,_unknown_use,_unsettled_spends,_untold,_untold_json,_usage_known_from,_use_lots,
+            _use_repaid,_v1_charge,_v1_hold,_v1_hold_no,_v1_issued,_v1_limit,_v1_most,_v1_no,_v1_print,
+            _v1_refused,_v1_standings,_v1_window,_wake_releasers,_whole,_with_absent,_with_debt,_with_keys,
+            _withdraw,_without_debt,_without_lapsing,_without_tallies,_write_charges,_write_due,_write_exact,
+            _write_for_uses,_write_lines,_write_others,_write_plain,_write_up_to,_written_here,announced,
+            begin_change,begin_command,begin_command_plain,block_commit,capture_holds,capture_holds_plain,
+            carve,change_parked,charge,charge_each,charge_leased,charge_plain,charge_up_to,check_charge,
+            claim_job_key,clock,complete_command,complete_command_plain,consume_token,create_scopes,credit,
+            draw,drop_parked,due_holds,end_child,end_renewal,enter_tenant,expire_hold,explain_parked,extend_holds,
+            find_job_key,finish_command,grant_lot,hold_json,inspect_token,judged_scopes,keep_memory,lock_all,
+            lock_scopes,look_place,mint_tokens,next_release,note_change,numbers_behind,open_lease,open_session,
+            open_session_plain,park_jobs,place,place_plain,plan_lot,plan_overage,plan_state,purge_holds,
+            purge_job_keys,purge_leases,purge_operations,purge_scope,purge_tokens,receive_child,refund,
+            reinstate_lot,release_captured,release_holds,release_jobs,repair_clock,replace_token,rest_jobs,
+            resume_renewal,retire_scopes,return_holds,revoke_lot,revoke_token,revoke_tokens,roll_over,run_command,
+            run_command_plain,search_entries,set_lot_end,settle_away,settle_lease,spend,sweep_due,sweep_holds,
+            sweep_lots,sweep_scope,sweep_wallet,sweep_wallets,take_newest,told_lots,trouble_jobs,usage,
+            usage_at,v1_answer,v1_balance,v1_capture,v1_charge,v1_check,v1_claim,v1_consume,v1_credit,v1_enqueue,
+            v1_hold,v1_refund,v1_release,v1_usage,wallet_balance,with_sums}')
           and exists (select from aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a where a.grantee = 0)
         order by p.oid
     loop

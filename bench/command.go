@@ -7,6 +7,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/budget"
 )
 
 type work struct {
@@ -133,6 +134,16 @@ func (k *kit) byHand(writing bool) contender {
 		last.Queue(counterAnswerSQL, id, "1")
 		last.Queue("commit")
 		return conn.SendBatch(ctx, last).Close()
+	})
+}
+
+// commandTotal is commandCharge that also adds to a total of all scopes.
+func commandTotal(k *kit) contender {
+	return k.does("", func(ctx context.Context) error {
+		charges := append(units(1, k.scope), budget.Charge{Scope: "total", Amount: 1})
+		_, err := metered.Do(ctx, k.client, metered.Command{ID: metered.NewID(), Input: work{N: 1}, Charges: charges},
+			func(context.Context, *metered.Tx) (int, error) { return 1, nil })
+		return err
 	})
 }
 

@@ -24,6 +24,9 @@ var commandFigures = []figure{
 		entry{"declared", commandDeclared}, entry{"counter", commandCounterWriting}),
 	ratio("command_hot_rtt1_vs_locked_floor", atLeast(0.90), "whole commands/s, one scope, 32 clients, 1 ms round trip, against floor with the scope's lock",
 		"metered", "locked floor", (*bench).hot),
+	ratio("command_total_rtt1_vs_without", atLeast(0.95),
+		"commands/s of one charge over 1,000 scopes that also add to one scope of all, without limits, against the same without it; 8 clients, 1 ms round trip",
+		"with total", "without", (*bench).total),
 	slowCommits("command_hot_commit2ms_early_vs_plain", goal{}, "early lock release against the plain command, one scope, 64 clients, commits slowed to 2 ms",
 		entry{"early release", commandReleased}, entry{"plain", commandMetered}, entry{"locked floor", commandLockedFloor}),
 }
@@ -53,6 +56,18 @@ func sequentialAt(name string, g goal, meaning string, entries ...entry) figure 
 		out, err := b.compare(ctx, b.sequential(), options{dial: p.dial}, oneOf(1000), entries...)
 		return out.cost(entries[0].name, entries[1].name), err
 	}}
+}
+
+// total is a command with and without a charge of a total that all clients share, on one that limits
+// nothing.
+func (b *bench) total(ctx context.Context) (outcome, error) {
+	p, err := startProxy(time.Millisecond)
+	if err != nil {
+		return outcome{}, err
+	}
+	defer p.close()
+	return b.compare(ctx, b.concurrent(8), options{dial: p.dial}, oneOf(1000),
+		entry{"with total", commandTotal}, entry{"without", commandCharge})
 }
 
 // slowServer is a server whose commits take 2 ms.

@@ -20,7 +20,7 @@ type Charge struct {
 	Amount int64 `json:"amount"`
 
 	// Limits are up to 16 limits, all of which must let the amount in. A charge without limits is
-	// always let in, and recorded.
+	// always let in, and recorded. It waits for nobody, so a total of all users is no queue.
 	Limits []Limit `json:"limits,omitempty"`
 
 	// Note is stored with the entry.
@@ -44,7 +44,8 @@ type Receipt struct {
 type Posted struct {
 	Scope string `json:"scope"`
 
-	// Seq names the entry, together with Scope. It is 0 for units spent from a lease.
+	// Seq names the entry, together with Scope. It is 0 for units spent from a lease, and less than
+	// 0 for a charge without limits that did not wait for others: Refund takes it all the same.
 	Seq int64 `json:"seq"`
 
 	// Lease is the number of the lease that the units were spent from, or 0 (see package leases).
@@ -102,8 +103,14 @@ select metered.charge_plain($1::text, $2::bigint, $3::bigint, $4::bigint, $5::in
 // prepareCharge is prepare for a call that sends the charges the short way, if they are plain.
 func (l *Ledger) prepareCharge(charges ...Charge) (*ledger.ChargeCall[Receipt], error) {
 	call, err := l.prepare(charges...)
-	if err != nil || !call.Plain() {
-		return call, err
+	if err != nil {
+		return nil, err
+	}
+	if !call.Plain() {
+		call.Call.Args = func(s ledger.Sending) []any {
+			return []any{ledger.Summed(ledger.Telling(call.Charges, s.Telling)), call.Tolerance, s.WaitMS, call.Standing}
+		}
+		return call, nil
 	}
 	call.Call.SQL = l.sql.chargePlain
 	call.Call.Args = func(s ledger.Sending) []any { return append(call.PlainArgs(), call.Tolerance, s.WaitMS) }

@@ -140,7 +140,7 @@ type statements struct {
 	lock, lockAll, charge, chargePlain, upTo, each, check, usage, credit, refund string
 	entries, newest, search, usageAt                                             string
 	scopes, purge, purgeable, ahead, repair                                      string
-	chain, anchors, refundSums, refunded, held                                   string
+	chain, anchors, tallies, refundSums, refunded, held                          string
 	leases, carved, lots, anyLots, carried, zones                                string
 	create, retire, resources                                                    string
 }
@@ -151,7 +151,7 @@ func render(n schema.Name) statements {
 		credit: n.SQL(creditSQL), refund: n.SQL(refundSQL),
 		entries: n.SQL(entriesSQL), newest: n.SQL(newestSQL), search: n.SQL(searchSQL), usageAt: n.SQL(usageAtSQL),
 		scopes: n.SQL(scopesSQL), purge: n.SQL(purgeSQL), purgeable: n.SQL(purgeableSQL), ahead: n.SQL(aheadSQL), repair: n.SQL(repairSQL),
-		chain: n.SQL(chainSQL), anchors: n.SQL(anchorsSQL), refundSums: n.SQL(refundSumsSQL), refunded: n.SQL(refundedSQL),
+		chain: n.SQL(chainSQL), anchors: n.SQL(anchorsSQL), tallies: n.SQL(talliesSQL), refundSums: n.SQL(refundSumsSQL), refunded: n.SQL(refundedSQL),
 		held: n.SQL(heldSQL), leases: n.SQL(leasesSQL), carved: n.SQL(carvedSQL), lots: n.SQL(lotsSQL), anyLots: n.SQL(anyLotsSQL), carried: n.SQL(carriedSQL), zones: n.SQL(zonesSQL),
 		create: n.SQL(createSQL), retire: n.SQL(retireSQL), resources: n.SQL(resourcesSQL),
 	}

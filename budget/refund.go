@@ -51,7 +51,7 @@ func (l *Ledger) prepareRefund(r Refund) (*ledger.Call[Posted], error) {
 	if err := checkScope("Refund.Scope", r.Scope); err != nil {
 		return nil, err
 	}
-	if r.Seq < 1 {
+	if r.Seq < 1 && r.Seq > -1<<40 { // less is a time: see tallies.sql
 		return nil, invalid("Refund.Seq", "%d is not the number of an entry", r.Seq)
 	}
 	var units *int64 // null is all

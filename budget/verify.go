@@ -136,6 +136,13 @@ from metered.leases l, lateral (select * from metered.ledger y where y.scope = l
 where l.scope = $1 and l.mode in ('c', 'g') and l.settled_at is not null and t.next_due = '-infinity' and l.spent <> t.spent - t.refunded
 order by l.no`
 
+// talliesSQL finds tallies that no writer would fold, since the last entry does not say that there are some.
+const talliesSQL = `
+select t.seq, count(*), 0::bigint
+from metered.tallies x, lateral (select * from metered.ledger y where y.scope = x.scope order by y.seq desc limit 1) t
+where x.scope = $1 and (t.tallied and t.lots_end is null and x.amount > 0) is not true
+group by t.seq`
+
 // beginVerifySQL keeps operators and functions that somebody has created out of a report.
 const beginVerifySQL = `begin isolation level repeatable read, read only; set local search_path = pg_catalog, pg_temp; set local jit = off`
 
@@ -243,7 +250,7 @@ func (v *verification) scope(ctx context.Context, tx pgx.Tx, scope string) error
 		}
 	}
 	v.decide(false) // nothing says which of the two was edited
-	if err := v.anchors(ctx, tx, scope, first); err != nil {
+	if err := cmp.Or(v.pairs(ctx, tx, "anchor", v.ledger.sql.anchors, scope, first), v.pairs(ctx, tx, "tallies", v.ledger.sql.tallies, scope)); err != nil {
 		return err
 	}
 	if err := v.refundSums(ctx, tx, scope, first); err != nil {
@@ -426,17 +433,18 @@ func (v *verification) leases(ctx context.Context, tx pgx.Tx, scope, sql string)
 	return failed("verify leases", err)
 }
 
-func (v *verification) anchors(ctx context.Context, tx pgx.Tx, scope string, first int64) error {
-	rows, err := answer.Query(ctx, tx, v.ledger.sql.anchors, scope, first)
+// pairs reports each row of a query as a difference of a field: entry, got and want.
+func (v *verification) pairs(ctx context.Context, tx pgx.Tx, field, sql, scope string, args ...any) error {
+	rows, err := answer.Query(ctx, tx, sql, append([]any{scope}, args...)...)
 	if err != nil {
-		return failed("verify anchors", err)
+		return failed("verify "+field, err)
 	}
 	var seq, got, want int64
 	_, err = pgx.ForEachRow(rows, []any{&seq, &got, &want}, func() error {
-		v.differs(Entry{Scope: scope, Seq: seq}, "anchor", got, want)
+		v.differs(Entry{Scope: scope, Seq: seq}, field, got, want)
 		return nil
 	})
-	return failed("verify anchors", err)
+	return failed("verify "+field, err)
 }
 
 func (v *verification) refundSums(ctx context.Context, tx pgx.Tx, scope string, first int64) error {

@@ -35,6 +35,7 @@ func scoped(column string) string {
 // nobody else writes the other rows of the tenant's scopes.
 var tables = []moved{
 	{name: "ledger", where: scoped("scope")},
+	{name: "tallies", where: scoped("scope")},
 	{name: "refund_sum", where: scoped("scope")},
 	{name: "resources", where: scoped("scope")},
 	{name: "hold_lines", where: `x.hold = any ($3::bigint[])`, own: "key", value: "metered._scope_key((s.r).scope)"},
@@ -64,6 +65,11 @@ const (
 	// A spend of a transaction that did not enter the tenant holds its lease's lock.
 	lockLeasesSQL = `select metered._lock_keys(array(
     select x.fence from metered.leases x where x.settled_at is null and x.mode = 's' and %s order by 1), $2)`
+
+	// A transaction that did not enter the tenant may write a tally, and sees the deleted entry until the end.
+	lockTalliesSQL = `select metered._lock_keys(array(
+    select distinct metered._tally_key((x.body::metered.ledger).scope) from metered.packed_rows x
+    where x.tenant = $1 and x.of_table = 'ledger' and (x.body::metered.ledger).tallied order by 1), $2)`
 
 	holdsSQL = `
 select x.no, coalesce(x.claim, '') from metered.holds x
@@ -148,7 +154,10 @@ func (p *packing) run(ctx context.Context) error {
 				break
 			}
 		}
-		if t.name == "ledger" { // the holds and leases of the scopes stay as they are from here on
+		if t.name == "ledger" { // the holds, leases and tallies of the scopes stay as they are from here on
+			if _, err := p.tx.Exec(ctx, p.schema.SQL(lockTalliesSQL), p.move.Tenant, p.move.LockTimeout.Milliseconds()); err != nil {
+				return err
+			}
 			if err := p.find(ctx); err != nil {
 				return err
 			}

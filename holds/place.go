@@ -125,7 +125,11 @@ func (b *Book) preparePlace(r Request) (*call, error) {
 		Tenant: r.Tenant, ID: r.ID, Chosen: chosen, Holder: r.Holder, Claim: r.claim, Fingerprint: r.fingerprint(charges), IssuedAt: issuedAt(r.ID),
 		TTL: r.TTL, Grace: r.Grace, Lifetime: b.lifetime(), Metadata: string(r.Metadata), Minimum: minima(r.Lines), Fewest: r.fewest(),
 	}
-	locks := priced.Locks
+	locks := priced.SummedLocks()
+	sent := ledger.Summed
+	if hold.Fewest > 0 {
+		locks, sent = priced.Locks, ledger.Charges
+	}
 	if chosen {
 		hold.Key = lockkey.Of("metered/hold/"+b.schema.String(), r.Tenant+"\x00"+r.ID)
 		locks.IDKeys = []int64{hold.Key}
@@ -149,7 +153,7 @@ func (b *Book) preparePlace(r Request) (*call, error) {
 			Looked: func(row pgx.Row) (refusal, err error) { return looked(priced, r.key, row) },
 		},
 		Args: func(s ledger.Sending) []any {
-			return []any{hold.String(), ledger.Charges(ledger.Telling(charges, s.Telling)), priced.Tolerance, s.WaitMS, s.Origin(inBudget.NoteJSON(r.Note)), b.channel(), s.Raising, r.reveal}
+			return []any{hold.String(), sent(ledger.Telling(charges, s.Telling)), priced.Tolerance, s.WaitMS, s.Origin(inBudget.NoteJSON(r.Note)), b.channel(), s.Raising, r.reveal}
 		},
 		Scan: func(row pgx.Row) ([]Hold, error) {
 			var a ledger.Placed

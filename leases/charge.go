@@ -38,7 +38,7 @@ func (p *Pool) Charge(ctx context.Context, tx pgx.Tx, charges ...budget.Charge) 
 			break
 		}
 		receipt, err := ledger.SilentlyIn(ctx, tx, "leases", func(tx pgx.Tx, telling bool) (budget.Receipt, error) {
-			receipt, err := call.Call.Scan(answer.QueryRow(ctx, tx, p.sql.charge, ledger.Charges(ledger.Telling(call.Charges, telling)), call.Tolerance, int32(p.wait/time.Millisecond), call.Standing))
+			receipt, err := call.Call.Scan(answer.QueryRow(ctx, tx, p.sql.charge, ledger.Summed(ledger.Telling(call.Charges, telling)), call.Tolerance, int32(p.wait/time.Millisecond), call.Standing))
 			if err == nil {
 				err = inBudget.TellCrossings(ctx, p.ledger, tx, receipt.Crossed)
 			}

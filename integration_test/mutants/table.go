@@ -131,6 +131,14 @@ var all = []Mutant{
 	{"a repair forgets the reports of a period", "_reported_after_repair", "while (was ->> 'from')::timestamptz > clk loop", "while false loop", "./budget", "TestThreshold_OfAPeriodIsReportedOnceThoughTheClockJumpsPastItsEnd"},
 	{"a threshold refuses a cost that was incurred", "_cross_captured", "or sqlstate 'MT012' then", "then", "./holds", "TestThresholds_NeverRefuseACostThatWasIncurred"},
 
+	// Tallies.
+	{"a limit counts no tallies", "_write_charges", "tip := metered._fold(tip);", "null;", "./budget", "TestTally_SumsOfABusyScopeWaitForNobodyAndCountAtOnce"},
+	{"a tally is folded and stays", "_fold", "delete from metered.tallies x where x.scope = tip.scope returning x.*", "select x.* from metered.tallies x where x.scope = tip.scope", "./budget", "TestTally_SumsOfABusyScopeWaitForNobodyAndCountAtOnce"},
+	{"a wallet begins beside tallies", "_as_wallet", "if e.tallied then", "if false then", "./wallet", "TestGrant_OfAScopeWithTalliesWaitsForThem"},
+	{"a scope with tallies is forgotten", "purge_scope", "not metered._one_snapshot() and metered._try_lock(metered._tally_key(of_scope))", "true", "./budget", "TestTally_NoScopeIsForgottenWhileOneIsOpen"},
+	{"a refused call keeps its tally", "_write_others", "delete from metered.tallies y where y.scope = charges[i].scope and y.at = tallies[i];", "null;", "./budget", "TestTally_ACallThatIsRefusedTakesItsOwnBack"},
+	{"a lock keeps no tallies out", "lock_scopes", "perform metered._without_tallies(scopes, wait_ms);", "null;", "./budget", "TestTally_UnderTheLockNothingOfThePastIsMissing"},
+
 	// Leases and carving.
 	{"a unit of a lease is spent twice", "", "", "alter table metered.lease_spends drop constraint lease_spends_apart", "./leases", "TestRanges_OfTwoSessionsAtATimeAreSpentOnce"},
 	{"a lease is spent while it is settled", "_spend_range", "if metered._try_lock_shared(of_fence) then", "if true then", "./leases", "TestFence_OpenSpendsAreWaitedForAndNewOnesRefused"},

@@ -354,7 +354,7 @@ func sentCharges(c *ledger.Charging, telling bool) (charges string, tolerance pg
 	if c == nil {
 		return ledger.Charges(nil), toleranceOf(nil)
 	}
-	return ledger.Charges(ledger.Telling(c.Charges, telling)), c.Tolerance
+	return ledger.Summed(ledger.Telling(c.Charges, telling)), c.Tolerance
 }
 
 // toleranceOf is the clock tolerance of charges, which may be none.

@@ -42,7 +42,7 @@ func StepOf[R any](call *ledger.Call[R], answered func(R)) Step {
 func (end *Ending) locks() []ledger.Locks {
 	var all []ledger.Locks
 	if end.Charges != nil {
-		all = append(all, end.Charges.Locks)
+		all = append(all, end.Charges.SummedLocks())
 	}
 	for _, s := range end.Steps {
 		all = append(all, s.locks)

@@ -15,6 +15,7 @@ type Locks struct {
 	Scopes []string // that it may charge
 	Keys   []int64  // of the locks of scopes. None for a capture, whose scopes are its hold's
 	IDKeys []int64  // of the locks of the ids that it places
+	Sums   []string // scopes that it charges without limits: locked unless they have tallies
 	Holds  *HoldIDs // that it captures, releases, extends or refunds
 }
 
@@ -90,6 +91,28 @@ type Charging struct {
 // Leased reports whether some of the charges are spent from leases.
 func (c *Charging) Leased() bool {
 	return c != nil && slices.ContainsFunc(c.Charges, func(x Charge) bool { return x.Lease != nil })
+}
+
+// SummedLocks are Locks where the charges are sent as Summed: those without limits need no lock of
+// a scope that has tallies.
+func (c *Charging) SummedLocks() Locks {
+	locks := c.Locks
+	for i := range c.Charges {
+		if c.Charges[i].sum() {
+			locks.Sums = append(locks.Sums, c.Charges[i].Scope)
+		}
+	}
+	if locks.Sums == nil {
+		return locks
+	}
+	locks.Keys, locks.Scopes = nil, nil
+	for i := range c.Charges {
+		if x := &c.Charges[i]; x.Lease == nil && !x.sum() {
+			locks.Keys, locks.Scopes = append(locks.Keys, x.Key), append(locks.Scopes, x.Scope)
+		}
+	}
+	locks.Keys = inOrder(locks.Keys)
+	return locks
 }
 
 // ChargeCall is a validated call of charges, whose receipt is an R.

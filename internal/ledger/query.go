@@ -22,19 +22,22 @@ type Query struct {
 }
 
 // LockAllSQL takes all locks of a call, or of a command, in one order.
-const LockAllSQL = `select metered.lock_all($1::bigint[], $2::bigint[], $3::text[], $4::metered.hold_ids[], $5::int)`
+const LockAllSQL = `
+select metered.lock_all(case when $6::text[] operator(pg_catalog.=) '{}' then $1::bigint[] else metered.with_sums($1::bigint[], $6::text[]) end,
+    $2::bigint[], $3::text[], $4::metered.hold_ids[], $5::int)`
 
 // LockAllArgs are the arguments of LockAllSQL.
 func LockAllArgs(waitMS int32, all ...Locks) []any {
-	keys, idKeys, scopes := []int64{}, []int64{}, []string{} // not nil, which is sent as null
+	keys, idKeys, scopes, sums := []int64{}, []int64{}, []string{}, []string{} // not nil, which is sent as null
 	var named []HoldIDs
 	for _, l := range all {
 		keys, idKeys, scopes = append(keys, l.Keys...), append(idKeys, l.IDKeys...), append(scopes, l.Scopes...)
+		sums = append(sums, l.Sums...)
 		if l.Holds != nil {
 			named = append(named, *l.Holds)
 		}
 	}
-	return []any{inOrder(keys), inOrder(idKeys), scopes, AllHoldIDs(named), waitMS}
+	return []any{inOrder(keys), inOrder(idKeys), scopes, AllHoldIDs(named), waitMS, sums}
 }
 
 func inOrder(keys []int64) []int64 {

@@ -180,7 +180,18 @@ func told(limits []Limit) []Limit {
 }
 
 // Charges is an array of metered.new_charge.
-func Charges(of []Charge) string {
+func Charges(of []Charge) string { return charges(of, false) }
+
+// Summed is Charges for the calls that make each of them on its own: charges without limits may be
+// written as tallies (tallies.sql).
+func Summed(of []Charge) string { return charges(of, true) }
+
+// sum reports whether a charge may be written as a tally: nothing refuses it, and it holds nothing.
+func (c *Charge) sum() bool {
+	return len(c.Limits) == 0 && c.Held == 0 && !c.MustExist && c.Use == "" && c.Lease == nil
+}
+
+func charges(of []Charge, summed bool) string {
 	rows := make([]string, len(of))
 	for i, c := range of {
 		exist := ""
@@ -191,7 +202,11 @@ func Charges(of []Charge) string {
 			rows[i] = composite(text(c.Scope), number(s.Fence), number(c.Amount), number(0), "{}", textOrNull(c.Note), "", number(s.No), number(s.Offset))
 			continue
 		}
-		rows[i] = composite(text(c.Scope), number(c.Key), number(c.Amount), number(c.Held), text(limits(c.Limits)), textOrNull(c.Note), exist, "", "")
+		sent := text(limits(c.Limits))
+		if summed && c.sum() {
+			sent = "" // null
+		}
+		rows[i] = composite(text(c.Scope), number(c.Key), number(c.Amount), number(c.Held), sent, textOrNull(c.Note), exist, "", "")
 	}
 	return array(rows)
 }

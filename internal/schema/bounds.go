@@ -55,7 +55,7 @@ var Bounds = []Bound{
 	{"scopes", 64, Items, "lock_scopes retire_scopes"},
 	{"scopes", 1000, Items, "create_scopes"},
 	{"scopes windows periods", 1024, Items, "usage"},
-	{"scopes keys id_keys", 10_000, Items, "lock_all"},
+	{"scopes keys id_keys", 10_000, Items, "lock_all with_sums"},
 	{"times", 2001, Items, ""},
 	{"ids issued", 100, Items, ""},
 	{"named", 1000, Items, "lock_all"},

@@ -113,6 +113,7 @@ var Functions = []Function{
 	{"due_holds", Application | Reporting, readBatch},
 	{"hold_json", Application | Reporting, write},
 	{"lock_all", Application, write},
+	{"with_sums", Application, write},
 	{"purge_holds", Maintenance, purgeBatch},
 
 	{"mint_tokens", Application, write},

@@ -17,6 +17,7 @@ type Table struct {
 // of jobs themselves: a view has the columns that it may see.
 var Tables = []Table{
 	{"ledger", Application | Maintenance | Reporting},
+	{"tallies", Application | Reporting},
 	{"refund_sum", Application | Reporting},
 	{"lease_sum", Application | Reporting},
 	{"resources", Application | Reporting},

@@ -37,14 +37,14 @@ var macro = regexp.MustCompile(`(?s)\{(entry columns|entry of (\w+)|base|bound|s
 var templates = map[string]string{
 	"bound": `$tip.spent - case when $tip.anchor_at <= $since then $tip.anchor_spent else 0 end`,
 	"short tip": `(select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
-                l.anchor_spent, l.lots_end, l.crossed, metered.clock() as clk
+                l.anchor_spent, l.lots_end, l.crossed, l.tallied, metered.clock() as clk
             from metered.ledger l where l.scope = $scope order by l.seq desc limit 1 for key share)`,
 	// With two of 16 entries a scope with held units moves its next_due on (_due_after).
 	"usual": `($tip.held = 0 or $tip.seq & 15 > 1) and {usual hold: tip = $tip, at = $at, amount = $amount, note = $note}`,
 	"usual hold": `{settled: tip = $tip, at = $at} and $tip.crossed is null
                 and $amount between 1 and 9007199254740992 and ($note is null or pg_column_size($note) <= 8192
                 and pg_column_compression($note) is null and not $note ? 'use')`,
-	"settled": `$tip.at <= $at and ($tip.next_due <= $at) is not true and $tip.lots_end is null`,
+	"settled": `$tip.at <= $at and ($tip.next_due <= $at) is not true and $tip.lots_end is null and $tip.tallied is null`,
 	"admits": `(max_units is null or win >= interval '0'
             and case when win = interval '0' then $tip.spent - $tip.refunded - $tip.credited
                 else {bound: tip = $tip, since = $at - win} end <= max_units - $tip.held - $amount)`,
@@ -131,7 +131,7 @@ func init() {
 }
 
 // entryColumns are the columns of an entry, in the order of the table.
-var entryColumns = strings.Fields("seq amount at spent refunded credited held epoch kind scope next_due hold operation_tenant operation note anchor_at anchor_spent lots_end crossed")
+var entryColumns = strings.Fields("seq amount at spent refunded credited held epoch kind scope next_due hold operation_tenant operation note anchor_at anchor_spent lots_end crossed tallied")
 
 // expand replaces the macros of a text of SQL.
 func expand(sql string) string {

@@ -15,6 +15,7 @@ var sources = []string{
 	"cells",
 	"numbers",
 	"ledger",
+	"tallies",
 	"lots",
 	"debts",
 	"duelots",

@@ -34,6 +34,9 @@ begin
     if e.next_due = '-infinity' then
         return;
     end if;
+    if e.tallied then
+        e := metered._end_tallies(e);
+    end if;
     if e.lots_end is not null then
         e := metered._settle(e, metered.clock(), metered._ends_per_call(), 0, null);
     end if;

@@ -41,11 +41,42 @@ declare
     absent jsonb;           -- scopes that must exist and are missing
     verdict record;
     units bigint;
+    tallies timestamptz[];  -- the times of charges that are tallies
+    sums  text[];           -- scopes of charges without limits, which have tallies from now on if this one had to wait
+    waited boolean;
 begin
+    foreach c in array charges loop
+        i := coalesce(i, 0) + 1;
+        if c.limits is null then    -- a mere sum
+            if not look and not metered._sharded() and not metered._one_snapshot() then
+                at := metered._tally(c, origin);
+                if at is not null then
+                    tallies[i] := at;
+                end if;
+            end if;
+            sums := sums || c.scope;
+        end if;
+    end loop;
+    if tallies is not null then
+        w := metered._write_others(charges, tallies, ahead, wait_ms, origin, mode, hold, standing);
+        seqs := w.seqs;
+        ats := w.ats;
+        used := w.used;
+        held := w.held;
+        refused := w.refused;
+        at := w.at;
+        periods := w.periods;
+        crossed := w.crossed;
+        return;
+    end if;
+    for nth in 1..case when sums is not null then i else 0 end loop
+        charges[nth].limits := coalesce(charges[nth].limits, '{}');
+    end loop;
+    i := null;
     if hold.at is null then
         -- One lock needs no order.
         if not look and (cardinality(charges) > 1 or metered._try_lock(charges[1].key) is not true) then
-            perform metered._lock_charges(charges, wait_ms);
+            waited := metered._lock_charges(charges, wait_ms);
         end if;
         at := metered.clock();  -- after the lock: a wait must not date the entry back
     else
@@ -78,6 +109,15 @@ begin
         end if;
         if not found then
             tip := case when look then metered._fresh(c.scope) else metered._first_for_write(c.scope) end;
+        end if;
+        if tip.tallied then
+            if look then
+                plain := false;
+            else
+                tip := metered._fold(tip);
+            end if;
+        elsif c.scope = any (sums) and (waited or current_setting('metered_tx.waited', true) = 'true') and tip.seq > 0 and tip.lots_end is null and not metered._sharded() then
+            tip.tallied := true;
         end if;
         if tip.at > at or tip.next_due <= at or tip.lots_end <= at or tip.crossed is not null then
             plain := plain and (tip.at > at or tip.next_due <= at or tip.lots_end <= at) is not true;
@@ -409,6 +449,10 @@ begin
         end if;
         held := tip.held;
         spent := tip.spent;
+        if tip.tallied then
+            used := used + metered._tallied_units(tip, case when windows[i] is distinct from interval '0' then since end);
+            spent := spent + metered._tallied_units(tip, null);
+        end if;
         if tip.next_due <= clk then
             held := held - metered._due_units(scopes[i], tip.next_due, clk);
             used := used + metered._minima(tip, case when windows[i] is distinct from interval '0' then since end, clk);

@@ -74,7 +74,9 @@ begin
         select array_agg(k.key order by k.key) into keys
         from (select unnest(h.keys) from metered.holds h where h.no = any (nos) union select unnest(keys)) k(key);
     end if;
-    perform metered._lock_keys(keys || id_keys, wait_ms);
+    if metered._lock_keys(keys || id_keys, wait_ms) then
+        before := set_config('metered_tx.waited', 'true', true);    -- so sums have tallies from now on
+    end if;
     if cardinality(named) > 0 then
         there := metered._named_holds(named);
         if not coalesce(there, '{}') <@ coalesce(nos, '{}') then

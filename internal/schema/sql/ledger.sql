@@ -58,6 +58,8 @@ begin
     where l.scope = of_scope order by l.seq desc limit 1 for key share;
     if not found then
         return metered._first_for_write(of_scope);
+    elsif tip.tallied then
+        return metered._fold(tip);
     end if;
     return tip;
 end
@@ -260,6 +262,9 @@ begin
         perform metered._require(false, 'refund');
     end if;
     perform metered._refuse_closed(e);
+    if charge_seq < 0 then
+        charge_seq := metered._seq_of_tally(of_scope, charge_seq);
+    end if;
     select * into charge from metered.ledger l where l.scope = of_scope and l.seq = charge_seq;
     if e.seq <= charge_seq then
         status := 'missing';
@@ -352,6 +357,11 @@ begin
     cutoff := least(cutoff, metered.clock());
     perform metered._lock_keys(array[key], wait_ms);
     tip := metered._last_entry(of_scope);
+    if tip.tallied then
+        -- An old snapshot would not see a tally that is about to be committed.
+        forgetting := forgetting and not metered._one_snapshot() and metered._try_lock(metered._tally_key(of_scope));
+        tip := metered._entry_for_write(of_scope);
+    end if;
     forgotten := false;
     keep := coalesce((metered._base(of_scope, tip.seq, tip.epoch, cutoff)).seq, 0);
     keep := greatest(1, ((keep - 1) & ~15) + 1);

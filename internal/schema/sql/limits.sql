@@ -251,6 +251,9 @@ begin
                     base_spent := w.base_spent;
                 end if;
             end if;
+            if tip.tallied then
+                u := u + metered._tallied_units(tip, since);
+            end if;
             if tip.next_due <= clk then
                 due_minima := metered._minima(tip, since, clk);
                 u := u + due_minima;

@@ -255,6 +255,7 @@ as $$
 begin
     perform metered._require(cardinality(scopes) <= 64, 'scopes');
     perform metered._lock_all_scopes(scopes, null, wait_ms);
+    perform metered._without_tallies(scopes, wait_ms);
 end
 $$;
 

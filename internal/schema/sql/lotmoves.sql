@@ -287,6 +287,9 @@ as $$
 begin
     if e.lots_end is null then
         e.seq := e.seq - 1;
+        if e.tallied then
+            e := metered._end_tallies(e);
+        end if;
         perform metered._open_wallet(e);
         e.seq := e.seq + 1;
         e.lots_end := 'infinity';

@@ -33,8 +33,8 @@ create function metered._as_charges(of_scope text, key bigint, units bigint, max
     note jsonb) returns metered.new_charge[]
 language sql immutable
 as $$
-    select array[row(of_scope, key, units, 0, case when max_units is null then '{}'
-            else array[row(max_units, win, null, null, null, null)::metered.charge_limit] end,
+    select array[row(of_scope, key, units, 0, case when max_units is not null
+            then array[row(max_units, win, null, null, null, null)::metered.charge_limit] end,
         note, null, null, null)::metered.new_charge]
 $$;
 
@@ -60,7 +60,7 @@ declare
     of_id   text;
     {short variables}
 begin
-    if metered._goes_short() then
+    if metered._goes_short() and (max_units is not null or metered._try_lock(key)) then     -- a mere sum waits for nobody
         {short lock};
         {short charge: also = true};
         if e_seq is not null then
@@ -144,7 +144,9 @@ declare
     unused  text;
     command_cursor refcursor := 'metered_command';  -- CLOSE by a variable is not parsed anew
 begin
-    if metered._goes_short() and current_setting('metered_tx.command', true) = marker then
+    if metered._goes_short() and current_setting('metered_tx.command', true) = marker
+        and (of_scope is null or max_units is not null or metered._try_lock(key))
+    then
         if of_scope is not null then
             {short lock};
             {short charge: also = true};
@@ -185,6 +187,7 @@ begin
     -- The statements see what was committed before the locks were free: each has a snapshot of its own.
     if metered._goes_short() and coalesce(current_setting('metered_tx.command', true), '') = ''
         and current_setting('transaction_isolation') = 'read committed' and metered._try_lock(id_key)
+        and (of_scope is null or max_units is not null or metered._try_lock(key))
     then
         if of_scope is null then
             insert into {short record: scopes = null, amounts = null, seqs = null, ats = null, holds = null, jobs = null,

@@ -42,9 +42,9 @@ from metered.ledger l;
 create view metered.scopes as
 select f.scope,                                 -- its name
     l.seq as entries,                           -- how many entries were ever made
-    l.spent - l.refunded - l.credited as used,  -- charges less refunds and credits
+    l.spent - l.refunded - l.credited + l.apart as used, -- charges less refunds and credits
     l.held,                                     -- in open holds, those that are due and not swept among them, and on leases
-    l.spent,                                    -- charges
+    l.spent + l.apart as spent,                 -- charges
     l.refunded,                                 -- refunds
     l.credited,                                 -- credits, less revoked and lapsed units
     f.at as first_at,                           -- when the first entry was made
@@ -57,7 +57,8 @@ select f.scope,                                 -- its name
     nullif(l.lots_end, 'infinity') as lots_end,  -- of a wallet: no lot with units ends before this, or null: none ends
     l.crossed as told                           -- thresholds that were reached and reported, by kind (p of a period, w of a window, l of a lifetime, in upper case of spending alone), limit and name
 from metered.ledger f
-    cross join lateral (select y.seq, y.spent, y.refunded, y.credited, y.held, y.at, y.epoch, y.next_due, y.lots_end, y.crossed
+    cross join lateral (select y.seq, y.spent, y.refunded, y.credited, y.held, y.at, y.epoch, y.next_due, y.lots_end, y.crossed,
+            case when y.tallied then (select coalesce(sum(x.amount), 0)::bigint from metered.tallies x where x.scope = y.scope) else 0 end as apart
         from metered.ledger y where y.scope = f.scope order by y.seq desc limit 1) l
     left join metered.resources r on r.scope = f.scope
 where f.seq = 1 and f.seq & 15 = 1;             -- as the index over time has it

@@ -15,18 +15,20 @@ declare
     clk  timestamptz := metered.clock();
     open bigint[];
     due  bigint[];
+    apart bigint[];     -- units of tallies before each time
     t    timestamptz;
 begin
     perform metered._require(cardinality(times) between 1 and 2001 and array_ndims(times) = 1 and array_lower(times, 1) = 1
         and array_position(times, null) is null, 'times');
     open := case when tip.held > 0 then metered._unsettled_spends(of_scope, times) end;
     due := case when tip.next_due <= clk then metered._due_minima(tip, times, clk) end;
+    apart := case when tip.tallied then metered._tallies_before(tip, times) end;
     for i in 1..cardinality(times) loop
         t := times[i] - interval '1 microsecond';       -- an entry at an edge is after it
         unsettled := coalesce(open[i], 0);
         if tip.at <= t then
             seq := tip.seq;
-            spent := tip.spent + coalesce(due[i], 0);
+            spent := tip.spent + coalesce(due[i], 0) + coalesce(apart[i], 0);
             refunded := tip.refunded;
             credited := tip.credited;
             refunded_after := 0;

@@ -134,6 +134,7 @@ declare
 begin
     perform metered._require(max_holds between 1 and 10000 and keep_pending is not null,
         'sweep_due');
+    perform metered._fold_all();
     behind := '{}';
     skipped := 0;
     select array_agg(d.no order by d.due, d.no) filter (where d.locks <= 2000),

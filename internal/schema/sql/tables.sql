@@ -34,6 +34,7 @@ create table metered.ledger (
     anchor_spent bigint,              -- spent at that time: it bounds the units spent since
     lots_end timestamptz,             -- no lot of the scope ends or begins before this, or null: the scope has no lots
     crossed jsonb,                    -- the reported thresholds, until they are armed again, or null
+    tallied boolean,                  -- true: charges without limits may be rows of tallies, else null
     -- The guard: a writer that did not see the last entry collides here,
     -- whatever its isolation level, even if it never took the lock.
     primary key (scope, seq)
@@ -44,6 +45,17 @@ create table metered.ledger (
 -- of a million entries (measured: 105 microseconds against 19).
 create index ledger_time on metered.ledger (scope, epoch, at, seq)
     where seq & 15 = 1 or kind = 'k';
+
+-- Charges without limits of busy scopes that are not in the chain yet: see tallies.sql.
+create table metered.tallies (
+    at     timestamptz not null,        -- when
+    amount bigint not null,             -- charged units
+    scope  text collate "C" not null,   -- the charged scope
+    operation_tenant text,              -- of the operation
+    operation text,                     -- the operation's id, where a command made the charge
+    note   jsonb,                       -- actor, tenant, correlation, reason
+    primary key (scope, at)
+);
 
 -- Refunds by the charge they refund, summed in blocks of 16^level charges (level 0: one charge): the refunds of all charges after some entry
 -- are at most 15 rows of each level, however many there are. See ADR 1.

@@ -271,7 +271,7 @@ begin
         lines := '{}';
         for l in
             select y.scope, y.amount, y.captured, y.open, y.due, y.opened_seq, y.refunded as given_back, y.at_least, t.seq, t.at, t.spent, t.refunded, t.credited, t.held, t.epoch, t.next_due,
-                t.anchor_at, t.anchor_spent, t.lots_end, t.crossed
+                t.anchor_at, t.anchor_spent, t.lots_end, t.crossed, t.tallied
             from metered.hold_lines y left join lateral (
                 select * from metered.ledger e where e.scope = y.scope order by e.seq desc limit 1 for key share) t on true
             where y.hold = k.nos[i] order by y.scope
@@ -289,6 +289,8 @@ begin
                     tip := metered._entry_for_write(l.scope);
                 elsif l.lots_end <= greatest(k.clk, l.at) or l.lots_end is not null and l.next_due <= k.clk then
                     tip := metered._settle(metered._entry_for_write(l.scope), k.clk, metered._ends_per_call(), 0, wait_ms);
+                elsif l.tallied then
+                    tip := metered._entry_for_write(l.scope);
                 end if;
                 if tip.scope = l.scope and tip.seq >= l.seq then
                     select tip.seq, tip.at, tip.spent, tip.credited, tip.held, tip.next_due, tip.lots_end

@@ -311,3 +311,16 @@ create table metered.packed_rows (
     body     text   not null,           -- the row, as the table's type has it as text
     primary key (tenant, nth, row_no)
 );
+
+alter table metered.ledger add column tallied boolean;
+
+-- Charges without limits of busy scopes that are not in the chain yet: see tallies.sql.
+create table metered.tallies (
+    at     timestamptz not null,        -- when
+    amount bigint not null,             -- charged units
+    scope  text collate "C" not null,   -- the charged scope
+    operation_tenant text,              -- of the operation
+    operation text,                     -- the operation's id, where a command made the charge
+    note   jsonb,                       -- actor, tenant, correlation, reason
+    primary key (scope, at)
+);

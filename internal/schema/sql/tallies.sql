@@ -1,0 +1,245 @@
+-- Charges without limits of a busy scope, such as the total of a channel that all users share. They do not queue: each is a row of its own
+-- (a tally), written without the scope's lock, and whoever has that lock next folds all rows that it sees into the chain.
+--
+-- A scope has tallies from the charge on that had to wait for its lock (tallied in its entries). So a writer learns from the last entry, which it
+-- reads anyway, whether it has to look for rows. A row that it does not see was committed after it looked, and is charged after it.
+--
+-- What nothing may be charged to without the lock (a wallet, a closed scope, a scope that is forgotten) takes the tallies' lock,
+-- exclusively, and folds once more: _end_tallies. A tally has it shared. See ADR 26.
+
+-- The key of the lock that ends the tallies of a scope.
+create function metered._tally_key(of_scope text) returns bigint
+language sql stable
+as $$
+    select metered._lock_key('metered/tally/metered', convert_to(of_scope, 'UTF8'))
+$$;
+
+-- Folds the tallies of a scope, which is locked, into its chain, whose last entry is tip, and returns the last entry then. Each row
+-- becomes an entry, in the order of their times, but no earlier than the entry before it.
+create function metered._fold(tip metered.ledger) returns metered.ledger
+language plpgsql volatile
+as $$
+declare
+    clk    timestamptz := metered.clock();
+    rows_  bigint;
+    made   bigint;
+    folded metered.ledger := tip;
+begin
+    with gone as (
+        delete from metered.tallies x where x.scope = tip.scope returning x.*
+    ), placed as (
+        select g.*, row_number() over w as nth, (sum(g.amount) over w)::bigint as sum
+        from gone g window w as (order by g.at)
+    ), entries as (
+        insert into metered.ledger ({entry columns}, ref)
+        select {entry of tip: seq = tip.seq + p.nth, amount = p.amount, at = greatest(tip.at, least(p.at, clk)), spent = tip.spent + p.sum,
+            kind = 'c', hold = null, operation_tenant = p.operation_tenant, operation = p.operation, note = p.note}, metered._in_us(p.at)
+        from placed p
+        on conflict do nothing
+        returning seq
+    )
+    select (select count(*) from gone), (select count(*) from entries) into rows_, made;
+    if made < rows_ then
+        perform metered._collided();
+    elsif made > 0 then
+        select * into folded from metered.ledger l where l.scope = tip.scope and l.seq = tip.seq + made;
+    end if;
+    return folded;
+end
+$$;
+
+-- The units of a scope's tallies that count after a time, or of all of them (null), for a reader.
+create function metered._tallied_units(tip metered.ledger, since timestamptz) returns bigint
+language sql stable
+as $$
+    select coalesce(sum(x.amount), 0)::bigint from metered.tallies x
+    where x.scope = tip.scope and (since is null or tip.at > since or x.at > since)
+$$;
+
+-- Writes a charge without limits as a tally, if its scope has them, and returns its time, which no other one of the scope has, or null.
+create function metered._tally(c metered.new_charge, origin metered.origin) returns timestamptz
+language plpgsql volatile
+as $$
+declare
+    made timestamptz;
+begin
+    if (c.amount between 1 and 1099511627776 and c.held = 0 and c.must_exist is not true and c.lease is null
+        and coalesce(pg_column_size(c.note) <= 8192 and pg_column_compression(c.note) is null and not c.note ? 'use', true)
+        and pg_try_advisory_xact_lock_shared(metered._tally_key(c.scope))) is not true then
+        return null;
+    end if;
+    -- Its snapshot is newer than the lock. Two charges of one microsecond wait for each other.
+    for nth in 0..99 loop
+        insert into metered.tallies as y (at, amount, scope, operation_tenant, operation, note)
+        select greatest(metered.clock(), t.at + interval '1 microsecond') + nth * interval '1 microsecond', c.amount, c.scope,
+            origin.tenant, origin.operation, c.note
+        from (select l.at, l.spent, l.tallied, l.lots_end, l.next_due from metered.ledger l where l.scope = c.scope order by l.seq desc limit 1) t
+        where t.tallied and t.lots_end is null and t.next_due is distinct from '-infinity' and t.spent < 4611686018427387904
+        on conflict do nothing
+        returning y.at into made;
+        exit when made is not null or nth = 0 and not exists (select from metered.tallies y where y.scope = c.scope);
+    end loop;
+    return made;
+end
+$$;
+
+-- _write_charges, where some charges were written as tallies, at these times: makes the others, or takes the tallies back. The seq of
+-- a tally is its time in microseconds, less than 0. One in 32 also folds, if nobody has the scope's lock.
+create function metered._write_others(charges metered.new_charge[], tallies timestamptz[], ahead interval, wait_ms int,
+    origin metered.origin, mode text, hold metered.hold_terms, standing boolean) returns metered.charged
+language plpgsql volatile
+as $$
+declare
+    others metered.new_charge[] := '{}';
+    posted metered.charged;
+    answer metered.charged;
+    n      int := 0;
+begin
+    for i in 1..cardinality(charges) loop
+        if tallies[i] is null then
+            others := others || charges[i];
+        end if;
+    end loop;
+    if others <> '{}' then
+        posted := metered._write_charges(others, ahead, wait_ms, origin, mode, hold, standing);
+        answer := posted;
+        if posted.refused is not null then
+            for i in 1..cardinality(charges) loop
+                delete from metered.tallies y where y.scope = charges[i].scope and y.at = tallies[i];
+            end loop;
+            return answer;
+        end if;
+    end if;
+    for i in 1..cardinality(charges) loop
+        if tallies[i] is not null then
+            answer.ats[i] := tallies[i];
+            answer.seqs[i] := -metered._in_us(tallies[i]);
+            answer.held[i] := 0;
+            answer.at := coalesce(answer.at, tallies[i]);
+            if answer.seqs[i] & 31 = 0 and metered._try_lock(metered._scope_key(charges[i].scope)) then
+                perform metered._entry_for_write(charges[i].scope);
+            end if;
+        else
+            n := n + 1;
+            answer.ats[i] := posted.ats[n];
+            answer.seqs[i] := posted.seqs[n];
+            answer.held[i] := coalesce(posted.held[n], 0);
+        end if;
+    end loop;
+    return answer;
+end
+$$;
+
+-- Ends the tallies of a scope that is locked: no transaction writes one from here on. e is its last entry, as far as the caller knows it,
+-- which gets the number, the time and the spent units of the last one.
+create function metered._end_tallies(e metered.ledger) returns metered.ledger
+language plpgsql volatile
+as $$
+declare
+    last   metered.ledger;
+    waited boolean;
+begin
+    -- An old snapshot does not see the tallies that the lock waited for.
+    if metered._one_snapshot() then
+        raise exception 'a scope with tallies becomes a wallet, or is closed, at READ COMMITTED' using errcode = '25001';
+    end if;
+    waited := metered._lock_keys(array[metered._tally_key(e.scope)], 10000);
+    last := metered._entry_for_write(e.scope);
+    e.seq := last.seq;
+    e.at := greatest(e.at, last.at);
+    e.spent := last.spent;
+    e.tallied := null;
+    return e;
+end
+$$;
+
+-- Keeps tallies out of scopes that are locked, until the transaction ends, and folds those that there are: for a caller to whom nothing
+-- of the past may be missing.
+create function metered._without_tallies(scopes text[], wait_ms int) returns void
+language plpgsql volatile
+as $$
+declare
+    waited boolean;
+    s      text;
+    busy   text[] := array(select s.scope from unnest(scopes) s(scope),
+        lateral (select l.tallied from metered.ledger l where l.scope = s.scope order by l.seq desc limit 1) t where t.tallied);
+begin
+    if busy <> '{}' then
+        waited := metered._lock_keys(array(select metered._tally_key(b) as key from unnest(busy) b order by 1), wait_ms);
+        foreach s in array busy loop
+            perform metered._entry_for_write(s);
+        end loop;
+    end if;
+end
+$$;
+
+-- Folds the tallies of scopes whose locks are free, of up to 100 scopes.
+create function metered._fold_all() returns void
+language plpgsql volatile
+as $$
+declare
+    s text := '';
+begin
+    for nth in 1..100 loop
+        select x.scope into s from metered.tallies x where x.scope > s order by x.scope limit 1;
+        exit when not found;
+        if metered._try_lock(metered._scope_key(s)) then
+            perform metered._entry_for_write(s);
+        end if;
+    end loop;
+end
+$$;
+
+-- The keys of locks that a command takes first, with those of the scopes of its charges without limits, unless these are tallies.
+create function metered.with_sums(keys bigint[], scopes text[]) returns bigint[]
+language plpgsql volatile
+as $$
+begin
+    return array(select distinct k.key from (
+        select unnest(keys) as key
+        union all
+        select metered._scope_key(s.scope) from unnest(scopes) s(scope)
+        where metered._one_snapshot() or metered._sharded() or (
+            select l.tallied and l.lots_end is null and l.next_due is distinct from '-infinity'
+            from metered.ledger l where l.scope = s.scope order by l.seq desc limit 1) is not true) k order by 1);
+end
+$$;
+
+-- The units of a scope's tallies that count before each of the times, which ascend (see usage_at).
+create function metered._tallies_before(tip metered.ledger, times timestamptz[]) returns bigint[]
+language plpgsql stable
+as $$
+declare
+    units bigint[] := array_fill(0::bigint, array[cardinality(times)]);
+    total bigint := 0;
+    r     record;
+begin
+    for r in
+        select width_bucket(greatest(x.at, tip.at), times) as nth, sum(x.amount)::bigint as amount
+        from metered.tallies x where x.scope = tip.scope group by 1
+    loop
+        if r.nth < cardinality(times) then
+            units[r.nth + 1] := r.amount;
+        end if;
+    end loop;
+    for i in 1..cardinality(times) loop
+        total := total + units[i];
+        units[i] := total;
+    end loop;
+    return units;
+end
+$$;
+
+-- The entry of a tally that was folded, or null.
+create function metered._seq_of_tally(of_scope text, named bigint) returns bigint
+language plpgsql stable
+as $$
+declare
+    tip  metered.ledger := metered._last_entry(of_scope);
+    base bigint := (metered._base(of_scope, tip.seq, tip.epoch, timestamptz 'epoch' - (named + 1) * interval '1 microsecond')).seq;
+begin
+    return (select l.seq from metered.ledger l
+        where l.scope = of_scope and l.seq > coalesce(base, 0) and l.kind = 'c' and l.ref = -named
+        order by l.seq limit 1);
+end
+$$;
