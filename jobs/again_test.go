@@ -563,19 +563,50 @@ func TestRun_NoticesOfAStrangerCostFewLooks(t *testing.T) {
 	g := openGated(t, nil)
 	first := g.mustEnqueue(process{"a"}, needs(slots("gpu", 1, 1)))
 	second := g.mustEnqueue(process{"b"}, needs(slots("gpu", 1, 1)))
+	type wait struct {
+		atLeast time.Duration
+		over    chan time.Time
+	}
+	asked, stopped := make(chan wait), make(chan struct{})
+	jobs.Apart(g.Enqueuer, func(atLeast time.Duration) <-chan time.Time {
+		over := make(chan time.Time, 1)
+		select {
+		case asked <- wait{atLeast, over}: // and then Run looks when the test says that the time is over
+		case <-stopped:
+			close(over)
+		}
+		return over
+	})
 	var looks atomic.Int64
 	counted := pgtest.Reopen(t, g.pool, func(c *pgxpool.Config) { c.ConnConfig.Tracer = counts{"release_jobs", &looks} })
 	run(t, g.Enqueuer, counted, func(err error) { t.Error(err) })
 	pgtest.WaitFor(t, "Run listens", func() bool {
 		return pgtest.Value[int](t, g.pool, "select count(*) from pg_stat_activity where query like 'listen %' and datname = current_database()") > 0
 	})
-	before, began := looks.Load(), time.Now()
-	for time.Since(began) < 3*time.Second { // hundreds of looks, if each notice caused one
-		_, err := g.pool.Exec(g.ctx, "select pg_notify('metered_parked', '')")
-		require.NoError(t, err)
+	// Each look that a notice causes waits, twice as long as the one before. The looks that Run makes by itself double the wait, too.
+	least := 5 * time.Millisecond
+	for range 8 {
+		var heard wait
+		pgtest.WaitFor(t, "Run has heard a notice, and waits", func() bool {
+			pgtest.Execute(t, g.pool, "select pg_notify('metered_parked', '')")
+			select {
+			case heard = <-asked:
+				return true
+			case <-time.After(20 * time.Millisecond):
+				return false
+			}
+		})
+		require.GreaterOrEqual(t, heard.atLeast, least)
+		least = min(2*least, 200*time.Millisecond)
+		before := looks.Load()
+		for range 20 {
+			pgtest.Execute(t, g.pool, "select pg_notify('metered_parked', '')")
+		}
+		require.LessOrEqual(t, looks.Load(), before+1, "none while it waits, but for one of its own")
+		heard.over <- time.Time{}
 	}
-	took := time.Since(began)
-	require.LessOrEqual(t, looks.Load()-before, 10+int64(took/(150*time.Millisecond)), "in %s", took)
+	require.Equal(t, 200*time.Millisecond, least)
+	close(stopped)
 	g.end(first.JobID)
 	pgtest.WaitFor(t, "the job starts", func() bool { return contains(g.river(), second.JobID) })
 }

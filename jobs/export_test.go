@@ -2,6 +2,7 @@ package jobs
 
 import (
 	"context"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 )
@@ -25,4 +26,9 @@ func EndAll(ctx context.Context, e *Enqueuer, pool *pgxpool.Pool, ids ...string)
 // does.
 func TakeOut(ctx context.Context, e *Enqueuer, pool *pgxpool.Pool, id int64, hold string) error {
 	return e.takeOut(ctx, pool, id, hold)
+}
+
+// Apart has wait in place of the time that Run keeps between looks which notices cause.
+func Apart(e *Enqueuer, wait func(atLeast time.Duration) <-chan time.Time) {
+	e.apart = func(_ time.Time, atLeast time.Duration) <-chan time.Time { return wait(atLeast) }
 }

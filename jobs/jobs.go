@@ -71,6 +71,14 @@ type Enqueuer struct {
 	claimSQL, claimManySQL, renumberSQL, findSQL, purgeSQL, purgeableSQL string
 
 	gate gate
+
+	// apart is the wait for a look that a notice causes, after the one that began. A test has its own.
+	apart func(began time.Time, atLeast time.Duration) <-chan time.Time
+}
+
+// after waits until a look that began is so long ago.
+func after(began time.Time, atLeast time.Duration) <-chan time.Time {
+	return time.After(time.Until(began.Add(atLeast)))
 }
 
 // New sends no SQL. The client may be insert-only.
@@ -107,6 +115,7 @@ func New(client *river.Client[pgx.Tx], config Config) (*Enqueuer, error) {
 	}
 	return &Enqueuer{
 		gate:         gate,
+		apart:        after,
 		channel:      channel,
 		client:       client,
 		sequence:     sequence.Sanitize(),

@@ -74,7 +74,7 @@ func (e *Enqueuer) Run(ctx context.Context, pool *pgxpool.Pool, onError func(err
 			select {
 			case <-ctx.Done():
 			case <-timer.C:
-			case <-time.After(time.Until(began.Add(apart))):
+			case <-e.apart(began, apart):
 			}
 		}
 		timer.Stop()
