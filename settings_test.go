@@ -50,6 +50,7 @@ func TestStatements_AreSentSoThatNoSettingChangesTheirAnswers(t *testing.T) {
 
 // bySomebodyElse are the places that pass statements on, or pin the settings themselves.
 var bySomebodyElse = []string{
+	"internal/command/statements.go SendBatch",                                                                           // Command.Statements
 	"internal/guardtx/guardtx.go Query", "internal/guardtx/guardtx.go QueryRow", "internal/guardtx/guardtx.go SendBatch", // a caller's statements
 	"jobs/citusjobs/citusjobs.go Query", "jobs/citusjobs/citusjobs.go QueryRow", // River's statements
 	"internal/command/owned.go SendBatch", // begins with answer.PinSQL

@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/answer"
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/ledger"
 	"github.com/pgmetered/metered/internal/savepoint"
@@ -206,11 +207,11 @@ func (c Change) fingerprint() []byte {
 func (b *Book) change(ctx context.Context, tx pgx.Tx, c Change) (changed Changed, err error) {
 	changed.Plan = c.Plan
 	print := c.fingerprint()
-	var before, answer []byte
+	var before, given []byte
 	var effect time.Time
 	var waiting, by string
-	err = tx.QueryRow(ctx, b.sql.beginChange, c.Wallet, b.ledger.LockKey(c.Wallet), c.Reference, c.Plan, b.waitMS()).
-		Scan(&changed.At, &before, &answer, &effect, &waiting, &by)
+	err = answer.QueryRow(ctx, tx, b.sql.beginChange, c.Wallet, b.ledger.LockKey(c.Wallet), c.Reference, c.Plan, b.waitMS()).
+		Scan(&changed.At, &before, &given, &effect, &waiting, &by)
 	switch {
 	case err != nil:
 		return changed, failed("change", err)
@@ -218,7 +219,7 @@ func (b *Book) change(ctx context.Context, tx pgx.Tx, c Change) (changed Changed
 		return Changed{}, fmt.Errorf("%w: wallet %q, change %q", ErrConflict, c.Wallet, c.Reference)
 	case len(before) > 0:
 		changed.Replayed = true
-		if err := json.Unmarshal(answer, &changed); err != nil {
+		if err := json.Unmarshal(given, &changed); err != nil {
 			return Changed{}, failed("read a change", err)
 		}
 		return changed, nil
@@ -242,10 +243,10 @@ func (b *Book) change(ctx context.Context, tx pgx.Tx, c Change) (changed Changed
 		return Changed{}, err
 	}
 	changed.At, changed.Ends, changed.Expires = changed.At.UTC(), changed.Ends.UTC(), changed.Expires.UTC()
-	if answer, err = json.Marshal(changed); err != nil {
+	if given, err = json.Marshal(changed); err != nil {
 		return Changed{}, failed("keep a change", err)
 	}
-	_, err = tx.Exec(ctx, b.sql.noteChange, c.Wallet, c.Reference, c.Plan, changed.To, changed.At, kind, print, string(answer))
+	_, err = tx.Exec(ctx, b.sql.noteChange, c.Wallet, c.Reference, c.Plan, changed.To, changed.At, kind, print, string(given))
 	if err != nil {
 		return Changed{}, failed("keep a change", err)
 	}
@@ -349,7 +350,7 @@ func (b *Book) planState(ctx context.Context, tx pgx.Tx, c Change, seq int64) (s
 			since = &c.To.Starts
 		}
 	}
-	err = tx.QueryRow(ctx, b.sql.planState, c.Wallet, c.Plan, seq, plan.Value(), since, c.AtEnd).
+	err = answer.QueryRow(ctx, tx, b.sql.planState, c.Wallet, c.Plan, seq, plan.Value(), since, c.AtEnd).
 		Scan(&s.at, &s.starts, &s.ends, &s.next, &s.lots, &s.held, &s.first)
 	if err != nil {
 		return s, failed("change", err)

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/answer"
 	"github.com/pgmetered/metered/internal/fault"
 )
 
@@ -66,7 +67,7 @@ func (b *Book) Overage(ctx context.Context, tx pgx.Tx, o Overage) (over Granted,
 	if !o.At.IsZero() {
 		at = &o.At
 	}
-	err = tx.QueryRow(ctx, b.sql.overage, o.Wallet, b.ledger.LockKey(o.Wallet), o.Plan, at, b.waitMS()).
+	err = answer.QueryRow(ctx, tx, b.sql.overage, o.Wallet, b.ledger.LockKey(o.Wallet), o.Plan, at, b.waitMS()).
 		Scan(&status, &no, &paid, &restored, &ends, &g.Category, g.Priority, &g.Uses)
 	switch {
 	case err != nil:
@@ -91,7 +92,7 @@ const lotEndSQL = `select nullif(expires_at, 'infinity') from metered.lots where
 // since the last write: it sets an end that a lot has already.
 func (b *Book) writeDue(ctx context.Context, tx pgx.Tx, o Overage) error {
 	var ends *time.Time
-	switch err := tx.QueryRow(ctx, b.sql.lotEnd, o.Wallet, o.Plan).Scan(&ends); {
+	switch err := answer.QueryRow(ctx, tx, b.sql.lotEnd, o.Wallet, o.Plan).Scan(&ends); {
 	case errors.Is(err, pgx.ErrNoRows):
 		return nil
 	case err != nil:
