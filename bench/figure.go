@@ -151,7 +151,7 @@ func printMisses(w io.Writer, results []result) {
 }
 
 // figures are measured in this order.
-var figures = slices.Concat(chargeFigures, snapshotFigures, thresholdFigures, batchFigures, windowFigures, walletFigures, commandFigures, leaseFigures,
+var figures = slices.Concat(chargeFigures, snapshotFigures, thresholdFigures, batchFigures, windowFigures, walletFigures, dueFigures, commandFigures, leaseFigures,
 	allowFigures, pieceFigures, parkedFigures, holdFigures, seatFigures, carveFigures, observerFigures, pageFigures)
 
 // median returns 0 of nothing.

@@ -59,8 +59,13 @@ type backlog struct {
 	then time.Duration // after it all is due
 
 	plain  bool     // the scope is no wallet
+	since  bool     // fill grants the first lot, at the time from which n counts
 	flat   []string // calls that read, write and ask as much, whatever is due
 	writes []string // calls that write and ask as much, and read in proportion to it
+
+	// grows has what is missing: calls that write more, the more is due, and how many rows each of n
+	// costs at most today. These numbers may fall, and a call at zero moves to writes.
+	grows map[string]int64
 }
 
 // holdsDue places holds, each of which falls due a microsecond after the one before.
@@ -77,6 +82,21 @@ func (f *fixture) holdsDue(scope string, n int, least int64, line holds.Line) {
 		return struct{}{}, nil
 	})
 	require.NoError(f, err)
+}
+
+// plansIdle grants daily plans so many days ago, whose units roll over for three days.
+func plansIdle(plans int) func(f *fixture, scope string, days int) {
+	return func(f *fixture, scope string, days int) {
+		f.clock.Set(noon.AddDate(0, 0, -days))
+		f.grant(wallet.Grant{Wallet: scope, Amount: 1_000_000, Reference: "paid"})
+		for i := range plans {
+			f.grant(wallet.Grant{
+				Wallet: scope, Amount: 5, Reference: fmt.Sprint("plan", i), Renews: daily,
+				RollCap: 8, RollFor: 3 * day, RollTimes: 1, RollShared: plans > 1,
+			})
+		}
+		f.clock.Set(noon)
+	}
 }
 
 func (f *fixture) lotsEnd(scope string, n int, g wallet.Grant) {
@@ -105,22 +125,29 @@ func TestWork_OfACallIsAsMuchHoweverMuchIsDue(t *testing.T) {
 	for _, b := range []backlog{
 		{name: "due holds of a plain scope", few: 100, many: many, plain: true, then: 2 * time.Hour, fill: func(f *fixture, scope string, n int) {
 			f.holdsDue(scope, n, 0, holds.Line{Scope: scope, Amount: 2})
-		}, writes: []string{"charge", "place", "usage"}},
+		}, writes: []string{"charge", "place", "usage", "sweep"}},
+		{name: "due holds of a plain scope, half of them with a minimum", few: 100, many: many, plain: true, then: 2 * time.Hour, fill: func(f *fixture, scope string, n int) {
+			f.holdsDue(scope, n, 1, holds.Line{Scope: scope, Amount: 2})
+		}, writes: []string{"usage", "sweep"}, grows: map[string]int64{"charge": 1, "place": 1}},
 		{name: "due holds of a wallet", few: 100, many: many, then: 2 * time.Hour, fill: func(f *fixture, scope string, n int) {
 			f.holdsDue(scope, n, 0, f.book.Line(scope, 2))
-		}, writes: []string{"balance", "usage"}},
+		}, writes: []string{"balance", "usage", "sweep"}, grows: map[string]int64{"charge": 1, "draw": 1, "grant": 1, "place": 1}},
 		{name: "ended lots", few: 60, many: pgtest.Size(400, 1000), then: 2 * time.Hour, fill: lots(wallet.Grant{}), flat: all},
 		{name: "ended lots with uses", few: 60, many: pgtest.Size(400, 1000), then: 2 * time.Hour, fill: lots(wallet.Grant{Uses: []string{"images"}}), flat: all},
 		{name: "lots that rolled over", few: 60, many: pgtest.Size(400, 1000), then: 2 * time.Hour, fill: lots(wallet.Grant{RollCap: 5, RollFor: day}),
 			flat: []string{"revoke"}, writes: []string{"charge", "draw", "grant", "place", "usage"}},
 		{name: "lots that rolled over, and ended", few: 60, many: pgtest.Size(400, 1000), then: 3 * day, fill: lots(wallet.Grant{RollCap: 5, RollFor: day, RollTimes: 1}),
 			flat: []string{"revoke"}, writes: []string{"charge", "draw", "grant", "place", "usage"}},
+		{name: "an idle plan", few: 10, many: pgtest.Size(60, 3*365), since: true, fill: plansIdle(1),
+			writes: []string{"sweep"}, grows: map[string]int64{"charge": 10, "draw": 10, "grant": 10, "place": 10}},
+		{name: "five idle plans", few: 10, many: pgtest.Size(60, 365), since: true, fill: plansIdle(5),
+			writes: []string{"sweep"}, grows: map[string]int64{"charge": 30, "draw": 30, "grant": 30, "place": 30}},
 	} {
 		t.Run(b.name, func(t *testing.T) {
 			t.Parallel()
 			f := setUp(t, wallet.Config{})
 			for scope, n := range map[string]int{"little": b.few, "much": b.many} {
-				if !b.plain {
+				if !b.plain && !b.since {
 					f.grant(wallet.Grant{Wallet: scope, Amount: 1_000_000, Reference: "paid"})
 				}
 				b.fill(f, scope, n)
@@ -139,6 +166,11 @@ func TestWork_OfACallIsAsMuchHoweverMuchIsDue(t *testing.T) {
 				if i < len(b.flat) {
 					require.LessOrEqual(t, much.read, 2*little.read+10, "%s: rows read", name)
 				}
+			}
+			for name, each := range b.grows {
+				much := f.workOf(func(ctx context.Context, tx pgx.Tx) error { return calls[name](ctx, tx, "much") })
+				t.Logf("%s, which grows: %+v", name, much)
+				require.LessOrEqual(t, much.written, each*int64(b.many)+50, "%s: rows written", name)
 			}
 		})
 	}
@@ -191,6 +223,14 @@ func (f *fixture) calledOn(plain bool) map[string]func(ctx context.Context, tx p
 		},
 		"balance": func(ctx context.Context, tx pgx.Tx, scope string) error {
 			_, err := f.book.Balance(ctx, tx, scope)
+			return err
+		},
+		"sweep": func(ctx context.Context, tx pgx.Tx, scope string) error { // a transaction of one
+			sql := "select metered.sweep_wallet($1, '-infinity', 0, 500, true, null, 1000, false)"
+			if plain {
+				sql = "select metered.sweep_scope($1, 500, true, null)"
+			}
+			_, err := tx.Exec(ctx, sql, scope)
 			return err
 		},
 		"revoke": func(ctx context.Context, tx pgx.Tx, scope string) error {
