@@ -51,7 +51,7 @@ var all = []Mutant{
 	{"a repair begins no epoch", "repair_clock", "e.epoch := e.epoch + 1;", "", "./budget", "TestClock_RepairLetsChargesPassAndNothingLeaveEarly"},
 	{"a series takes another day than the server's", "budget/series.go", "if differs != nil {", "if false && differs != nil {", "./budget", "TestSeries_OfAZoneThatTheServerShowsOtherwiseIsAnError"},
 	{"an anchor outlives a repair", "repair_clock", "e.anchor_at := null;", "", "./budget", "TestCharge_AnAnchorEndsWithTheClockItIsOf"},
-	{"a series has no due minimum", "usage_at", "spent := tip.spent + coalesce(due[i], 0);", "spent := tip.spent;", "./holds", "TestAtLeast_IsOnTheInvoiceOfTheMonthInWhichItFellDue"},
+	{"a series has no due minimum", "usage_at", "spent := tip.spent + coalesce(due[i], 0) +", "spent := tip.spent +", "./holds", "TestAtLeast_IsOnTheInvoiceOfTheMonthInWhichItFellDue"},
 
 	// Scopes that must exist, events, commands.
 	{"a retired scope exists", "_absence", "when r.retired_at is not null then 'retired'", "when false then 'retired'", "./holds", "TestPlace_OfAScopeThatMustExistAndDoesNot"},
