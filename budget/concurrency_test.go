@@ -390,7 +390,7 @@ func TestLedger_WorksInEveryQueryExecMode(t *testing.T) {
 			for e, err := range l.Entries(ctx, pool, `a'"\{,}`, budget.EntriesOptions{}) {
 				require.NoError(t, err)
 				require.Equal(t, e.Kind != "credit", e.Note == note)
-				seen = append(seen, e.Kind)
+				seen = append(seen, string(e.Kind))
 			}
 			require.Equal(t, []string{"charge", "refund", "credit"}, seen)
 			_, err = l.Purge(ctx, pool, budget.PurgeOptions{OlderThan: time.Microsecond})

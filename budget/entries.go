@@ -12,26 +12,30 @@ import (
 	"github.com/pgmetered/metered/internal/answer"
 )
 
+// EntryKind says what an entry does: a verb, such as "lapse". What the entry does to lots is said by
+// wallet.MoveKind, in participles, such as "lapsed".
+type EntryKind string
+
 // Kinds of entries (Entry.Kind). A switch over them names these, since a mistyped text counts
 // nothing.
 const (
-	EntryCharge      = "charge"       // units were spent
-	EntryCredit      = "credit"       // units were added
-	EntryRefund      = "refund"       // units of a charge were given back
-	EntryClockRepair = "clock repair" // the clock had been set back
-	EntryHold        = "hold"         // units are kept
-	EntryCapture     = "capture"      // held units were spent
-	EntryRelease     = "release"      // held units were freed
-	EntryExpire      = "expire"       // held units were freed by time
-	EntryClose       = "close"        // a carved scope ended
-	EntryLapse       = "lapse"        // units of a lot ended, which lowers Credited
-	EntryRevoke      = "revoke"       // units of a lot were taken back, which lowers Credited
-	EntryRollOver    = "roll over"    // units of a lot ended. The credit after it has them again
-	EntrySchedule    = "schedule"     // a lot that begins later, or whose end was set
+	EntryCharge      EntryKind = "charge"       // units were spent
+	EntryCredit      EntryKind = "credit"       // units were added
+	EntryRefund      EntryKind = "refund"       // units of a charge were given back
+	EntryClockRepair EntryKind = "clock repair" // the clock had been set back
+	EntryHold        EntryKind = "hold"         // units are kept
+	EntryCapture     EntryKind = "capture"      // held units were spent
+	EntryRelease     EntryKind = "release"      // held units were freed
+	EntryExpire      EntryKind = "expire"       // held units were freed by time
+	EntryClose       EntryKind = "close"        // a carved scope ended
+	EntryLapse       EntryKind = "lapse"        // units of a lot ended, which lowers Credited
+	EntryRevoke      EntryKind = "revoke"       // units of a lot were taken back, which lowers Credited
+	EntryRollOver    EntryKind = "roll over"    // units of a lot ended. The credit after it has them again
+	EntrySchedule    EntryKind = "schedule"     // a lot that begins later, or whose end was set
 )
 
 // kinds are the kinds as the ledger stores them.
-var kinds = map[string]string{
+var kinds = map[string]EntryKind{
 	"c": EntryCharge, "d": EntryCredit, "r": EntryRefund, "k": EntryClockRepair,
 	"h": EntryHold, "u": EntryCapture, "l": EntryRelease, "x": EntryExpire, "z": EntryClose,
 	"e": EntryLapse, "v": EntryRevoke, "o": EntryRollOver, "s": EntrySchedule,
@@ -45,7 +49,7 @@ type Entry struct {
 	Seq int64 `json:"seq"`
 
 	// Kind is one of EntryCharge, EntryCredit, EntryRefund and so on.
-	Kind string `json:"kind"`
+	Kind EntryKind `json:"kind"`
 
 	// Amount is the entry's number of units. It is 0 for a clock repair and a close.
 	Amount int64 `json:"amount"`

@@ -190,7 +190,7 @@ func TestCarve_AClosedChildLetsNothingIn(t *testing.T) {
 	for e, err := range f.ledger.Entries(t.Context(), f.db, "run", budget.EntriesOptions{}) {
 		require.NoError(t, err)
 		require.Zero(t, e.HoldDue)
-		kinds = append(kinds, e.Kind)
+		kinds = append(kinds, string(e.Kind))
 	}
 	require.Equal(t, []string{"credit", "charge", "close"}, kinds)
 	require.Equal(t, "close", pgtest.Value[string](t, f.db, `select kind from metered.statement where scope = 'run' order by seq desc limit 1`))

@@ -134,7 +134,7 @@ func (f *fixture) kinds(from int64) (kinds []string, amounts []int64) {
 	f.Helper()
 	for e, err := range f.ledger.Entries(f.Context(), f.pool, "ann", budget.EntriesOptions{After: from - 1}) {
 		require.NoError(f, err)
-		kinds, amounts = append(kinds, e.Kind), append(amounts, e.Amount)
+		kinds, amounts = append(kinds, string(e.Kind)), append(amounts, e.Amount)
 	}
 	return kinds, amounts
 }

@@ -22,27 +22,31 @@ type Line struct {
 	Lots []Move `json:"lots,omitempty"`
 }
 
-// Kinds of moves (Move.Kind). The entry itself has budget.EntryRollOver and so on.
+// MoveKind says what an entry did to a lot: a participle, such as "lapsed". The entry itself is of a
+// budget.EntryKind, a verb, such as "lapse".
+type MoveKind string
+
+// Kinds of moves (Move.Kind).
 const (
-	MoveCredited   = "credited"    // a new lot has units
-	MoveTaken      = "taken"       // by a charge
-	MovePaidBack   = "paid back"   // for an earlier overdraft
-	MoveGivenBack  = "given back"  // by a refund
-	MoveHeld       = "held"        // by a hold
-	MoveHeldAfter  = "held after"  // for overdrawn units of an earlier hold
-	MoveCaptured   = "captured"    // held units were spent
-	MoveFreed      = "freed"       // held units were freed
-	MoveLapsed     = "lapsed"      // the lot ended
-	MoveRevoked    = "revoked"     // by Book.Revoke
-	MoveRolledOver = "rolled over" // into another lot
-	MoveScheduled  = "scheduled"   // the lot begins later, or its end was set
-	MoveWithdrawn  = "withdrawn"   // before the lot began
-	MoveApplied    = "applied"     // units of a lot with Uses, to the next entry
-	MoveKept       = "kept"        // for Uses again, after a release or a refund
-	MoveReinstated = "reinstated"  // by Book.Reinstate
+	MoveCredited   MoveKind = "credited"    // a new lot has units
+	MoveTaken      MoveKind = "taken"       // by a charge
+	MovePaidBack   MoveKind = "paid back"   // for an earlier overdraft
+	MoveGivenBack  MoveKind = "given back"  // by a refund
+	MoveHeld       MoveKind = "held"        // by a hold
+	MoveHeldAfter  MoveKind = "held after"  // for overdrawn units of an earlier hold
+	MoveCaptured   MoveKind = "captured"    // held units were spent
+	MoveFreed      MoveKind = "freed"       // held units were freed
+	MoveLapsed     MoveKind = "lapsed"      // the lot ended
+	MoveRevoked    MoveKind = "revoked"     // by Book.Revoke
+	MoveRolledOver MoveKind = "rolled over" // into another lot
+	MoveScheduled  MoveKind = "scheduled"   // the lot begins later, or its end was set
+	MoveWithdrawn  MoveKind = "withdrawn"   // before the lot began
+	MoveApplied    MoveKind = "applied"     // units of a lot with Uses, to the next entry
+	MoveKept       MoveKind = "kept"        // for Uses again, after a release or a refund
+	MoveReinstated MoveKind = "reinstated"  // by Book.Reinstate
 )
 
-var moveKinds = map[string]string{
+var moveKinds = map[string]MoveKind{
 	"d": MoveCredited,
 	"t": MoveTaken,
 	"p": MovePaidBack,
@@ -68,8 +72,8 @@ type Move struct {
 	Reference string `json:"reference,omitempty"`
 	Category  string `json:"category,omitempty"`
 	// Kind is one of MoveCredited, MoveTaken and so on.
-	Kind   string `json:"kind,omitempty"`
-	Amount int64  `json:"amount"`
+	Kind   MoveKind `json:"kind,omitempty"`
+	Amount int64    `json:"amount"`
 }
 
 const movesSQL = `
