@@ -187,6 +187,8 @@ type autocommit struct {
 	budget.Querier
 }
 
+func (a autocommit) Conn() *pgx.Conn { return nil }
+
 func (a autocommit) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
 	return a.Querier.QueryRow(ctx, sql, args...)
 }

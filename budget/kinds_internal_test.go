@@ -17,9 +17,9 @@ func TestEntry_KindsAreThoseOfTheView(t *testing.T) {
 	_, text, found := strings.Cut(string(raw), "case l.kind ")
 	require.True(t, found)
 	text, _, _ = strings.Cut(text, " end as kind")
-	told := map[string]string{}
+	told := map[string]EntryKind{}
 	for _, m := range regexp.MustCompile(`when '(.)' then '([^']*)'`).FindAllStringSubmatch(text, -1) {
-		told[m[1]] = m[2]
+		told[m[1]] = EntryKind(m[2])
 	}
 	require.Equal(t, told, kinds)
 }

@@ -286,6 +286,8 @@ type autocommit struct {
 	conn *pgxpool.Conn
 }
 
+func (a autocommit) Conn() *pgx.Conn { return a.conn.Conn() }
+
 func (a autocommit) Begin(ctx context.Context) (pgx.Tx, error) { return a.conn.Begin(ctx) }
 
 func (a autocommit) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {

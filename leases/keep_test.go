@@ -85,7 +85,7 @@ func TestStranger_DelaysCallsAndChangesNoNumber(t *testing.T) {
 	for _, lock := range []string{`select pg_advisory_lock($1)`, `select pg_advisory_unlock($1)`} {
 		_, err := conn.Exec(t.Context(), lock, f.ledger.LockKey("hot"))
 		require.NoError(t, err)
-		_, err = hasty.ChargeNow(t.Context(), f.db, charge(3))
+		_, err = hasty.ChargeNow(t.Context(), f.db, charge(3, budget.Lifetime(1000)))
 		if lock == `select pg_advisory_lock($1)` {
 			require.ErrorIs(t, err, budget.ErrBusy)
 			continue

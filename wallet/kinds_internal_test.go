@@ -17,9 +17,9 @@ func TestMove_KindsAreThoseOfTheView(t *testing.T) {
 	_, text, found := strings.Cut(string(raw), "case m.kind ")
 	require.True(t, found)
 	text, _, _ = strings.Cut(text, " end as does")
-	told := map[string]string{}
+	told := map[string]MoveKind{}
 	for _, m := range regexp.MustCompile(`when '(.)' then '([^']*)'`).FindAllStringSubmatch(text, -1) {
-		told[m[1]] = m[2]
+		told[m[1]] = MoveKind(m[2])
 	}
 	require.Equal(t, told, moveKinds)
 }

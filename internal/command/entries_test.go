@@ -182,7 +182,7 @@ func TestDo_CreditsAndRefundsAreTheCommands(t *testing.T) {
 				require.NoError(t, err)
 				last = e
 			}
-			require.Equal(t, []any{int64(4), "refund", int64(3), "bank", "refund", "broken"},
+			require.Equal(t, []any{int64(4), budget.EntryRefund, int64(3), "bank", "refund", "broken"},
 				[]any{last.Seq, last.Kind, last.Ref, last.OperationTenant, last.Operation, last.Note.Reason})
 		})
 	}

@@ -235,8 +235,8 @@ begin
         after_end := step.last_end;
         after_no := step.last_no;
     end loop;
-    if every and only_scope is not null and step.more then
-        next := (metered._last_entry(only_scope)).lots_end;
+    if every and only_scope is not null then
+        next := case when step.more then (metered._last_entry(only_scope)).lots_end end;
         if next <= metered.clock() then
             last_end := next - interval '1 microsecond';
             last_no := 9223372036854775807;
