@@ -117,7 +117,8 @@ type rate struct {
 // ratesSQL finds the last entry before a time, for each scope and length of time, as metered._base
 // does: by the index of every sixteenth entry, and the fifteen after it. The difference of two
 // entries is the amount written since. If a purge took that entry, the first that is left takes its
-// place. Without the limit the planner expects a thousand epochs, and compiles (jit).
+// place. Charges that are not in the chain yet (tallies) are young, and count. Without the limit the
+// planner expects a thousand epochs, and compiles (jit).
 const ratesSQL = `
 select s.scope, (extract(epoch from w.within) * 1e6)::bigint, t.at,
     t.seq - coalesce(m.seq, b.seq, 0), t.spent - coalesce(m.spent, b.spent, 0), m.seq is not null
@@ -125,7 +126,10 @@ from pg_catalog.unnest($1::text[]) s(scope)
 cross join pg_catalog.unnest($2::interval[]) w(within)
 cross join (select metered.clock() as now offset 0) c
 cross join lateral (
-    select l.seq, l.spent, l.at, l.epoch from metered.ledger l where l.scope = s.scope order by l.seq desc limit 1) t
+    select l.seq + y.made as seq, l.spent + y.units as spent, l.at, l.epoch
+    from (select l.seq, l.spent, l.at, l.epoch, l.tallied from metered.ledger l where l.scope = s.scope order by l.seq desc limit 1) l,
+         lateral (select count(*) as made, coalesce(pg_catalog.sum(x.amount), 0)::bigint as units
+          from metered.tallies x where l.tallied and x.scope = s.scope) y) t
 left join lateral (
     select b.seq, b.spent
     from (select pg_catalog.generate_series(greatest(0, t.epoch - 15), t.epoch::int) limit 16) g(e),

@@ -209,6 +209,29 @@ func TestScopes_ListsByPrefixInPages(t *testing.T) {
 	})
 }
 
+// Charges of a busy scope that are not in the chain yet count in lists, in its details and as hot.
+func TestScopes_CountTallies(t *testing.T) {
+	t.Parallel()
+	f := setUp(t)
+	f.charge("1", "channel", 5)
+	execute(t, f.pool, "update metered.ledger set tallied = true where scope = 'channel'")
+	f.charge("2", "channel", 7)
+	require.Equal(t, 1, pgtest.Count(t, f.pool, "metered.ledger"))
+	require.Equal(t, 1, pgtest.Count(t, f.pool, "metered.tallies"))
+	f.read(func(ctx context.Context, r *inspect.Reader) {
+		list, err := r.Scopes(ctx, inspect.ScopeFilter{Limit: 10})
+		require.NoError(t, err)
+		require.Equal(t, int64(12), list.Scopes[0].Used)
+		detail, err := r.Scope(ctx, "channel")
+		require.NoError(t, err)
+		require.Equal(t, int64(12), detail.Spent)
+		hot, err := r.Hot(ctx, time.Minute, 10)
+		require.NoError(t, err)
+		require.Equal(t, int64(2), hot.Scopes[0].Entries)
+		require.Equal(t, int64(12), hot.Scopes[0].Units)
+	})
+}
+
 func TestOperations_HaveTheirOutcomes(t *testing.T) {
 	t.Parallel()
 	f := setUp(t)

@@ -106,8 +106,10 @@ with recursive s as (
 const scopeColumns = `
     t.seq, t.at, t.spent, t.refunded, t.credited, t.held, t.epoch, coalesce(t.next_due = '-infinity', false), t.lots_end is not null`
 
+// lastEntry counts charges that are not in the chain yet (tallies) as spent.
 const lastEntry = `lateral (
-    select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.next_due, l.lots_end, l.crossed
+    select l.seq, l.at, l.spent + case when l.tallied then coalesce((
+        select pg_catalog.sum(x.amount) from metered.tallies x where x.scope = l.scope), 0)::bigint else 0 end as spent, l.refunded, l.credited, l.held, l.epoch, l.next_due, l.lots_end, l.crossed
     from metered.ledger l where l.scope = s.scope order by l.seq desc limit 1) t`
 
 const scopesSQL = skipSQL + `
