@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/stretchr/testify/require"
 
@@ -63,6 +64,8 @@ func TestRedeem_PrintsWithoutItsToken(t *testing.T) {
 	for _, handler := range []slog.Handler{slog.NewTextHandler(&out, nil), slog.NewJSONHandler(&out, nil)} {
 		slog.New(handler).Info("x", "token", *cmd.Token, "pointer", cmd.Token, "command", cmd)
 	}
+	cmd.Statements = &pgx.Batch{}
+	cmd.Statements.Queue("insert into keys values ($1)", "secret").Exec(func(pgconn.CommandTag) error { return nil })
 	require.NoError(t, json.NewEncoder(&out).Encode(cmd))
 	require.NotContains(t, out.String(), "secret")
 	require.NotContains(t, out.String(), fmt.Sprintf("%x", "secret"))

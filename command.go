@@ -111,8 +111,9 @@ type Command struct {
 	// Charges. They go in one round trip with its claim, its record and COMMIT. So they answer
 	// nothing, none may end the transaction, and each is one statement. A batch may be sent again.
 	// The error of one is a *StatementError, and then nothing was done. Whatever they depend on
-	// belongs in Input: the same ID with other statements is no conflict.
-	Statements *pgx.Batch
+	// belongs in Input: the same ID with other statements is no conflict. They are not in a
+	// Command's JSON, since their arguments may be secrets.
+	Statements *pgx.Batch `json:"-"`
 
 	settling *settling // of a session
 }
