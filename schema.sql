@@ -1825,6 +1825,11 @@ begin
         e.seq := e.seq + 1;
         e.note := nullif(note, '')::jsonb;
     end if;
+    if e.tallied then   -- in an epoch of earlier times, the number of one could come twice
+        e.seq := e.seq - 1;
+        e := metered._end_tallies(e);
+        e.seq := e.seq + 1;
+    end if;
     if e.crossed is not null then
         e.crossed := metered._reported_after_repair(metered._last_entry(of_scope), clk);
     end if;
@@ -1858,12 +1863,12 @@ as $$
 $$;
 
 -- Folds the tallies of a scope, which is locked, into its chain, whose last entry is tip, and returns the last entry then. Each row
--- becomes an entry, in the order of their times, but no earlier than the entry before it.
+-- becomes an entry, in the order of their times, but no earlier than the entry before it, nor than its own time, even if the clock was
+-- set back: else a later tally could get that time again, and with it the number.
 create function metered._fold(tip metered.ledger) returns metered.ledger
 language plpgsql volatile
 as $$
 declare
-    clk    timestamptz := metered.clock();
     rows_  bigint;
     made   bigint;
     folded metered.ledger := tip;
@@ -1875,7 +1880,7 @@ begin
         from gone g window w as (order by g.at)
     ), entries as (
         insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed, tallied, ref)
-        select tip.seq + p.nth, p.amount, greatest(tip.at, least(p.at, clk)), tip.spent + p.sum, tip.refunded, tip.credited, tip.held, tip.epoch, 'c', tip.scope, tip.next_due, null, p.operation_tenant, p.operation, p.note, tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed, tip.tallied, metered._in_us(p.at)
+        select tip.seq + p.nth, p.amount, greatest(tip.at, p.at), tip.spent + p.sum, tip.refunded, tip.credited, tip.held, tip.epoch, 'c', tip.scope, tip.next_due, null, p.operation_tenant, p.operation, p.note, tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed, tip.tallied, metered._in_us(p.at)
         from placed p
         on conflict do nothing
         returning seq
@@ -1983,7 +1988,7 @@ declare
 begin
     -- An old snapshot does not see the tallies that the lock waited for.
     if metered._one_snapshot() then
-        raise exception 'a scope with tallies becomes a wallet, or is closed, at READ COMMITTED' using errcode = '25001';
+        raise exception 'a scope with tallies becomes a wallet, is closed, or has its clock repaired, at READ COMMITTED' using errcode = '25001';
     end if;
     waited := metered._lock_keys(array[metered._tally_key(e.scope)], 10000);
     last := metered._entry_for_write(e.scope);
@@ -2087,16 +2092,21 @@ begin
 end
 $$;
 
--- The entry of a tally that was folded, or null.
+-- The entry of a tally that was folded, or null. It is no earlier than the tally. A scope has tallies in its first epoch only.
 create function metered._seq_of_tally(of_scope text, named bigint) returns bigint
 language plpgsql stable
 as $$
 declare
-    tip  metered.ledger := metered._last_entry(of_scope);
-    base bigint := (metered._base(of_scope, tip.seq, tip.epoch, timestamptz 'epoch' - (named + 1) * interval '1 microsecond')).seq;
+    before timestamptz := timestamptz 'epoch' - (named + 1) * interval '1 microsecond';
 begin
     return (select l.seq from metered.ledger l
-        where l.scope = of_scope and l.seq > coalesce(base, 0) and l.kind = 'c' and l.ref = -named
+        where l.scope = of_scope and l.epoch = 0 and l.kind = 'c' and l.ref = -named
+            and l.seq > coalesce((select base.seq from (select y.seq from metered.ledger y
+                where y.scope = of_scope and y.epoch = 0 and y.at <= before and (y.seq & 15 = 1 or y.kind = 'k')
+                order by y.at desc, y.seq desc limit 1) mark,
+            lateral (select y.seq, y.spent, y.refunded from metered.ledger y
+                where y.scope = of_scope and y.seq between mark.seq and mark.seq + 15 and y.epoch = 0 and y.at <= before
+                order by y.seq desc limit 1) base), 0)
         order by l.seq limit 1);
 end
 $$;
@@ -6688,7 +6698,8 @@ begin
             else
                 tip := metered._fold(tip);
             end if;
-        elsif c.scope = any (sums) and (waited or current_setting('metered_tx.waited', true) = 'true') and tip.seq > 0 and tip.lots_end is null and not metered._sharded() then
+        elsif c.scope = any (sums) and (waited or current_setting('metered_tx.waited', true) = 'true') and tip.seq > 0 and tip.epoch = 0
+            and tip.lots_end is null and not metered._sharded() then
             tip.tallied := true;
         end if;
         if tip.at > at or tip.next_due <= at or tip.lots_end <= at or tip.crossed is not null then

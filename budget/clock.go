@@ -83,7 +83,8 @@ select coalesce(seq, 0), coalesce(at, 'epoch'), (extract(epoch from ahead) * 1e6
 from metered.repair_clock($1::text, $2::bigint, $3::int, $4::text)`
 
 // RepairClock ends ErrClock for a scope, once the database's clock is right: it appends an entry in
-// a new epoch. A second call does nothing. It needs metered.GrantMaintenanceSQL.
+// a new epoch. A second call does nothing. It needs metered.GrantMaintenanceSQL, and READ COMMITTED
+// for a scope that many charge at once without limits.
 func (l *Ledger) RepairClock(ctx context.Context, tx pgx.Tx, scope string, note Note) (ClockState, error) {
 	if err := cmp.Or(l.made(), notNil("tx", tx)); err != nil {
 		return ClockState{}, err

@@ -116,7 +116,8 @@ begin
             else
                 tip := metered._fold(tip);
             end if;
-        elsif c.scope = any (sums) and (waited or current_setting('metered_tx.waited', true) = 'true') and tip.seq > 0 and tip.lots_end is null and not metered._sharded() then
+        elsif c.scope = any (sums) and (waited or current_setting('metered_tx.waited', true) = 'true') and tip.seq > 0 and tip.epoch = 0
+            and tip.lots_end is null and not metered._sharded() then
             tip.tallied := true;
         end if;
         if tip.at > at or tip.next_due <= at or tip.lots_end <= at or tip.crossed is not null then

@@ -433,6 +433,11 @@ begin
         e.seq := e.seq + 1;
         e.note := nullif(note, '')::jsonb;
     end if;
+    if e.tallied then   -- in an epoch of earlier times, the number of one could come twice
+        e.seq := e.seq - 1;
+        e := metered._end_tallies(e);
+        e.seq := e.seq + 1;
+    end if;
     if e.crossed is not null then
         e.crossed := metered._reported_after_repair(metered._last_entry(of_scope), clk);
     end if;

@@ -15,12 +15,12 @@ as $$
 $$;
 
 -- Folds the tallies of a scope, which is locked, into its chain, whose last entry is tip, and returns the last entry then. Each row
--- becomes an entry, in the order of their times, but no earlier than the entry before it.
+-- becomes an entry, in the order of their times, but no earlier than the entry before it, nor than its own time, even if the clock was
+-- set back: else a later tally could get that time again, and with it the number.
 create function metered._fold(tip metered.ledger) returns metered.ledger
 language plpgsql volatile
 as $$
 declare
-    clk    timestamptz := metered.clock();
     rows_  bigint;
     made   bigint;
     folded metered.ledger := tip;
@@ -32,7 +32,7 @@ begin
         from gone g window w as (order by g.at)
     ), entries as (
         insert into metered.ledger ({entry columns}, ref)
-        select {entry of tip: seq = tip.seq + p.nth, amount = p.amount, at = greatest(tip.at, least(p.at, clk)), spent = tip.spent + p.sum,
+        select {entry of tip: seq = tip.seq + p.nth, amount = p.amount, at = greatest(tip.at, p.at), spent = tip.spent + p.sum,
             kind = 'c', hold = null, operation_tenant = p.operation_tenant, operation = p.operation, note = p.note}, metered._in_us(p.at)
         from placed p
         on conflict do nothing
@@ -141,7 +141,7 @@ declare
 begin
     -- An old snapshot does not see the tallies that the lock waited for.
     if metered._one_snapshot() then
-        raise exception 'a scope with tallies becomes a wallet, or is closed, at READ COMMITTED' using errcode = '25001';
+        raise exception 'a scope with tallies becomes a wallet, is closed, or has its clock repaired, at READ COMMITTED' using errcode = '25001';
     end if;
     waited := metered._lock_keys(array[metered._tally_key(e.scope)], 10000);
     last := metered._entry_for_write(e.scope);
@@ -230,16 +230,16 @@ begin
 end
 $$;
 
--- The entry of a tally that was folded, or null.
+-- The entry of a tally that was folded, or null. It is no earlier than the tally. A scope has tallies in its first epoch only.
 create function metered._seq_of_tally(of_scope text, named bigint) returns bigint
 language plpgsql stable
 as $$
 declare
-    tip  metered.ledger := metered._last_entry(of_scope);
-    base bigint := (metered._base(of_scope, tip.seq, tip.epoch, timestamptz 'epoch' - (named + 1) * interval '1 microsecond')).seq;
+    before timestamptz := timestamptz 'epoch' - (named + 1) * interval '1 microsecond';
 begin
     return (select l.seq from metered.ledger l
-        where l.scope = of_scope and l.seq > coalesce(base, 0) and l.kind = 'c' and l.ref = -named
+        where l.scope = of_scope and l.epoch = 0 and l.kind = 'c' and l.ref = -named
+            and l.seq > coalesce((select base.seq from {base: scope = of_scope, epoch = 0, since = before}), 0)
         order by l.seq limit 1);
 end
 $$;

@@ -1,0 +1,85 @@
+package budget_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/pgtest"
+)
+
+// sum charges a busy scope, and returns the entry, which is a tally.
+func sum(t testing.TB, pool *pgxpool.Pool, l *budget.Ledger, scope string, amount int64) budget.Posted {
+	t.Helper()
+	posted := mustCharge(t, pool, l, scope, amount)
+	require.Negative(t, posted.Seq)
+	return posted
+}
+
+func TestTally_ItsNumberNamesOneChargeWhateverTheClockDoes(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	pool, l, clock := open(t)
+	makeBusy(t, pool, l, "channel")
+	fold := func() {
+		mustCharge(t, pool, l, "channel", 1, budget.Lifetime(1<<40))
+		require.Zero(t, pgtest.Count(t, pool, "metered.tallies"))
+	}
+	var posted []budget.Posted
+	for range 3 { // the clock stands still
+		posted = append(posted, sum(t, pool, l, "channel", 10), sum(t, pool, l, "channel", 20))
+		fold()
+	}
+	clock.Advance(time.Hour)
+	posted = append(posted, sum(t, pool, l, "channel", 30))
+	clock.Advance(-time.Hour)
+	fold()
+	posted = append(posted, sum(t, pool, l, "channel", 40))
+	fold()
+	pending := sum(t, pool, l, "channel", 45)
+	repair := func(tx pgx.Tx) error {
+		_, err := l.RepairClock(ctx, tx, "channel", budget.Note{})
+		return err
+	}
+	require.Equal(t, "25001", code(pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.RepeatableRead}, repair)))
+	require.NoError(t, pgx.BeginFunc(ctx, pool, repair))
+	posted = append(posted, pending)
+	require.Zero(t, pgtest.Count(t, pool, "metered.tallies"))
+
+	// From here on, times come twice: the scope has no tallies any more, even if it is busy.
+	tx := begin(t, pool, pgx.ReadCommitted)
+	require.NoError(t, l.Lock(ctx, tx, "channel"))
+	waits := make(chan error, 1)
+	go func() {
+		_, err := charge(ctx, pool, l, "channel", 49)
+		waits <- err
+	}()
+	pgtest.WaitAdvisory(t, pool, 1)
+	require.NoError(t, tx.Commit(ctx))
+	require.NoError(t, <-waits)
+	posted = append(posted, mustCharge(t, pool, l, "channel", 50))
+	require.Positive(t, posted[len(posted)-1].Seq)
+	fold()
+	seen := map[int64]bool{}
+	for _, p := range posted {
+		require.False(t, seen[p.Seq], "%d names two charges", p.Seq)
+		seen[p.Seq] = true
+		require.NoError(t, refund(ctx, pool, l, "channel", p.Seq, p.Amount-1))
+		require.ErrorIs(t, refund(ctx, pool, l, "channel", p.Seq, 2), budget.ErrRefundExceeds)
+		require.NoError(t, refund(ctx, pool, l, "channel", p.Seq, 1))
+	}
+	var last time.Time
+	for e, err := range l.Entries(ctx, pool, "channel", budget.EntriesOptions{}) {
+		require.NoError(t, err)
+		if e.Kind == budget.EntryClockRepair {
+			last = time.Time{}
+		}
+		require.False(t, e.At.Before(last), "entry %d", e.Seq)
+		last = e.At
+	}
+	requireVerified(t, pool, l)
+}
