@@ -400,6 +400,7 @@ create table metered.tallies (
     scope  text collate "C" not null,   -- the charged scope
     operation_tenant text,              -- of the operation
     operation text,                     -- the operation's id, where a command made the charge
+    hold   text,                        -- the hold's id, where its placement made the charge
     note   jsonb,                       -- actor, tenant, correlation, reason
     primary key (scope, at)
 );
@@ -1880,7 +1881,7 @@ begin
         from gone g window w as (order by g.at)
     ), entries as (
         insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed, tallied, ref)
-        select tip.seq + p.nth, p.amount, greatest(tip.at, p.at), tip.spent + p.sum, tip.refunded, tip.credited, tip.held, tip.epoch, 'c', tip.scope, tip.next_due, null, p.operation_tenant, p.operation, p.note, tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed, tip.tallied, metered._in_us(p.at)
+        select tip.seq + p.nth, p.amount, greatest(tip.at, p.at), tip.spent + p.sum, tip.refunded, tip.credited, tip.held, tip.epoch, 'c', tip.scope, tip.next_due, p.hold, p.operation_tenant, p.operation, p.note, tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed, tip.tallied, metered._in_us(p.at)
         from placed p
         on conflict do nothing
         returning seq
@@ -1904,7 +1905,7 @@ as $$
 $$;
 
 -- Writes a charge without limits as a tally, if its scope has them, and returns its time, which no other one of the scope has, or null.
-create function metered._tally(c metered.new_charge, origin metered.origin) returns timestamptz
+create function metered._tally(c metered.new_charge, origin metered.origin, of_hold text) returns timestamptz
 language plpgsql volatile
 as $$
 declare
@@ -1917,9 +1918,9 @@ begin
     end if;
     -- Its snapshot is newer than the lock. Two charges of one microsecond wait for each other.
     for nth in 0..99 loop
-        insert into metered.tallies as y (at, amount, scope, operation_tenant, operation, note)
+        insert into metered.tallies as y (at, amount, scope, operation_tenant, operation, hold, note)
         select greatest(metered.clock(), t.at + interval '1 microsecond') + nth * interval '1 microsecond', c.amount, c.scope,
-            origin.tenant, origin.operation, c.note
+            origin.tenant, origin.operation, of_hold, c.note
         from (select l.at, l.spent, l.tallied, l.lots_end, l.next_due from metered.ledger l where l.scope = c.scope order by l.seq desc limit 1) t
         where t.tallied and t.lots_end is null and t.next_due is distinct from '-infinity' and t.spent < 4611686018427387904
         on conflict do nothing
@@ -6631,7 +6632,7 @@ begin
         i := coalesce(i, 0) + 1;
         if c.limits is null then    -- a mere sum
             if not look and not metered._sharded() and not metered._one_snapshot() then
-                at := metered._tally(c, origin);
+                at := metered._tally(c, origin, hold.id);
                 if at is not null then
                     tallies[i] := at;
                 end if;
@@ -14936,6 +14937,7 @@ comment on column metered.tallies.amount is 'charged units';
 comment on column metered.tallies.scope is 'the charged scope';
 comment on column metered.tallies.operation_tenant is 'of the operation';
 comment on column metered.tallies.operation is 'the operation''s id, where a command made the charge';
+comment on column metered.tallies.hold is 'the hold''s id, where its placement made the charge';
 comment on column metered.tallies.note is 'actor, tenant, correlation, reason';
 comment on table metered.refund_sum is 'Refunds by the charge they refund, summed in blocks of 16^level charges (level 0: one charge): the refunds of all charges after some entry are at most 15 rows of each level, however many there are. See ADR 1.';
 comment on column metered.refund_sum.block is 'charge''s seq >> 4 * level';

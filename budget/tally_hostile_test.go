@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/pgtest"
 )
 
@@ -81,5 +82,31 @@ func TestTally_ItsNumberNamesOneChargeWhateverTheClockDoes(t *testing.T) {
 		require.False(t, e.At.Before(last), "entry %d", e.Seq)
 		last = e.At
 	}
+	requireVerified(t, pool, l)
+}
+
+func TestTally_OfAPlacementKeepsItsHold(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	pool, l, _ := open(t)
+	book, err := holds.New(l, holds.Config{})
+	require.NoError(t, err)
+	makeBusy(t, pool, l, "channel")
+	place := func(id string) {
+		require.NoError(t, pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+			_, err := book.Place(ctx, tx, holds.Request{ID: id, TTL: time.Hour, Lines: []holds.Line{{Scope: "user", Amount: 5}},
+				Charges: []budget.Charge{{Scope: "channel", Amount: 2}}})
+			return err
+		}))
+	}
+	place("h1")
+	require.Equal(t, 1, pgtest.Count(t, pool, "metered.tallies"))
+	mustCharge(t, pool, l, "channel", 1, budget.Lifetime(10))
+	var of []string
+	for e, err := range l.Entries(ctx, pool, "channel", budget.EntriesOptions{}) {
+		require.NoError(t, err)
+		of = append(of, e.Hold)
+	}
+	require.ElementsMatch(t, []string{"", "", "h1", ""}, of)
 	requireVerified(t, pool, l)
 }

@@ -49,7 +49,7 @@ begin
         i := coalesce(i, 0) + 1;
         if c.limits is null then    -- a mere sum
             if not look and not metered._sharded() and not metered._one_snapshot() then
-                at := metered._tally(c, origin);
+                at := metered._tally(c, origin, hold.id);
                 if at is not null then
                     tallies[i] := at;
                 end if;

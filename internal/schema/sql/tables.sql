@@ -53,6 +53,7 @@ create table metered.tallies (
     scope  text collate "C" not null,   -- the charged scope
     operation_tenant text,              -- of the operation
     operation text,                     -- the operation's id, where a command made the charge
+    hold   text,                        -- the hold's id, where its placement made the charge
     note   jsonb,                       -- actor, tenant, correlation, reason
     primary key (scope, at)
 );

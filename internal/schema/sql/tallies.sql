@@ -33,7 +33,7 @@ begin
     ), entries as (
         insert into metered.ledger ({entry columns}, ref)
         select {entry of tip: seq = tip.seq + p.nth, amount = p.amount, at = greatest(tip.at, p.at), spent = tip.spent + p.sum,
-            kind = 'c', hold = null, operation_tenant = p.operation_tenant, operation = p.operation, note = p.note}, metered._in_us(p.at)
+            kind = 'c', hold = p.hold, operation_tenant = p.operation_tenant, operation = p.operation, note = p.note}, metered._in_us(p.at)
         from placed p
         on conflict do nothing
         returning seq
@@ -57,7 +57,7 @@ as $$
 $$;
 
 -- Writes a charge without limits as a tally, if its scope has them, and returns its time, which no other one of the scope has, or null.
-create function metered._tally(c metered.new_charge, origin metered.origin) returns timestamptz
+create function metered._tally(c metered.new_charge, origin metered.origin, of_hold text) returns timestamptz
 language plpgsql volatile
 as $$
 declare
@@ -70,9 +70,9 @@ begin
     end if;
     -- Its snapshot is newer than the lock. Two charges of one microsecond wait for each other.
     for nth in 0..99 loop
-        insert into metered.tallies as y (at, amount, scope, operation_tenant, operation, note)
+        insert into metered.tallies as y (at, amount, scope, operation_tenant, operation, hold, note)
         select greatest(metered.clock(), t.at + interval '1 microsecond') + nth * interval '1 microsecond', c.amount, c.scope,
-            origin.tenant, origin.operation, c.note
+            origin.tenant, origin.operation, of_hold, c.note
         from (select l.at, l.spent, l.tallied, l.lots_end, l.next_due from metered.ledger l where l.scope = c.scope order by l.seq desc limit 1) t
         where t.tallied and t.lots_end is null and t.next_due is distinct from '-infinity' and t.spent < 4611686018427387904
         on conflict do nothing
