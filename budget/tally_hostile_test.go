@@ -1,6 +1,10 @@
 package budget_test
 
 import (
+	"context"
+	"encoding/json"
+	"errors"
+	"math"
 	"testing"
 	"time"
 
@@ -8,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/pgtest"
@@ -73,6 +78,9 @@ func TestTally_ItsNumberNamesOneChargeWhateverTheClockDoes(t *testing.T) {
 		require.ErrorIs(t, refund(ctx, pool, l, "channel", p.Seq, 2), budget.ErrRefundExceeds)
 		require.NoError(t, refund(ctx, pool, l, "channel", p.Seq, 1))
 	}
+	for _, none := range []int64{math.MinInt64, math.MinInt64 + 1, -1 << 53, -1 << 41, posted[0].Seq + 1} {
+		require.ErrorIs(t, refund(ctx, pool, l, "channel", none, 1), budget.ErrEntryPurged, none)
+	}
 	var last time.Time
 	for e, err := range l.Entries(ctx, pool, "channel", budget.EntriesOptions{}) {
 		require.NoError(t, err)
@@ -108,5 +116,90 @@ func TestTally_OfAPlacementKeepsItsHold(t *testing.T) {
 		of = append(of, e.Hold)
 	}
 	require.ElementsMatch(t, []string{"", "", "h1", ""}, of)
+	requireVerified(t, pool, l)
+}
+
+func TestTally_APurgeFoldsThemAndKeepsTheSums(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	pool, l, clock := open(t)
+	makeBusy(t, pool, l, "channel")
+	var posted []budget.Posted
+	for range 40 {
+		clock.Advance(time.Minute)
+		posted = append(posted, sum(t, pool, l, "channel", 1))
+	}
+	late := tally(t, pool, l, "channel", 7)
+	clock.Advance(time.Minute)
+	require.Positive(t, purge(t, pool, l, 10*time.Minute).Entries)
+	require.Zero(t, pgtest.Count(t, pool, "metered.tallies where scope = 'channel'"))
+	require.NoError(t, late.Commit(ctx))
+	for range 2 { // before the fold of the late one, and after it
+		require.Equal(t, int64(49), usage(t, pool, l, "channel", 0).Used)
+		require.Equal(t, int64(16), usage(t, pool, l, "channel", 10*time.Minute).Used)
+		_, err := charge(ctx, pool, l, "channel", 1, budget.Limit{Max: 16, Window: 10 * time.Minute})
+		require.ErrorIs(t, err, budget.ErrExceeded)
+		requireVerified(t, pool, l)
+		require.NoError(t, pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error { return l.Lock(ctx, tx, "channel") }))
+	}
+	require.ErrorIs(t, refund(ctx, pool, l, "channel", posted[1].Seq, 1), budget.ErrEntryPurged)
+	require.NoError(t, refund(ctx, pool, l, "channel", posted[39].Seq, 1))
+	requireVerified(t, pool, l)
+}
+
+func TestTally_ARepetitionReturnsItsReceiptAfterTheFold(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	pool, l, _ := open(t)
+	c := pgtest.NewClient(t, pool, metered.Config{})
+	makeBusy(t, pool, l, "channel")
+	cmd := metered.Command{ID: "post", Charges: []budget.Charge{{Scope: "channel", Amount: 3, Note: budget.Note{Actor: "ann"}},
+		{Scope: "user", Amount: 1, Limits: []budget.Limit{budget.Lifetime(5)}}}}
+	do := func() metered.Outcome[string] {
+		out, err := metered.Do(ctx, c, cmd, func(context.Context, *metered.Tx) (string, error) { return "posted", nil })
+		require.NoError(t, err)
+		return out
+	}
+	first := do()
+	require.False(t, first.Replayed)
+	require.Negative(t, first.Receipt.Entries[0].Seq)
+	again := do()
+	require.True(t, again.Replayed)
+	mustCharge(t, pool, l, "channel", 1, budget.Lifetime(10))
+	require.Zero(t, pgtest.Count(t, pool, "metered.tallies"))
+	folded := do()
+	require.True(t, folded.Replayed)
+	before, err := json.Marshal(again)
+	require.NoError(t, err)
+	after, err := json.Marshal(folded)
+	require.NoError(t, err)
+	require.Equal(t, string(before), string(after))
+	require.Equal(t, first.Receipt.Entries[0].Seq, folded.Receipt.Entries[0].Seq)
+	require.NoError(t, refund(ctx, pool, l, "channel", folded.Receipt.Entries[0].Seq, 3))
+	require.Equal(t, 1, pgtest.Count(t, pool, "metered.ledger where scope = 'channel' and operation = 'post' and kind = 'c'"))
+	requireVerified(t, pool, l)
+}
+
+func TestTally_TwoThatAlsoWaitForEachOtherEndByACollision(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	pool, l, _ := open(t)
+	makeBusy(t, pool, l, "a")
+	makeBusy(t, pool, l, "b")
+	locks, tallies := begin(t, pool, pgx.ReadCommitted), begin(t, pool, pgx.ReadCommitted)
+	_, err := l.Charge(ctx, locks, budget.Charge{Scope: "b", Amount: 1, Limits: []budget.Limit{budget.Lifetime(100)}})
+	require.NoError(t, err)
+	_, err = l.Charge(ctx, tallies, budget.Charge{Scope: "a", Amount: 1}, budget.Charge{Scope: "c", Amount: 1})
+	require.NoError(t, err)
+	ends := make(chan error, 1)
+	go func() { // it waits for the tally
+		err := l.Lock(ctx, locks, "a")
+		ends <- errors.Join(err, locks.Rollback(ctx))
+	}()
+	pgtest.WaitAdvisory(t, pool, 1)
+	_, err = l.Charge(ctx, tallies, budget.Charge{Scope: "b", Amount: 1, Limits: []budget.Limit{budget.Lifetime(100)}})
+	other := errors.Join(tallies.Rollback(ctx), <-ends)
+	require.True(t, (code(err) == "40P01") != (code(other) == "40P01"), "%v, %v", err, other)
+	require.Equal(t, int64(2), usage(t, pool, l, "a", 0).Used)
 	requireVerified(t, pool, l)
 }

@@ -235,8 +235,12 @@ create function metered._seq_of_tally(of_scope text, named bigint) returns bigin
 language plpgsql stable
 as $$
 declare
-    before timestamptz := timestamptz 'epoch' - (named + 1) * interval '1 microsecond';
+    before timestamptz;
 begin
+    if named < -9007199254740992 then   -- no clock shows that time
+        return null;
+    end if;
+    before := timestamptz 'epoch' - (named + 1) * interval '1 microsecond';
     return (select l.seq from metered.ledger l
         where l.scope = of_scope and l.epoch = 0 and l.kind = 'c' and l.ref = -named
             and l.seq > coalesce((select base.seq from {base: scope = of_scope, epoch = 0, since = before}), 0)
