@@ -265,13 +265,14 @@ begin
     crossed := e.crossed;
     silent := false;
     if cardinality(lifetimes) > 0 then
-        e.credited := e.credited - units - metered._lapsing(e, clk);
+        e.credited := e.credited - metered._lapsing(e, clk);
         if e.next_due <= clk then
             held := held - metered._due_units(e.scope, e.next_due, clk);
             e.spent := e.spent + metered._minima(e, null, clk);
         end if;
         begin
-            w := metered._cross_thresholds(array[row(e.scope, null, 0, 0, lifetimes, null, null, null, null)::metered.new_charge],
+            -- The units are as those of a charge: without them use may be so low that a lot which has begun arms a level.
+            w := metered._cross_thresholds(array[row(e.scope, null, units, 0, lifetimes, null, null, null, null)::metered.new_charge],
                 array_fill(e.spent - e.refunded - e.credited, array[cardinality(lifetimes)]), array[held], clk, array[e]);
             crossed := (w.tips[1]).crossed;
             crossings := w.crossings;
