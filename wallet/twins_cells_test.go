@@ -84,6 +84,7 @@ func (w *twins) heardIn(tw *twin, what string) {
 		}
 		told[key(c.Threshold)]++
 	}
+	heard := tw.heard
 	tw.heard = nil
 	if len(w.cfg.Thresholds) == 0 {
 		return
@@ -93,7 +94,7 @@ func (w *twins) heardIn(tw *twin, what string) {
 		name := key(c)
 		before, now := slices.Contains(tw.remembers, name), slices.Contains(remembered, name)
 		if n := told[name]; n > 1 || n == 1 && !now || n == 0 && now && !before {
-			panic(difference(fmt.Sprintf("%s: twin %d reported %s %d times, and remembers it: %v, before: %v", what, tw.no, name, n, now, before)))
+			panic(difference(fmt.Sprintf("%s: twin %d reported %s %d times, and remembers it: %v, before: %v (%+v)", what, tw.no, name, n, now, before, heard)))
 		}
 	}
 	tw.remembers = remembered

@@ -302,6 +302,7 @@ func (w *twins) call(what string, call func(ctx context.Context, tx pgx.Tx, tw *
 		if txErr == nil {
 			w.heardIn(tw, what)
 		}
+		tw.heard = nil // a report that was rolled back is none
 		if err == nil {
 			err = txErr
 		}
