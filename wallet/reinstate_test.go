@@ -81,6 +81,39 @@ func TestReinstate_UnitsComeBackUnderTheirName(t *testing.T) {
 	}
 }
 
+// A purge leaves the lots that the units of a lot went on in, as long as that lot is there: what is revoked of them has
+// ended, and what is drawn of them is missing.
+func TestReinstate_APurgeForgetsNoUnitsThatWentOn(t *testing.T) {
+	t.Parallel()
+	for _, purged := range []bool{false, true} {
+		t.Run(fmt.Sprint("purged ", purged), func(t *testing.T) {
+			t.Parallel()
+			f := setUp(t, wallet.Config{})
+			f.grant(wallet.Grant{Amount: 100, Reference: "pay"})
+			first := f.rollover(wallet.Rollover{Reference: "pay", Cap: 20, For: day})
+			next := f.rollover(wallet.Rollover{Lot: first.Lot, Cap: 20, For: day})
+			f.draw(5)
+			r, err := f.revoke(wallet.Revoke{Lot: next.Lot})
+			require.NoError(t, err)
+			require.EqualValues(t, 15, r.Amount)
+			for range 16 { // a purge begins what it leaves at a multiple of 16
+				f.grant(wallet.Grant{Amount: 1})
+			}
+			f.clock.Advance(100 * day)
+			f.grant(wallet.Grant{Amount: 1})
+			if purged {
+				_, err := f.ledger.Purge(t.Context(), f.pool, budget.PurgeOptions{OlderThan: 50 * day})
+				require.NoError(t, err)
+			}
+			_, err = f.reinstate(wallet.Revoke{Reference: "pay"})
+			require.ErrorIs(t, err, wallet.ErrExpired)
+			r, err = f.revoke(wallet.Revoke{Reference: "pay"})
+			require.NoError(t, err)
+			require.Equal(t, []int64{80, 5}, []int64{r.Amount, r.Missing})
+		})
+	}
+}
+
 // A subscription is cancelled, and goes on after all: the next period brings its lot, and each one after it.
 func TestReinstate_RenewalsGoOn(t *testing.T) {
 	t.Parallel()

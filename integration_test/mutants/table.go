@@ -272,7 +272,7 @@ var all = []Mutant{
 	{"a sweep's step takes no lock", "sweep_scope", "if not metered._try_lock(metered._scope_key(of_scope)) then", "if false then", "./wallet", "TestDraw_AndAStepOfASweepComeOneAfterTheOther"},
 	{"a lost zone stops the look of a sweep", "_step_until", "exception when sqlstate 'MT010' then", "exception when sqlstate 'MT100' then", "./wallet", "TestZone_ThatTheServerHasLostStopsNoSweepOfHolds"},
 	{"a lost zone stops the sweep of all holds", "sweep_due", "exception when sqlstate 'MT010' then", "exception when sqlstate 'MT100' then", "./wallet", "TestZone_ThatTheServerHasLostStopsNoSweepOfHolds"},
-	{"a purge forgets a plan that has ended", "_purge_lots", "and (y.pending > 0 or y.last_seq >= keep)", "and y.pending > 0", "./wallet", "TestPurge_KeepsTheFirstLotOfAPlanThatRenews"},
+	{"a purge forgets a plan that has ended", "_names_kept", "and (y.pending > 0 or y.last_seq >= keep)", "and y.pending > 0", "./wallet", "TestPurge_KeepsTheFirstLotOfAPlanThatRenews"},
 
 	// Cells.
 	{"a tenant of four parts writes in the cell that it left", "_refuse_moved", "string_to_array(of_scope, '/'))[1:4]", "string_to_array(of_scope, '/'))[1:3]", "./cells", "TestMove_OfNamesOfUpToFourPartsLeavesNoWayBack"},

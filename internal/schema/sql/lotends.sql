@@ -242,6 +242,37 @@ as $$
         'granted_at', l.granted_at, 'expires_at', nullif(l.expires_at, 'infinity'), 'amount', l.untold, 'seq', l.last_seq)
 $$;
 
+-- Whether a lot is the first one of a plan, which renews or has lots that a purge leaves.
+create function metered._names_kept(of_scope text, of_reference text, of_plan metered.lot_plan,
+    keep bigint) returns boolean
+language plpgsql stable
+as $$
+begin
+    return (of_plan.renewal = of_reference) is true and 0 < (select count(*) from metered.lots y
+        where y.scope = of_scope and (y.plan).renewal = of_reference
+          and (y.pending > 0 or y.last_seq >= keep));
+end
+$$;
+
+-- Whether a purge leaves a lot, or one of those whose units went on in it.
+create function metered._comes_of_kept(of_lot bigint, keep bigint) returns boolean
+language plpgsql stable
+as $$
+declare
+    l metered.lots;
+begin
+    while of_lot is not null loop
+        select y.* into l from metered.lots y where y.no = of_lot;
+        if l.last_seq >= keep or l.open or l.keeps or l.held > 0 or l.untold > 0 or l.pending > 0
+            or metered._names_kept(l.scope, l.reference, l.plan, keep) then
+            return true;
+        end if;
+        of_lot := l.from_lot;
+    end loop;
+    return false;
+end
+$$;
+
 -- Deletes the moves of a wallet's entries from one on and before keep, which a purge deletes, and the lots to which nothing was done since, and
 -- nothing can be: they are in no balance. One that another lot rolled over into stays as long as
 -- that one, and the first lot of a plan stays while the plan renews, or its last lots stay: its reference names the plan,
@@ -252,15 +283,14 @@ as $$
 declare
     stays metered.lots;
 begin
-    -- A lot stays while one is there that it went on in: it is found by its reference. And that one stays while it could be rolled over again.
+    -- A lot stays while one is there that it went on in: it is found by its reference. And that one stays while a lot stays that it
+    -- comes of: revocations, and what brings revoked units back, count those of all of them.
     loop
         delete from metered.lot_rows r where r.no = any (array(
             select l.no from metered.lots l where l.scope = of_scope and l.last_seq < keep and not l.open and l.held = 0 and l.untold = 0 and l.pending = 0 and not l.keeps
-            and 0 = (select count(*) from metered.lot_rows y where y.from_lot = l.no)
-            and ((l.plan).renewal is distinct from l.reference or 0 = (select count(*) from metered.lots y
-                where y.scope = of_scope and (y.plan).renewal = l.reference and (y.pending > 0 or y.last_seq >= keep)))
-            and (l.from_lot is null or 1 > (select count(*) from metered.lots y
-                where y.no = l.from_lot and not (y.last_seq < keep and not y.open and y.held = 0 and y.untold = 0 and not y.keeps)))));
+            and case when 0 = (select count(*) from metered.lot_rows y where y.from_lot = l.no)
+                then not metered._names_kept(l.scope, l.reference, l.plan, keep) and not metered._comes_of_kept(l.from_lot, keep)
+                else false end));
         exit when not found;
     end loop;
     for stays in
