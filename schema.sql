@@ -4273,6 +4273,7 @@ declare
     named record;
     was   bigint;
     part  bigint;
+    origin_no bigint;
 begin
     if greatest(octet_length(of_reference), octet_length(origin.tenant), octet_length(origin.operation)) > 255
         or array_lower(limits, 1) <> 1
@@ -4289,9 +4290,12 @@ begin
         and coalesce(units between 1 and 9007199254740992, true), 'revoke');
     e := metered._next_entry(of_scope, key, wait_ms, origin);
     l := metered._find_lot(of_scope, of_lot, of_reference);
+    if l.no is null and of_lot is not null then     -- its number is set aside for units of this lot, whose end is perhaps due
+        select y.no into origin_no from metered.lot_rows y where y.roll_no = of_lot and y.scope = of_scope;
+    end if;
     part := (select coalesce(sum(y.rest), 0) from metered._lots_now(metered._last_entry(of_scope), least(e.at, metered.clock()),
-            case when l.no is not null then metered._family(l.no) when of_lot is not null then array[of_lot] end) y
-        where (y.plan).uses is null and (coalesce(l.no, of_lot) is not null or coalesce(y.reference, (y.plan).of_reference) = of_reference));
+            case when l.no is not null then metered._family(l.no) when of_lot is not null then array[origin_no, of_lot] end) y
+        where (y.plan).uses is null and (y.no = origin_no) is not true and (coalesce(l.no, of_lot) is not null or coalesce(y.reference, (y.plan).of_reference) = of_reference));
     named := metered._name_lot(e, of_lot, of_reference, least(coalesce(units, part), part), limits, wait_ms);
     if named.silent then
         status := 'crossing';
@@ -4455,6 +4459,37 @@ as $$
         'granted_at', l.granted_at, 'expires_at', nullif(l.expires_at, 'infinity'), 'amount', l.untold, 'seq', l.last_seq)
 $$;
 
+-- Whether a lot is the first one of a plan, which renews or has lots that a purge leaves.
+create function metered._names_kept(of_scope text, of_reference text, of_plan metered.lot_plan,
+    keep bigint) returns boolean
+language plpgsql stable
+as $$
+begin
+    return (of_plan.renewal = of_reference) is true and 0 < (select count(*) from metered.lots y
+        where y.scope = of_scope and (y.plan).renewal = of_reference
+          and (y.pending > 0 or y.last_seq >= keep));
+end
+$$;
+
+-- Whether a purge leaves a lot, or one of those whose units went on in it.
+create function metered._comes_of_kept(of_lot bigint, keep bigint) returns boolean
+language plpgsql stable
+as $$
+declare
+    l metered.lots;
+begin
+    while of_lot is not null loop
+        select y.* into l from metered.lots y where y.no = of_lot;
+        if l.last_seq >= keep or l.open or l.keeps or l.held > 0 or l.untold > 0 or l.pending > 0
+            or metered._names_kept(l.scope, l.reference, l.plan, keep) then
+            return true;
+        end if;
+        of_lot := l.from_lot;
+    end loop;
+    return false;
+end
+$$;
+
 -- Deletes the moves of a wallet's entries from one on and before keep, which a purge deletes, and the lots to which nothing was done since, and
 -- nothing can be: they are in no balance. One that another lot rolled over into stays as long as
 -- that one, and the first lot of a plan stays while the plan renews, or its last lots stay: its reference names the plan,
@@ -4465,15 +4500,14 @@ as $$
 declare
     stays metered.lots;
 begin
-    -- A lot stays while one is there that it went on in: it is found by its reference. And that one stays while it could be rolled over again.
+    -- A lot stays while one is there that it went on in: it is found by its reference. And that one stays while a lot stays that it
+    -- comes of: revocations, and what brings revoked units back, count those of all of them.
     loop
         delete from metered.lot_rows r where r.no = any (array(
             select l.no from metered.lots l where l.scope = of_scope and l.last_seq < keep and not l.open and l.held = 0 and l.untold = 0 and l.pending = 0 and not l.keeps
-            and 0 = (select count(*) from metered.lot_rows y where y.from_lot = l.no)
-            and ((l.plan).renewal is distinct from l.reference or 0 = (select count(*) from metered.lots y
-                where y.scope = of_scope and (y.plan).renewal = l.reference and (y.pending > 0 or y.last_seq >= keep)))
-            and (l.from_lot is null or 1 > (select count(*) from metered.lots y
-                where y.no = l.from_lot and not (y.last_seq < keep and not y.open and y.held = 0 and y.untold = 0 and not y.keeps)))));
+            and case when 0 = (select count(*) from metered.lot_rows y where y.from_lot = l.no)
+                then not metered._names_kept(l.scope, l.reference, l.plan, keep) and not metered._comes_of_kept(l.from_lot, keep)
+                else false end));
         exit when not found;
     end loop;
     for stays in
@@ -6512,13 +6546,14 @@ begin
     crossed := e.crossed;
     silent := false;
     if cardinality(lifetimes) > 0 then
-        e.credited := e.credited - units - metered._lapsing(e, clk);
+        e.credited := e.credited - metered._lapsing(e, clk);
         if e.next_due <= clk then
             held := held - metered._due_units(e.scope, e.next_due, clk);
             e.spent := e.spent + metered._minima(e, null, clk);
         end if;
         begin
-            w := metered._cross_thresholds(array[row(e.scope, null, 0, 0, lifetimes, null, null, null, null)::metered.new_charge],
+            -- The units are as those of a charge: without them use may be so low that a lot which has begun arms a level.
+            w := metered._cross_thresholds(array[row(e.scope, null, units, 0, lifetimes, null, null, null, null)::metered.new_charge],
                 array_fill(e.spent - e.refunded - e.credited, array[cardinality(lifetimes)]), array[held], clk, array[e]);
             crossed := (w.tips[1]).crossed;
             crossings := w.crossings;
@@ -15526,40 +15561,40 @@ begin
             _append,_append_lot,_apply_lots,_armed,_as_charges,_as_far_as_admitted,_as_held,_as_rest,_as_wallet,
             _balance,_base,_behind,_beyond_limits,_bound_lock_wait,_by_system,_capped,_capture_lots,_capture_minima,
             _change_lines,_charge_anyway,_charge_of,_charged_json,_check_limits,_check_now,_class_of,_clear_freed,
-            _clear_freed_of,_close_lease,_close_scope,_closed_classes,_collided,_completed_json,_created_json,
-            _credit_lot,_cross_captured,_cross_lowered,_cross_thresholds,_crossed_at,_debt,_debt_paid,_due_after,
-            _due_lots,_due_minima,_due_units,_empty_lot,_end_due,_end_line,_end_lost,_end_lot,_end_minima,
-            _end_minima_of,_end_named,_end_tallies,_ends_per_call,_entry_for_write,_events_per_step,_expire_and_check,
-            _expire_due,_expire_rows,_explain_charges,_family,_find_lot,_first_due,_first_for_write,_first_lot,
-            _fits,_fits_at,_fits_origin,_fold,_fold_all,_free_in_sum,_free_lines,_free_lots,_free_rest,
-            _fresh,_give_back,_goes_on,_goes_short,_gone_on,_has_number,_held_here,_hold_as_json,_hold_before,
-            _hold_of_job,_hold_text,_in_us,_is_job,_join_line,_keep_back,_kept_for,_kept_reports,_key_fits,
-            _keys_of_job,_known_zone,_lags,_lapsing,_largest_number,_last_entry,_later_due,_lease_key,_lease_to_settle,
-            _leased,_leased_units,_leases_channel,_leave_line,_leaves_at,_limits_trouble,_line_before,_line_json,
-            _lines,_load_due,_load_lines,_load_rolling,_lock_all_scopes,_lock_charges,_lock_each,_lock_holds,
-            _lock_key,_lock_keys,_lock_keys_there,_lock_place,_look_again,_lot_begins,_lot_entry,_lots_now,
-            _lower_debts,_make_room,_mark_freed,_meet_upgrade,_mend_numbers,_minima,_minima_leave,_missing_hold,
-            _missing_lot,_missing_token,_move_lot,_moved,_name_lot,_named_holds,_new_hold_id,_next_end,
-            _next_entry,_next_lot,_next_number,_no_amount,_note_lot,_numbers,_old_lot,_on_linux,_on_spending,
-            _one_snapshot,_open_wallet,_other_lane,_others_fall_due,_others_wait,_overdue,_owe,_owe_use,
-            _owed_before,_own_entry,_paid_back,_parked_channel,_parked_json,_parts_of,_pass_ended,_pay_all_debts,
-            _pay_back,_pay_debts,_period_at,_periods_of,_place_short,_placed_before,_placed_json,_places,
-            _plan_kept,_plan_on,_purge_changes,_purge_lots,_queued,_raise_moved,_raise_sequence,_raised,
-            _rearmed,_recall_leases,_recorded_events,_recorded_meanwhile,_refund_fate,_refund_hold,_refund_lots,
-            _refund_parts,_refunds_after,_refuse_closed,_refuse_hold,_refuse_moved,_refuse_old_tenant,_refuse_stale,
-            _refuse_unreported,_refusing,_reinstate,_release_job,_release_line,_release_lines,_remember_hold,
-            _renamed_zones,_renew_lot,_repaid,_reported_after_repair,_reported_until,_require,_require_plan,
-            _resource_for_write,_roll_end,_roll_lot,_rolls,_schedule,_scope_key,_seq_of_tally,_settle,_sharded,
-            _shorter,_sound_uses,_spend_range,_spent_limits,_spent_since,_start_job,_start_lot,_step_until,
-            _sweep_lots,_sweepable,_take_back,_take_kept,_take_lots,_tallied_units,_tallies_before,_tally,
-            _tally_key,_tenant_key,_threshold_key,_token_fits,_told_use,_trouble_job,_try_each,_try_keys,
-            _try_lock,_try_lock_shared,_try_lock_there,_try_start_job,_turn,_turn_at,_unbound_lock_wait,
-            _under_limits,_unknown_use,_unsettled_spends,_untold,_untold_json,_usage_known_from,_use_lots,
-            _use_repaid,_v1_charge,_v1_hold,_v1_hold_no,_v1_issued,_v1_limit,_v1_most,_v1_no,_v1_print,
-            _v1_refused,_v1_standings,_v1_window,_wake_releasers,_whole,_with_absent,_with_debt,_with_keys,
-            _withdraw,_without_debt,_without_lapsing,_without_tallies,_write_charges,_write_due,_write_exact,
-            _write_for_uses,_write_lines,_write_others,_write_plain,_write_up_to,_written_here,announced,
-            begin_change,begin_command,begin_command_plain,block_commit,capture_holds,capture_holds_plain,
+            _clear_freed_of,_close_lease,_close_scope,_closed_classes,_collided,_comes_of_kept,_completed_json,
+            _created_json,_credit_lot,_cross_captured,_cross_lowered,_cross_thresholds,_crossed_at,_debt,
+            _debt_paid,_due_after,_due_lots,_due_minima,_due_units,_empty_lot,_end_due,_end_line,_end_lost,
+            _end_lot,_end_minima,_end_minima_of,_end_named,_end_tallies,_ends_per_call,_entry_for_write,
+            _events_per_step,_expire_and_check,_expire_due,_expire_rows,_explain_charges,_family,_find_lot,
+            _first_due,_first_for_write,_first_lot,_fits,_fits_at,_fits_origin,_fold,_fold_all,_free_in_sum,
+            _free_lines,_free_lots,_free_rest,_fresh,_give_back,_goes_on,_goes_short,_gone_on,_has_number,
+            _held_here,_hold_as_json,_hold_before,_hold_of_job,_hold_text,_in_us,_is_job,_join_line,_keep_back,
+            _kept_for,_kept_reports,_key_fits,_keys_of_job,_known_zone,_lags,_lapsing,_largest_number,_last_entry,
+            _later_due,_lease_key,_lease_to_settle,_leased,_leased_units,_leases_channel,_leave_line,_leaves_at,
+            _limits_trouble,_line_before,_line_json,_lines,_load_due,_load_lines,_load_rolling,_lock_all_scopes,
+            _lock_charges,_lock_each,_lock_holds,_lock_key,_lock_keys,_lock_keys_there,_lock_place,_look_again,
+            _lot_begins,_lot_entry,_lots_now,_lower_debts,_make_room,_mark_freed,_meet_upgrade,_mend_numbers,
+            _minima,_minima_leave,_missing_hold,_missing_lot,_missing_token,_move_lot,_moved,_name_lot,
+            _named_holds,_names_kept,_new_hold_id,_next_end,_next_entry,_next_lot,_next_number,_no_amount,
+            _note_lot,_numbers,_old_lot,_on_linux,_on_spending,_one_snapshot,_open_wallet,_other_lane,_others_fall_due,
+            _others_wait,_overdue,_owe,_owe_use,_owed_before,_own_entry,_paid_back,_parked_channel,_parked_json,
+            _parts_of,_pass_ended,_pay_all_debts,_pay_back,_pay_debts,_period_at,_periods_of,_place_short,
+            _placed_before,_placed_json,_places,_plan_kept,_plan_on,_purge_changes,_purge_lots,_queued,
+            _raise_moved,_raise_sequence,_raised,_rearmed,_recall_leases,_recorded_events,_recorded_meanwhile,
+            _refund_fate,_refund_hold,_refund_lots,_refund_parts,_refunds_after,_refuse_closed,_refuse_hold,
+            _refuse_moved,_refuse_old_tenant,_refuse_stale,_refuse_unreported,_refusing,_reinstate,_release_job,
+            _release_line,_release_lines,_remember_hold,_renamed_zones,_renew_lot,_repaid,_reported_after_repair,
+            _reported_until,_require,_require_plan,_resource_for_write,_roll_end,_roll_lot,_rolls,_schedule,
+            _scope_key,_seq_of_tally,_settle,_sharded,_shorter,_sound_uses,_spend_range,_spent_limits,_spent_since,
+            _start_job,_start_lot,_step_until,_sweep_lots,_sweepable,_take_back,_take_kept,_take_lots,_tallied_units,
+            _tallies_before,_tally,_tally_key,_tenant_key,_threshold_key,_token_fits,_told_use,_trouble_job,
+            _try_each,_try_keys,_try_lock,_try_lock_shared,_try_lock_there,_try_start_job,_turn,_turn_at,
+            _unbound_lock_wait,_under_limits,_unknown_use,_unsettled_spends,_untold,_untold_json,_usage_known_from,
+            _use_lots,_use_repaid,_v1_charge,_v1_hold,_v1_hold_no,_v1_issued,_v1_limit,_v1_most,_v1_no,
+            _v1_print,_v1_refused,_v1_standings,_v1_window,_wake_releasers,_whole,_with_absent,_with_debt,
+            _with_keys,_withdraw,_without_debt,_without_lapsing,_without_tallies,_write_charges,_write_due,
+            _write_exact,_write_for_uses,_write_lines,_write_others,_write_plain,_write_up_to,_written_here,
+            announced,begin_change,begin_command,begin_command_plain,block_commit,capture_holds,capture_holds_plain,
             carve,change_parked,charge,charge_each,charge_leased,charge_plain,charge_up_to,check_charge,
             claim_job_key,clock,complete_command,complete_command_plain,consume_token,create_scopes,credit,
             draw,drop_parked,due_holds,end_child,end_renewal,enter_tenant,expire_hold,explain_parked,extend_holds,

@@ -3,7 +3,6 @@ package wallet_test
 import (
 	"fmt"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -14,20 +13,27 @@ import (
 // began.
 func TestRevoke_TellsAThresholdThatALotArmedUnwritten(t *testing.T) {
 	t.Parallel()
-	for name, after := range map[string]time.Duration{"at the begin": 12 * time.Hour, "later": day} {
+	for _, rolled := range []bool{false, true} {
 		for _, swept := range []bool{true, false} {
-			t.Run(fmt.Sprint(name, ", swept ", swept), func(t *testing.T) {
+			t.Run(fmt.Sprint("by the number of the lot that it rolled into ", rolled, ", swept ", swept), func(t *testing.T) {
 				t.Parallel()
 				f := setUpReporting(t, low(25), nil)
 				first := f.grant(wallet.Grant{Amount: 20, Reference: "plan", Renews: daily, RollCap: 12, RollFor: day})
 				f.draw(6)
 				require.Equal(t, []string{"ann low 14"}, f.crossed())
-				f.clock.Advance(after)
+				f.clock.Advance(day)
 				if swept {
 					f.sweeps()
 				}
 				require.EqualValues(t, 32, f.balance().Units)
-				r, err := f.revoke(wallet.Revoke{Lot: first.Lot, Amount: 8})
+				no := first.Lot
+				for _, l := range f.balance().Lots {
+					if rolled && l.Units == 12 {
+						no = l.Lot
+					}
+				}
+				require.Equal(t, rolled, no != first.Lot)
+				r, err := f.revoke(wallet.Revoke{Lot: no, Amount: 8})
 				require.NoError(t, err)
 				require.EqualValues(t, 8, r.Amount)
 				require.Equal(t, []string{"ann low 24"}, f.crossed())
