@@ -2642,14 +2642,9 @@ begin
 end
 $$;
 
--- What time alone does in a wallet: a lot begins, a lot ends (its rest lapses, goes on in another lot,
--- or both), a plan brings its next lot, a hold falls due. These rules stand here alone. Their functions
--- read and write no table: _advance gets lots, due lines and overdraft as arrays (_load_due), applies
--- the events in their order, and answers with the entries and moves that say so, and with the lots
--- after them. A writer appends them (_settle). A reader answers from the lots (lapses.sql).
---
--- Events come in the order of their times. At one instant lots end, then lots begin, then holds fall
--- due, each from the oldest on. A lot that no row has yet has a number below 0: its place in the array.
+-- What becomes of a lot, a due line or a debt when its time comes: a lot begins, a lot ends (its rest
+-- lapses, goes on in another lot, or both), a plan brings its next lot, a hold falls due. One function
+-- an event, and none reads or writes a table. advance.sql says which event comes next.
 
 -- A lot after a move: its units change by rest and kept, and with the kind of the move drawn, held,
 -- lapsed, revoked and rolled. move is its row. Without a lot it is of overdraft.
@@ -3090,6 +3085,13 @@ begin
 end
 $$;
 
+-- What time alone does in a wallet, in its order. _advance gets lots, due lines and overdraft as arrays
+-- (_load_due), applies the events (duelots.sql), and answers with the entries and moves that say so, and
+-- with the lots after them. A writer appends them (_settle). A reader answers from the lots (lapses.sql).
+--
+-- Events come in the order of their times. At one instant lots end, then lots begin, then holds fall
+-- due, each from the oldest on. A lot that no row has yet has a number below 0: its place in the array.
+
 -- When the turn of a lot comes: it begins, or it ends. Inlined wherever it stands.
 create function metered._turn_at(l metered.lots) returns timestamptz
 language sql immutable
@@ -3287,7 +3289,7 @@ end
 $$;
 
 -- How what is due in a wallet is written, under the wallet's lock, before anything else: _settle loads
--- it (lapses.sql), applies the rules (duelots.sql), and appends the entries and moves that these say.
+-- it (lapses.sql), applies the rules (advance.sql, duelots.sql), and appends the entries and moves that these say.
 --
 -- Nobody draws a lot that has ended, and its lapse changes no other lot. So a call writes the ends of the first few lots, and leaves the
 -- others to later calls. Then lots_end of its entry is not later than the entry: the wallet lags. The balance of an entry that lags contains

@@ -19,6 +19,7 @@ var sources = []string{
 	"lots",
 	"debts",
 	"duelots",
+	"advance",
 	"settle",
 	"lapses",
 	"lotmoves",

@@ -1,5 +1,5 @@
 -- How what is due in a wallet is written, under the wallet's lock, before anything else: _settle loads
--- it (lapses.sql), applies the rules (duelots.sql), and appends the entries and moves that these say.
+-- it (lapses.sql), applies the rules (advance.sql, duelots.sql), and appends the entries and moves that these say.
 --
 -- Nobody draws a lot that has ended, and its lapse changes no other lot. So a call writes the ends of the first few lots, and leaves the
 -- others to later calls. Then lots_end of its entry is not later than the entry: the wallet lags. The balance of an entry that lags contains
