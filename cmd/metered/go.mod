@@ -5,8 +5,8 @@ go 1.26.0
 require (
 	github.com/creack/pty v1.1.24
 	github.com/jackc/pgx/v5 v5.12.0
-	github.com/pgmetered/metered v0.0.0-20261128125021-142b943f74a3
-	github.com/pgmetered/metered/console v0.0.0-20261128125021-142b943f74a3
+	github.com/pgmetered/metered v0.0.0-20261128130007-add2576967a1
+	github.com/pgmetered/metered/console v0.0.0-20261128130007-add2576967a1
 	github.com/riverqueue/river v0.51.0
 	github.com/riverqueue/river/riverdriver/riverpgxv5 v0.51.0
 	github.com/riverqueue/river/rivertype v0.51.0
