@@ -20,7 +20,9 @@ type Charge struct {
 	Amount int64 `json:"amount"`
 
 	// Limits are up to 16 limits, all of which must let the amount in. A charge without limits is
-	// always let in, and recorded. It waits for nobody, so a total of all users is no queue.
+	// always let in, and recorded. Once one of a scope had to wait for others, later ones of that
+	// scope do not wait at READ COMMITTED, so a total of all users is no queue (docs/scale.md). A
+	// wallet's charges, those for a Use and those with MustExist still wait for their turn.
 	Limits []Limit `json:"limits,omitempty"`
 
 	// Note is stored with the entry.
