@@ -258,6 +258,29 @@ func TestOrders_BeginWithTheSameRows(t *testing.T) {
 	}
 }
 
+// The holds of jobs have random names. A beginning gets its own back, also where all else is as another one left it.
+func TestOrders_BeginWithTheirOwnNames(t *testing.T) {
+	e := newExplorer(t, 1)
+	job := slices.IndexFunc(calls, func(c call) bool { return c.name == "job-rests" })
+	other := slices.IndexFunc(calls, func(c call) bool { return c.name == "consume" })
+	require.NotEqual(t, calls[job].needs, calls[job].needs|calls[other].needs)
+	begin := func(c call) {
+		w, _, err := e.setup(t.Context(), []call{c}, []pgx.TxIsoLevel{pgx.ReadCommitted})
+		require.NoError(t, err)
+		_, err = e.rows(t.Context())
+		require.NoError(t, err)
+		var held bool
+		require.NoError(t, e.db.QueryRow(t.Context(), "select exists (select from metered.holds where id = $1)", w.job).Scan(&held))
+		require.True(t, held, "the hold of the job is there by its name")
+	}
+	both := calls[job]
+	both.needs |= calls[other].needs
+	for range 2 {
+		begin(calls[job])
+		begin(both)
+	}
+}
+
 // An order that is run again takes the same steps, so make interleave ORDER=... shows a failure again. It prints the steps, the answers and
 // the state.
 func TestOrders_OneIsRunAgain(t *testing.T) {

@@ -15,9 +15,10 @@ import (
 // order. They are made once for each set of needs. All rows of a database are those of one world.
 type worlds struct {
 	db     *pgxpool.Pool
-	look   string   // reads now
-	tables []string // in the order in which they are filled
-	now    []string // a digest of the rows of each table when they were looked at, or nil
+	look   string     // reads now
+	tables []string   // in the order in which they are filled
+	now    []string   // a digest of the rows of each table when they were looked at, or nil
+	last   *beginning // the one that was put back last
 	kept   map[need]*beginning
 	states *sync.Map // the text of each state that was read, by its rows and the time
 }
@@ -110,15 +111,16 @@ func (w *worlds) rows(ctx context.Context) (rows []string, err error) {
 	return rows, err
 }
 
-// restore puts the rows of a beginning back, where they are others.
+// restore puts the rows of a beginning back, where they are others. The digests leave out random names, which the
+// rows of two beginnings do not share: after another beginning it puts all rows back.
 func (w *worlds) restore(ctx context.Context, b *beginning) error {
 	var changed []int32
 	for i := range w.tables {
-		if w.now == nil || w.now[i] != b.rows[i] {
+		if w.now == nil || w.last != b || w.now[i] != b.rows[i] {
 			changed = append(changed, int32(i+1))
 		}
 	}
-	w.now = nil
+	w.now, w.last = nil, b
 	_, err := w.db.Exec(ctx, "select worlds.restore($1, $2)", b.no, changed)
 	return err
 }
