@@ -9,6 +9,7 @@ import (
 	"time"
 	"unicode"
 
+	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/inspect"
 )
@@ -17,11 +18,19 @@ import (
 func functions(zone *time.Location) template.FuncMap {
 	return template.FuncMap{
 		"name": printable, "middle": middle, "number": numberOf, "rate": perSecond, "count": count, "span": span, "until": until,
-		"length": length, "drawing": drawing, "window": window, "limit": limitText, "units": heldUnits, "session": inspect.IsSession,
+		"length": length, "drawing": drawing, "window": window, "limit": limitText, "units": heldUnits, "session": inspect.IsSession, "period": each,
 		"time": func(t time.Time) template.HTML { return timeHTML(t, zone) },
 		"more": func(all, shown int) int { return all - shown },
 		"next": func(seq int64) int64 { return seq + 1 },
 	}
+}
+
+// each is how long a period is.
+func each(p budget.Period) string {
+	if p.Unit == "" {
+		return window(p.Length)
+	}
+	return string(p.Unit)
 }
 
 // printable escapes invisible characters of a name, and those that change the direction of the text

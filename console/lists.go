@@ -1,6 +1,7 @@
 package console
 
 import (
+	"cmp"
 	"context"
 	"net/url"
 	"strconv"
@@ -13,10 +14,28 @@ import (
 const listed = 50 // rows of a page
 
 func (h *Handler) scopes(ctx context.Context, in *inspect.Reader, q url.Values) (page, error) {
-	prefix, kind := q.Get("prefix"), inspect.ScopeKind(q.Get("kind"))
-	list, err := in.Scopes(ctx, inspect.ScopeFilter{Prefix: prefix, After: q.Get("after"), Kind: kind, Limit: listed})
+	f := inspect.ScopeFilter{Prefix: q.Get("prefix"), After: q.Get("after"), Kind: inspect.ScopeKind(q.Get("kind")), Limit: listed}
+	if f.Kind == inspect.Planned {
+		f.Plan = inspect.PlanNames(q.Get("plan"))
+	}
+	list, err := in.Scopes(ctx, f)
+	if err != nil {
+		return page{}, err
+	}
+	var wallets []string
+	for _, s := range list.Scopes {
+		if f.Kind == inspect.Planned || f.Kind == inspect.Wallets {
+			wallets = append(wallets, s.Scope)
+		}
+	}
+	found, err := in.Plans(ctx, wallets, cmp.Or(f.Plan, "*"))
+	plans := map[string][]inspect.Plan{}
+	for _, p := range found {
+		plans[p.Wallet] = append(plans[p.Wallet], p)
+	}
 	return page{Title: "Scopes", Active: "Scopes", Data: map[string]any{
-		"Prefix": prefix, "Kind": kind, "List": list, "Kinds": []inspect.ScopeKind{inspect.Wallets, inspect.Reached},
+		"Prefix": f.Prefix, "Kind": f.Kind, "Plan": f.Plan, "List": list, "Plans": plans, "Wallets": wallets != nil,
+		"Kinds": []inspect.ScopeKind{inspect.Wallets, inspect.Planned, inspect.Reached},
 	}}, err
 }
 

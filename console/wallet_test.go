@@ -1,6 +1,7 @@
 package console_test
 
 import (
+	"fmt"
 	"net/http"
 	"strings"
 	"testing"
@@ -115,4 +116,53 @@ func TestPages_ShowWalletsSessionsAndThresholds(t *testing.T) {
 	require.Contains(t, why("12", hostile[1]), "wallet admits −2 0 0 10 12")
 	require.Contains(t, why("13", hostile[1]), "would be refused now. Waiting would not help. Limit")
 	require.Contains(t, why("1", strings.Repeat("x", 256)), "The use is not a text of up to 255 bytes.")
+}
+
+// The list of scopes shows what plans do next, and only wallets with a plan that somebody asks for.
+func TestScopes_ListWalletsByPlan(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, console.Config{}, "")
+	pgtest.SetClock(t, w.pool, time.Date(2031, 3, 10, 9, 0, 0, 0, time.UTC))
+	book, err := wallet.New(w.client.Budget, wallet.Config{})
+	require.NoError(t, err)
+	month := budget.Per(1, budget.Month, time.UTC, time.Time{}).Period
+	require.NoError(t, pgx.BeginFunc(t.Context(), w.pool, func(tx pgx.Tx) error {
+		for i := range 60 {
+			g := wallet.Grant{Wallet: fmt.Sprintf("user/%02d", i), Amount: 300, Reference: "pro " + hostile[1]}
+			if i < 55 {
+				g.Renews = month
+			}
+			if i == 2 {
+				g.Reference = "free"
+			}
+			if _, err := book.Grant(t.Context(), tx, g); err != nil {
+				return err
+			}
+		}
+		_, err := book.Change(t.Context(), tx, wallet.Change{Wallet: "user/02", Reference: "cancel", Plan: "free", AtEnd: true})
+		return err
+	}))
+	renews := "pro " + hostile[1] + " : 300 each month, renews 2031-04-01 00:00:00"
+	page := w.see("scopes", "kind", "wallets")
+	checkPage(t, "wallets", page)
+	list := text(page)
+	require.Contains(t, list, renews)
+	require.Contains(t, list, "free , ends 2031-04-01 00:00:00")
+	page = w.see("scopes", "kind", "planned", "plan", "free")
+	require.Contains(t, text(page), "user/02")
+	require.NotContains(t, text(page), "user/01")
+
+	// The second page is of the same plan.
+	page = w.see("scopes", "kind", "planned", "plan", "pro*")
+	require.NotContains(t, text(page), "user/02")
+	seen := strings.Count(text(page), renews)
+	for _, a := range all(page, "a") {
+		if rel, _ := attr(a, "rel"); rel == "next" {
+			href, _ := attr(a, "href")
+			_, body := w.get(w.url("") + href)
+			seen += strings.Count(text(parse(t, body)), renews)
+		}
+	}
+	require.Equal(t, 54, seen)
+	require.Contains(t, text(w.see("scopes", "kind", "planned", "plan", "fre")), "No scope.")
 }

@@ -5,12 +5,16 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/spf13/cobra"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/pgtest"
+	"github.com/pgmetered/metered/wallet"
 )
 
 // endless are the commands that go on until they are interrupted.
@@ -20,7 +24,11 @@ var endless = map[string]bool{"top": true, "serve": true, "demo": true}
 func TestExamples_RunAsTheyAreWritten(t *testing.T) {
 	t.Parallel()
 	pool, c := shop(t)
-	purse(t, pool, c)
+	book := purse(t, pool, c)
+	require.NoError(t, pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
+		_, err := book.Grant(t.Context(), tx, wallet.Grant{Wallet: "user/dan", Amount: 30, Reference: "pro", Renews: budget.Per(1, budget.Month, time.UTC, time.Time{}).Period})
+		return err
+	}))
 	execute(t, pool, `create role app; create role viewer`)
 	defer execute(t, pool, `drop owned by app, viewer; drop role app, viewer`)
 	var walk func(c *cobra.Command)

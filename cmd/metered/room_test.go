@@ -63,11 +63,45 @@ func TestWallets_AreListedByWhatEndsSoon(t *testing.T) {
 	r := l.exits(exitDone, "wallets", "--ending", "2d", "--json")
 	require.Equal(t, []any{"user/ben", "user/cat"}, values(r.objects(), "wallet"))
 	require.Equal(t, []any{7.0, 7.0}, values(r.objects(), "units"))
+	require.Equal(t, []any{"user/cat"}, values(l.exits(exitDone, "wallets", "user/c", "--ending", "2d", "--json").objects(), "wallet"))
 	require.Contains(t, l.ok("wallets", "--ending", "2d", "-n", "1"), "user/ben")
 	require.Equal(t, "No lot with units left ends within 1h.\n", l.ok("wallets", "--ending", "1h"))
-	for _, args := range [][]string{{"--ending", "soon"}, {"--ending", "-1h"}, {"--ending", "1h", "user/"}, {"--ending", "1h", "-n", "0"}} {
+	for _, args := range [][]string{{"--ending", "soon"}, {"--ending", "-1h"}, {"--ending", ""}, {"--ending", "1h", "-n", "0"}, {"--ending", "1h", "--plan", "*"}} {
 		l.exits(exitUsage, append([]string{"wallets"}, args...)...)
 	}
+}
+
+// Wallets with a plan, by its name and then by what is left.
+func TestWallets_AreListedByPlan(t *testing.T) {
+	t.Parallel()
+	pool, c := shop(t)
+	pgtest.SetClock(t, pool, time.Date(2031, 3, 10, 9, 0, 0, 0, time.UTC))
+	book := purse(t, pool, c)
+	month := budget.Per(1, budget.Month, time.UTC, time.Time{}).Period
+	require.NoError(t, pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
+		for name, g := range map[string]wallet.Grant{
+			"user/ben": {Amount: 300, Reference: "pro"}, "user/cat": {Amount: 200, Reference: "pro"}, "org/dan": {Amount: 9, Reference: "free", Category: "trial"},
+		} {
+			g.Wallet, g.Renews = name, month
+			if _, err := book.Grant(t.Context(), tx, g); err != nil {
+				return err
+			}
+		}
+		_, err := book.Change(t.Context(), tx, wallet.Change{Wallet: "user/cat", Reference: "cancel", Plan: "pro", AtEnd: true})
+		return err
+	}))
+	l := as(t, pool, metered.GrantReportingSQL)
+	r := l.exits(exitDone, "wallets", "--plan", "*", "--json").objects()
+	require.Equal(t, []any{"org/dan", "user/cat", "user/ben"}, values(r, "wallet"))
+	require.Equal(t, []any{"free", "pro", "pro"}, values(r, "plan"))
+	require.Equal(t, []any{9.0, 200.0, 300.0}, values(r, "units"))
+	require.Equal(t, []any{"renews", "ends", "renews"}, values(r, "state"))
+	require.Regexp(t, `free +org/dan +9 +renews +2031-04-01 00:00:00.000Z +9 +month@UTC +trial\n`, l.ok("wallets", "--plan", "*"))
+	table := l.ok("wallets", "user/", "--plan", "pro", "-n", "1")
+	require.Regexp(t, `pro +user/cat +200 +ends +2031-04-01 00:00:00.000Z +- +- +-\n`, table)
+	require.Contains(t, table, "These are 1 of 2.\n")
+	require.Regexp(t, `^None of \d+ scopes has such a plan.\n$`, l.ok("wallets", "--plan", "fre"))
+	l.exits(exitUsage, "wallets", "--plan", "")
 }
 
 func grantFor(name string, lasts time.Duration) wallet.Grant {

@@ -55,6 +55,9 @@ insert into metered.lot_moves (scope, seq, nth, lot, kind, amount, version, rest
     select l.scope, l.no, 1, l.no, 'd', 10, 1, l.rest, 0, 0, 0 from metered.lot_rows l;
 insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, lots_end)
     select 1, 1, now(), 0, 0, sum(l.rest), 0, 0, 'd', l.scope, now() + interval '1 h' from metered.lots l group by l.scope;
+insert into metered.lot_rows (granted_at, starts_at, expires_at, granted_seq, last_seq, amount, rest, pending, priority, origin, open, scope, category, reference, plan)
+    select now(), now() + interval '1 h', now() + interval '2 h', 1, 1, 10, 0, 10, 0, 'g', false, 'wallet/' || g, '', 'plan ' || g,
+        row(row('1 month', null, 'UTC')::metered.period, 10, 'plan ' || g, null, null, null, null, null, null)::metered.lot_plan from generate_series(0, 1) g;
 insert into metered.resources (created_at, scope) select now(), 'org/' || g from generate_series(1, $entries / 10) g;
 insert into metered.parked_jobs (job_id, turn, amount, class, parked_at, priority, scope, fair, tenant, job, hold, charges)
     select 1000000 + g, g, 1, 1, now() - interval '1 h', 2, case when g % 3 = 0 then 'hot' else 'line/' || g end, '', '', '{"kind": "k", "queue": "q", "metadata": {}}', '', ''
@@ -146,6 +149,19 @@ func calls(since time.Time) []call {
 		{"lots", does(func(ctx context.Context, r *inspect.Reader) (int, error) {
 			l, err := r.Lots(ctx, "wallet/0", "", 100)
 			return len(l.Lots), err
+		})},
+		{"ending", does(func(ctx context.Context, r *inspect.Reader) (int, error) {
+			l, err := r.Ending(ctx, 24*365*time.Hour, 100)
+			return len(l), err
+		})},
+		{"wallets", does(func(ctx context.Context, r *inspect.Reader) (int, error) {
+			w := inspect.Walk{Prefix: "wallet/", Within: 24 * 365 * time.Hour, Plan: "*", Keep: 100}
+			_, err := w.More(ctx, r)
+			return len(w.Wallets) * len(w.Ending) * len(w.Plans), err
+		})},
+		{"wallets with a plan", does(func(ctx context.Context, r *inspect.Reader) (int, error) {
+			l, err := r.Scopes(ctx, inspect.ScopeFilter{Prefix: "wallet/", Kind: inspect.Planned, Plan: "plan*"})
+			return len(l.Scopes), err
 		})},
 		{"sessions", held(inspect.HoldFilter{Sessions: true})},
 		{"sessions of a scope", func(ctx context.Context, r *inspect.Reader) error {

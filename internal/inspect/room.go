@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"time"
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/bounds"
@@ -109,11 +110,16 @@ func (r *Reader) use(ctx context.Context, list []Room) error {
 type Walk struct {
 	Prefix string
 	Limits func(scope string) []budget.Limit // or nil
-	Keep   int                               // so many limits, so much credit, so many wallets
+	Within time.Duration                     // of lots that end, or 0: none is looked for
+	Plan   PlanNames                         // or "": none is looked for
+	Keep   int                               // so many of each list
 
 	Nearly  []Room // limits of which less than a quarter is left, the fullest first
 	Credit  []Room // the same of prepaid credit
 	Wallets []Room // wallets with lots, by the units that can be drawn, the fewest first
+	Ending  []Ending
+	Plans   []Plan // by name, and of one name those with the fewest units first
+	Planned int    // how many there are
 	Scopes  int    // how many it has looked at
 
 	after string
@@ -151,6 +157,9 @@ func (w *Walk) More(ctx context.Context, r *Reader) (bool, error) {
 		return false, err
 	}
 	w.Wallets = append(w.Wallets, credit...)
+	if err := w.lots(ctx, r, wallets); err != nil {
+		return false, err
+	}
 	slices.SortFunc(w.Nearly, Fullest)
 	slices.SortFunc(w.Credit, Fullest)
 	slices.SortFunc(w.Wallets, Least)
@@ -160,6 +169,31 @@ func (w *Walk) More(ctx context.Context, r *Reader) (bool, error) {
 	w.Scopes += len(known)
 	w.after = page.Next
 	return page.Next != "", nil
+}
+
+// lots looks at the lots of wallets that end, and at plans.
+func (w *Walk) lots(ctx context.Context, r *Reader, wallets []string) error {
+	if w.Within > 0 {
+		ending, err := r.endingOf(ctx, wallets, w.Within, w.Keep)
+		if err != nil {
+			return err
+		}
+		w.Ending = append(w.Ending, ending...)
+		slices.SortFunc(w.Ending, firstToEnd)
+		w.Ending = w.Ending[:min(len(w.Ending), w.Keep)]
+	}
+	if w.Plan == "" {
+		return nil
+	}
+	plans, err := r.Plans(ctx, wallets, w.Plan)
+	if err != nil {
+		return err
+	}
+	w.Planned += len(plans)
+	w.Plans = append(w.Plans, plans...)
+	slices.SortFunc(w.Plans, byPlan)
+	w.Plans = w.Plans[:min(len(w.Plans), w.Keep)]
+	return nil
 }
 
 // Credit is the limit of a wallet without overdraft.

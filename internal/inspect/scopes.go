@@ -48,6 +48,7 @@ type ScopeKind string
 // Kinds of scopes.
 const (
 	Wallets ScopeKind = "wallets" // with lots
+	Planned ScopeKind = "planned" // wallets with a plan
 	Reached ScopeKind = "reached" // with a threshold that was reported, and is not armed again
 )
 
@@ -56,6 +57,7 @@ type ScopeFilter struct {
 	Prefix string // names begin with it
 	After  string // names come after it
 	Kind   ScopeKind
+	Plan   PlanNames // of Planned, "" for all
 	Limit  int
 }
 
@@ -66,18 +68,19 @@ const scopesLooked = 2000
 // a page looks at a bounded number of scopes, and may have none though Next is not empty.
 func (r *Reader) Scopes(ctx context.Context, f ScopeFilter) (ScopeList, error) {
 	limit, err := pageSize(f.Limit)
-	if err := cmp.Or(err, checkText("prefix", f.Prefix), checkText("after", f.After)); err != nil {
+	if err := cmp.Or(err, checkText("prefix", f.Prefix), checkText("after", f.After), checkText("plan", string(f.Plan))); err != nil {
 		return ScopeList{}, err
 	}
 	looked := limit + 1
 	switch f.Kind {
 	case "":
-	case Wallets, Reached:
+	case Wallets, Planned, Reached:
 		looked = scopesLooked
 	default:
-		return ScopeList{}, invalid("kind", "%q is neither wallets nor reached", f.Kind)
+		return ScopeList{}, invalid("kind", "%q is none of wallets, planned and reached", f.Kind)
 	}
-	scopes, err := collect(ctx, r, scopesSQL, scanScope, f.Prefix, f.After, limit+1, looked, string(f.Kind))
+	plan, whole := cmp.Or(f.Plan, "*").args()
+	scopes, err := collect(ctx, r, scopesSQL, scanScope, f.Prefix, f.After, limit+1, looked, string(f.Kind), plan, whole)
 	if err != nil {
 		return ScopeList{}, failed("scopes", err)
 	}
@@ -115,7 +118,10 @@ const lastEntry = `lateral (
 const scopesSQL = skipSQL + `
 select s.scope,` + scopeColumns + `, t.crossed, metered.clock()
 from (select x.scope from s x where pg_catalog.starts_with(x.scope, $1) limit $4) s, ` + lastEntry + `
-where case $5::text when 'wallets' then t.lots_end is not null when 'reached' then t.crossed is not null else true end limit $3`
+where case $5::text when 'wallets' then t.lots_end is not null when 'reached' then t.crossed is not null
+    when 'planned' then t.lots_end is not null and exists (
+        select from (select metered.clock() as now offset 0) c, (select s.scope offset 0) w, ` + plansOf + ` where ` + named + `)
+    else true end limit $3`
 
 // lastLookedSQL is the last scope that a page looked at, or ” if the list ends there.
 const lastLookedSQL = skipSQL + `

@@ -42,10 +42,14 @@ type CategoryRest struct {
 // Ending is a lot with units left, which end.
 type Ending struct {
 	Wallet    string    `json:"wallet"`
-	Lot       int64     `json:"lot"`
+	Lot       int64     `json:"lot"` // 0 if it renews another one, and no write has begun it
 	Reference string    `json:"reference,omitempty"`
 	Units     int64     `json:"units"`
 	Expires   time.Time `json:"expires_at"`
+}
+
+func firstToEnd(a, b Ending) int {
+	return cmp.Or(a.Expires.Compare(b.Expires), cmp.Compare(a.Wallet, b.Wallet), cmp.Compare(a.Lot, b.Lot))
 }
 
 const endingSQL = `
@@ -60,18 +64,72 @@ select y.scope, y.no, coalesce(y.reference, ''), y.units, y.expires_at from (
 order by y.expires_at, y.no limit $2`
 
 // Ending returns the lots of all wallets that end within a time and have units left, the first to
-// end first.
+// end first. A lot that no write has begun is not among them: see Walk.Ending.
 func (r *Reader) Ending(ctx context.Context, within time.Duration, limit int) ([]Ending, error) {
 	limit, err := pageSize(limit)
 	if err != nil {
 		return nil, err
 	}
-	list, err := collect(ctx, r, endingSQL, func(row pgx.CollectableRow) (e Ending, err error) {
-		err = row.Scan(&e.Wallet, &e.Lot, &e.Reference, &e.Units, &e.Expires)
-		e.Expires = e.Expires.UTC()
-		return e, err
-	}, pgtype.Interval{Microseconds: within.Microseconds(), Valid: true}, limit)
+	list, err := collect(ctx, r, endingSQL, scanEnding, interval(within), limit)
 	return list, failed("ending lots", err)
+}
+
+func interval(d time.Duration) pgtype.Interval {
+	return pgtype.Interval{Microseconds: d.Microseconds(), Valid: true}
+}
+
+func scanEnding(row pgx.CollectableRow) (e Ending, err error) {
+	err = row.Scan(&e.Wallet, &e.Lot, &e.Reference, &e.Units, &e.Expires)
+	e.Expires = e.Expires.UTC()
+	return e, err
+}
+
+// endingOfSQL are the lots of wallets of which none is due.
+const endingOfSQL = `
+select w.scope, y.no, coalesce(y.reference, ''), y.units, y.expires_at
+from pg_catalog.unnest($3::text[]) w(scope), lateral (
+    (select l.no, l.reference, l.rest as units, l.expires_at from metered.lots l
+     where l.scope = w.scope and l.open and l.expires_at < metered.clock() + $1::interval
+     order by l.expires_at, l.age limit $2)
+    union all
+    (select l.no, l.reference, l.kept, l.expires_at from metered.lots l
+     where l.scope = w.scope and l.keeps and l.expires_at < metered.clock() + $1::interval
+     order by l.expires_at, l.age limit $2)) y
+order by y.expires_at, w.scope, y.no limit $2`
+
+// dueSQL are the wallets that have a lot which is due and not written.
+const dueSQL = `
+select w.scope from pg_catalog.unnest($1::text[]) w(scope), lateral (
+    select l.lots_end, l.next_due from metered.ledger l where l.scope = w.scope order by l.seq desc limit 1) t
+where t.lots_end <= metered.clock() or t.next_due <= metered.clock()`
+
+// endingOf is Ending of some wallets. It has all their lots, written or not.
+func (r *Reader) endingOf(ctx context.Context, wallets []string, within time.Duration, limit int) ([]Ending, error) {
+	if len(wallets) == 0 {
+		return nil, nil
+	}
+	due, err := collect(ctx, r, dueSQL, pgx.RowTo[string], wallets)
+	if err != nil {
+		return nil, failed("ending lots", err)
+	}
+	wallets = slices.DeleteFunc(slices.Clone(wallets), func(name string) bool { return slices.Contains(due, name) })
+	list, err := collect(ctx, r, endingOfSQL, scanEnding, interval(within), limit, wallets)
+	if err != nil {
+		return nil, failed("ending lots", err)
+	}
+	for _, name := range due {
+		b, err := r.Wallets.Balance(ctx, r.DB, name)
+		if err != nil {
+			return nil, err
+		}
+		for _, l := range b.Lots {
+			if l.Units > 0 && !l.Expires.IsZero() && l.Expires.Before(b.Now.Add(within)) {
+				list = append(list, Ending{Wallet: name, Lot: l.Lot, Reference: l.Reference, Units: l.Units, Expires: l.Expires})
+			}
+		}
+	}
+	slices.SortFunc(list, firstToEnd)
+	return list[:min(len(list), limit)], nil
 }
 
 // Wallet returns the present content of a wallet, by Wallets.Balance, or nil if the scope is none.
