@@ -59,3 +59,22 @@ func TestOverview_ListsAllThatAreNearlyOut(t *testing.T) {
 	response, _ := w.get(w.url("live", "page", "scope"))
 	require.Equal(t, http.StatusNotFound, response.StatusCode, "it would fail at each reading")
 }
+
+// Each reading looks at a thousand more scopes, until all have been looked at: also those that nobody wrote to of late.
+func TestOverview_ComesToEachScopeInTurn(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, console.Config{Limits: func(scope string) []budget.Limit {
+		if scope != "zoe" {
+			return nil
+		}
+		return []budget.Limit{budget.PerWindow(10, 30*24*time.Hour).Named("month")}
+	}}, "")
+	clock := pgtest.SetClock(t, w.pool, pgtest.Tomorrow(9))
+	w.crowd(2100, 1)
+	w.charge("zoe", 9)
+	clock.Advance(2 * 24 * time.Hour)
+	for range 2 {
+		require.NotContains(t, text(w.see("")), "zoe")
+	}
+	require.Regexp(t, `zoe month 9 0 10 1 `, text(byID(t, w.see(""), "nearly")))
+}
