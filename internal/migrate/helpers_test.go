@@ -143,6 +143,42 @@ func work(t *testing.T, pool *pgxpool.Pool, c *metered.Client, id string) {
 	require.True(t, command(t, c, id).Replayed)
 }
 
+// change asks for a change of the plan of a wallet of the id: down at the period's end, and with resume that it goes on after all.
+func change(t *testing.T, pool *pgxpool.Pool, c *metered.Client, id string, resume bool) (made wallet.Changed) {
+	t.Helper()
+	ctx := t.Context()
+	book, err := wallet.New(c.Budget, wallet.Config{})
+	require.NoError(t, err)
+	month := budget.Per(1, budget.Month, time.UTC, time.Time{}).Period
+	require.NoError(t, pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		if _, err := book.Grant(ctx, tx, wallet.Grant{Wallet: "plan/" + id, Amount: 300, Reference: "large", Renews: month}); err != nil {
+			return err
+		}
+		asked := wallet.Change{Wallet: "plan/" + id, Reference: "evt_1", Plan: "large", To: &wallet.Grant{Amount: 30, Reference: "small", Renews: month}, AtEnd: true}
+		if resume {
+			asked = wallet.Change{Wallet: "plan/" + id, Reference: "evt_2", Plan: "large", Resume: true}
+		}
+		made, err = book.Change(ctx, tx, asked)
+		return err
+	}))
+	return made
+}
+
+// requireChanged asserts that a change, made before the upgrade or now, is answered as it was, and that it can be taken back.
+func requireChanged(t *testing.T, pool *pgxpool.Pool, c *metered.Client, id string, made wallet.Changed) {
+	t.Helper()
+	require.Equal(t, "small", made.To)
+	require.False(t, made.Replayed)
+	again := change(t, pool, c, id, false)
+	require.True(t, again.Replayed)
+	again.Replayed = false
+	require.Equal(t, made, again)
+	back := change(t, pool, c, id, true)
+	require.Equal(t, []any{true, "evt_1", false}, []any{back.Resumed, back.Replaced, back.Replayed})
+	require.True(t, change(t, pool, c, id, true).Replayed)
+	require.EqualValues(t, 1, pgtest.Value[int64](t, pool, "select count(*) from metered.lot_rows where scope = $1 and pending > 0 and (plan).renewal = 'large'", "plan/"+id))
+}
+
 func command(t *testing.T, c *metered.Client, id string) metered.Outcome[string] {
 	t.Helper()
 	cmd := metered.Command{ID: id, Input: id, Name: "n", Charges: []budget.Charge{{Scope: "charged", Amount: 2, Limits: []budget.Limit{budget.Lifetime(1000)}}}}

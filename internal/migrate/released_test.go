@@ -115,6 +115,7 @@ func TestUpgrade_OfEachReleasedVersion(t *testing.T) {
 			require.NoError(t, err)
 			require.EqualValues(t, 30-12-4+11, b.Units)
 			require.Len(t, b.Lots, 2)
+			requireChanged(t, pool, c, "1", change(t, pool, c, "1", false))
 			pgtest.RequireVerified(t, pool, c.Budget)
 		})
 	}

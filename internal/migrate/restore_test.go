@@ -73,6 +73,7 @@ func TestRestore_GivesAWorkingLedger(t *testing.T) {
 	_, err := metered.Do(ctx, c, cmd, pgtest.WholeFunc("op", nil))
 	require.NoError(t, err)
 	pgtest.Fill(t, pool, c, "s", 5)
+	changed := change(t, pool, c, "1", false)
 	const openLease = `select no from metered.open_lease(row('leased', null, 10, 0, '{}', null, null, null, null)::metered.new_charge,
 		row('rows', 'me', 1, 1, '1 h', null)::metered.lease_terms, '1 min', 1000)`
 	lease := pgtest.Value[int64](t, pool, openLease)
@@ -87,6 +88,7 @@ func TestRestore_GivesAWorkingLedger(t *testing.T) {
 	require.NoError(t, err)
 	require.True(t, out.Replayed)
 	pgtest.Fill(t, other, again, "s", 5)
+	requireChanged(t, other, again, "1", changed)
 	u, err := again.Budget.Usage(ctx, other, budget.Query{Scope: "s"})
 	require.NoError(t, err)
 	require.Equal(t, int64(10), u[0].Used)

@@ -35,6 +35,7 @@ func TestUpgrade_EqualsAFreshSchemaAndLosesNothing(t *testing.T) {
 	pool := pgtest.Open(t)
 	c := pgtest.NewClient(t, pool, metered.Config{})
 	work(t, pool, c, "1")
+	changed := change(t, pool, c, "1", false)
 	before := rows(t, pool)
 	older := examine(t, pool, next, "")
 	require.ErrorIs(t, migrate.Err(next.Version, older.Version, older.Differences), fault.ErrNotMigrated)
@@ -49,7 +50,9 @@ func TestUpgrade_EqualsAFreshSchemaAndLosesNothing(t *testing.T) {
 	require.True(t, command(t, c, "1").Replayed)
 	work(t, pool, c, "2")
 	again := pgtest.NewClient(t, pool, metered.Config{})
-	work(t, pool, again, "3") // a process that starts now
+	requireChanged(t, pool, again, "1", changed)
+	requireChanged(t, pool, again, "2", change(t, pool, c, "2", false)) // of a build before, which still runs
+	work(t, pool, again, "3")                                           // a process that starts now
 	requireWork(t, pool, again, 3)
 	there, err := metered.Migrate(t.Context(), pool, metered.MigrateOptions{})
 	require.NoError(t, err)
