@@ -236,7 +236,7 @@ func TestCalls_NilIsRefused(t *testing.T) {
 	niltest.Methods(t, c, map[string][]any{
 		"Lookup": {pool, "", "a"}, "PurgeOperations": {pool, metered.PurgeOptions{OlderThan: time.Hour}},
 		"Secret": {"", "a", ""}, "RunTx": {pgx.TxOptions{}, func(context.Context, pgx.Tx) error { return nil }},
-		"Listen": {pool, holds.ListenOptions{}, func(context.Context, metered.Notice) error { return nil }},
+		"Listen": {pool, holds.ListenOptions{}, func(context.Context, metered.CommandNotice) error { return nil }},
 	})
 	niltest.Func(t, "NoOtherConnections", metered.NoOtherConnections, pool.Config())
 	niltest.Func(t, "New", metered.New, pool, metered.Config{})
@@ -263,7 +263,7 @@ func TestJSON_ReturnedValuesHaveNamesAndUnits(t *testing.T) {
 	for _, v := range []any{
 		metered.Outcome[int]{}, metered.Operation{}, holdjobs.Ref{}, holdjobs.CleanupArgs{},
 		budget.Receipt{}, budget.Usage{}, budget.Entry{}, budget.ExceededError{}, budget.VerifyReport{}, budget.PurgeReport{}, budget.ClockState{},
-		holds.Hold{}, holds.Page{}, holds.Event{}, holds.Transition{}, holds.Notice{}, holds.SweepReport{},
+		holds.Hold{}, holds.Page{}, holds.HistoryEvent{}, holds.Transition{}, holds.Notice{}, holds.SweepReport{},
 		tokens.Info{}, tokens.Grant{}, tokens.Minted{}, jobs.Result{}, jobs.Record{}, httpmetered.Problem{},
 	} {
 		requireNames(t, reflect.TypeOf(v), seen)

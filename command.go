@@ -73,7 +73,7 @@ type Command struct {
 
 	// Holds are placed together with the charges. They are looked at before the function runs. A
 	// hold that the function itself makes room for therefore belongs in Tx.Place.
-	Holds []holds.Request
+	Holds []holds.Placement
 
 	// Claims are placed as Holds are.
 	Claims []holds.Claim
@@ -417,7 +417,7 @@ func (c *Client) reportRefusal(ctx context.Context, cmd Command, op *operation, 
 	c.refusals.Add(time.Now(), err)
 	if c.cfg.OnRefusal != nil && fault.Refused(err) {
 		cmd.Token = nil
-		c.cfg.OnRefusal(ctx, Refusal{Command: cmd, Err: err, Sticky: op != nil && op.stickyRefused, Replayed: op != nil && op.rec.Refusal != nil})
+		c.cfg.OnRefusal(ctx, RefusedCommand{Command: cmd, Err: err, Sticky: op != nil && op.stickyRefused, Replayed: op != nil && op.rec.Refusal != nil})
 	}
 	return err
 }

@@ -299,7 +299,7 @@ func ExampleClient_Listen() {
 		fmt.Println(id, err == nil)
 	}
 	enough := errors.New("enough")
-	err = client.Listen(ctx, pool, holds.ListenOptions{}, func(_ context.Context, n metered.Notice) error {
+	err = client.Listen(ctx, pool, holds.ListenOptions{}, func(_ context.Context, n metered.CommandNotice) error {
 		if n.Missed { // first of all: read the entries that are there (Ledger.Entries), then follow
 			pay("small", 10)
 			pay("refused", 9_000)
@@ -358,7 +358,7 @@ func ExampleClient_exactlyOnce() {
 	defer func() { check(queue.Stop(ctx)) }()
 
 	_, err = metered.Do(ctx, client, metered.Command{ID: "hold", Input: "22B"}, func(ctx context.Context, tx *metered.Tx) (any, error) {
-		return tx.Place(ctx, holds.Request{ID: "seat 22B", Holder: "ann", TTL: time.Minute, Lines: []holds.Line{{Scope: "seat/22B", Amount: 1}}}, nil)
+		return tx.Place(ctx, holds.Placement{ID: "seat 22B", Holder: "ann", TTL: time.Minute, Lines: []holds.Line{{Scope: "seat/22B", Amount: 1}}}, nil)
 	})
 	check(err)
 	for range 2 { // and once more, as after a lost answer

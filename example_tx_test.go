@@ -220,7 +220,7 @@ func ExampleTx_Extend() {
 	defer done()
 	client, err := metered.New(pool, metered.Config{})
 	check(err)
-	_, err = metered.Do(ctx, client, metered.Command{ID: "table-7", Tenant: "ann", Holds: []holds.Request{{
+	_, err = metered.Do(ctx, client, metered.Command{ID: "table-7", Tenant: "ann", Holds: []holds.Placement{{
 		ID: "table-7", TTL: 10 * time.Minute, Lines: []holds.Line{{Scope: "table/7", Amount: 1, Limits: []budget.Limit{budget.Lifetime(1)}}},
 	}}}, func(context.Context, *metered.Tx) (any, error) { return nil, nil })
 	check(err)

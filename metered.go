@@ -293,11 +293,11 @@ type Config struct {
 
 	// OnRefusal hears of refused commands, in Do's goroutine, after the rollback. Defaults to
 	// none.
-	OnRefusal func(context.Context, Refusal)
+	OnRefusal func(context.Context, RefusedCommand)
 }
 
-// Refusal is a refused command, for Config.OnRefusal.
-type Refusal struct {
+// RefusedCommand is a refused command, for Config.OnRefusal.
+type RefusedCommand struct {
 	// Command is the refused command, without its Token, which may be unspent.
 	Command Command
 
@@ -572,8 +572,8 @@ func (c *Client) warm(ctx context.Context, tx pgx.Tx) error {
 	daily := budget.Per(9, budget.Day, time.UTC, time.Time{})
 	rate := []budget.Charge{{Scope: of + "/rate" + NewID(), Amount: 1, Limits: []budget.Limit{budget.PerWindow(9, time.Minute), budget.Lifetime(9)}}}
 	commands := []Command{
-		{ID: NewID(), Tenant: of, Charges: rate, Holds: []holds.Request{{Lines: line(daily), TTL: time.Minute}}},
-		{ID: NewID(), Tenant: of, Holds: []holds.Request{{Lines: line(), TTL: time.Minute}}},
+		{ID: NewID(), Tenant: of, Charges: rate, Holds: []holds.Placement{{Lines: line(daily), TTL: time.Minute}}},
+		{ID: NewID(), Tenant: of, Holds: []holds.Placement{{Lines: line(), TTL: time.Minute}}},
 	}
 	for _, r := range []Reservation{{Lines: line(daily), Charges: rate}, {Lines: line()}} {
 		r.ID, r.Tenant = NewID(), of

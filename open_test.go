@@ -306,7 +306,7 @@ func TestResume_ARecordIsOfItsHolder(t *testing.T) {
 	s, err := metered.Open[usage](ctx, c, reserved)
 	require.NoError(t, err)
 	_, err = s.Settle(ctx, tokensUsed(30), func(ctx context.Context, tx *metered.Tx) (usage, error) {
-		_, err := tx.Place(ctx, holds.Request{Tenant: "acme", Holder: "ben", TTL: time.Minute, Lines: []holds.Line{{Scope: "seats", Amount: 1}}}, nil)
+		_, err := tx.Place(ctx, holds.Placement{Tenant: "acme", Holder: "ben", TTL: time.Minute, Lines: []holds.Line{{Scope: "seats", Amount: 1}}}, nil)
 		return usage{30}, err
 	})
 	require.NoError(t, err)

@@ -40,7 +40,7 @@ func TestReadOnly_ConnectionsAreLeft(t *testing.T) {
 	} {
 		require.NoError(t, call.do(call.name+" before"), call.name)
 		if call.name == "Sweep" {
-			_, err := metered.Do(ctx, c, metered.Command{ID: "again", Input: 1}, pgtest.Placing(holds.Request{ID: "h", TTL: time.Minute, Lines: []holds.Line{pgtest.Room("s", 1, 100)}}))
+			_, err := metered.Do(ctx, c, metered.Command{ID: "again", Input: 1}, pgtest.Placing(holds.Placement{ID: "h", TTL: time.Minute, Lines: []holds.Line{pgtest.Room("s", 1, 100)}}))
 			require.NoError(t, err)
 			clock.Advance(time.Hour)
 		}

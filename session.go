@@ -44,7 +44,7 @@ type Reservation struct {
 	// Lines are the estimate. They are held until Settle.
 	Lines []holds.Line
 
-	// UpTo is as in holds.Request. Session.Hold has the units.
+	// UpTo is as in holds.Placement. Session.Hold has the units.
 	UpTo bool
 
 	// Charges are spent at each opening.
@@ -60,12 +60,12 @@ type Reservation struct {
 	// OpenTimeout bounds Open, and not the session.
 	OpenTimeout time.Duration
 
-	// Holder is as in holds.Request, and so is Metadata.
+	// Holder is as in holds.Placement, and so is Metadata.
 	Holder string
 
 	Metadata json.RawMessage
 
-	// Note is as in holds.Request. It is also the Note of Settle and Cancel, unless these have
+	// Note is as in holds.Placement. It is also the Note of Settle and Cancel, unless these have
 	// another.
 	Note budget.Note
 
@@ -224,7 +224,7 @@ func (c *Client) reserve(ctx context.Context, tx pgx.Tx, r Reservation) (_ *sess
 		}
 		inBudget.TellRefused(ctx, c.observer, err)
 		refused := s.command(nil)
-		refused.Charges, refused.Holds = s.r.Charges, []holds.Request{s.request()}
+		refused.Charges, refused.Holds = s.r.Charges, []holds.Placement{s.request()}
 		return nil, c.reportRefusal(ctx, refused, nil, err)
 	case s.hold.State != holds.Held: // it was placed by an attempt whose answer was lost, and has ended since
 		return nil, &LostError{ID: r.ID, Cause: &holds.StateError{ID: s.hold.ID, State: s.hold.State, Hold: s.hold}}
@@ -249,9 +249,9 @@ func (s *session) forsake(ctx context.Context, placed func(ctx context.Context, 
 }
 
 // request is the hold of a session.
-func (s *session) request() holds.Request {
+func (s *session) request() holds.Placement {
 	r := &s.r
-	return holds.Request{
+	return holds.Placement{
 		Tenant: r.Tenant, Holder: r.Holder, Lines: r.Lines, UpTo: r.UpTo, Charges: r.Charges, TTL: r.TTL, Grace: r.Grace, Metadata: r.Metadata, Note: r.Note,
 	}
 }

@@ -305,8 +305,8 @@ func TestSettle_ThatFailsLeavesTheReservation(t *testing.T) {
 
 func TestOpen_ARefusalReservesAndChargesNothing(t *testing.T) {
 	t.Parallel()
-	var refusals []metered.Refusal
-	pool, c := pgtest.SetUp(t, metered.Config{OnRefusal: func(_ context.Context, d metered.Refusal) { refusals = append(refusals, d) }})
+	var refusals []metered.RefusedCommand
+	pool, c := pgtest.SetUp(t, metered.Config{OnRefusal: func(_ context.Context, d metered.RefusedCommand) { refusals = append(refusals, d) }})
 	r := stream("1")
 	r.Lines = append(r.Lines, holds.Line{Scope: "team", Amount: 5, Limits: []budget.Limit{budget.Lifetime(4).Named("team budget")}})
 	_, err := metered.Open[usage](t.Context(), c, r)

@@ -145,7 +145,7 @@ func (t *Tx) Charge(charges ...budget.Charge) error {
 	return nil
 }
 
-// ChargeUpTo is budget.Ledger.ChargeUpTo. Its entries come last in Outcome.Receipt. No Notice has
+// ChargeUpTo is budget.Ledger.ChargeUpTo. Its entries come last in Outcome.Receipt. No CommandNotice has
 // them.
 func (t *Tx) ChargeUpTo(charges ...budget.Charge) error {
 	if err := t.open(); err != nil {
@@ -246,7 +246,7 @@ func (t *Tx) Secret(label string) (tokens.Secret, error) {
 
 // Place returns the hold's id. Outcome.Holds has the hold. A cleanup enqueues its job now, with the
 // errors of Enqueue.
-func (t *Tx) Place(ctx context.Context, r holds.Request, cleanup *holdjobs.Cleanup) (id string, err error) {
+func (t *Tx) Place(ctx context.Context, r holds.Placement, cleanup *holdjobs.Cleanup) (id string, err error) {
 	return t.place(ctx, cleanup, r.Tenant, r.TTL+r.Grace, func() (*holdsCall, error) { return inHolds.Place(t.client.Holds, r) })
 }
 
@@ -325,8 +325,8 @@ var (
 	inWallet = wallet.Internals(lend.Key{})
 )
 
-// Notice is a committed command, or jobs without one.
-type Notice struct {
+// CommandNotice is a committed command, or jobs without one.
+type CommandNotice struct {
 	// Missed says that commands may have been missed. All other fields are empty then.
 	Missed bool `json:"missed,omitempty"`
 
@@ -343,9 +343,9 @@ type Notice struct {
 	Cut bool `json:"cut,omitempty"`
 }
 
-// Listen calls handle with each Notice of Clients with Config.NotifyJobs or NotifyChargesFrom, as
+// Listen calls handle with each CommandNotice of Clients with Config.NotifyJobs or NotifyChargesFrom, as
 // holds.Book.Listen. For exactly once, enqueue a job.
-func (c *Client) Listen(ctx context.Context, pool *pgxpool.Pool, opts holds.ListenOptions, handle func(context.Context, Notice) error) error {
+func (c *Client) Listen(ctx context.Context, pool *pgxpool.Pool, opts holds.ListenOptions, handle func(context.Context, CommandNotice) error) error {
 	if err := cmp.Or(c.made(), notNil("pool", pool), notNil("handle", handle)); err != nil {
 		return err
 	}
@@ -356,8 +356,8 @@ func (c *Client) Listen(ctx context.Context, pool *pgxpool.Pool, opts holds.List
 	if wrong != "" {
 		return invalid("ListenOptions.Idle", "%s", wrong)
 	}
-	return listen.Run(ctx, listen.Channel[Notice]{
-		Name: c.channel(), Config: pool.Config(), Parse: parseNotice, Missed: Notice{Missed: true},
+	return listen.Run(ctx, listen.Channel[CommandNotice]{
+		Name: c.channel(), Config: pool.Config(), Parse: parseNotice, Missed: CommandNotice{Missed: true},
 		Idle: idle, OnError: listen.Wrapped("metered", opts.OnError),
 	}, handle)
 }
@@ -384,9 +384,9 @@ func (c *Client) checkNotify() error {
 	return nil
 }
 
-func parseNotice(payload string) (n Notice, ok bool) {
+func parseNotice(payload string) (n CommandNotice, ok bool) {
 	if json.Unmarshal([]byte(payload), &n) != nil || n.Missed || n.ID == "" && len(n.Jobs) == 0 {
-		return Notice{}, false
+		return CommandNotice{}, false
 	}
 	return n, true
 }
@@ -439,7 +439,7 @@ func (t *Tx) large() (large []noticed) {
 	return large
 }
 
-// noticed is a charge of a Notice, whose note is encoded already.
+// noticed is a charge of a CommandNotice, whose note is encoded already.
 type noticed struct {
 	Scope  string          `json:"scope"`
 	Amount int64           `json:"amount"`
@@ -454,7 +454,7 @@ func (t *Tx) notice() *command.Statement {
 		return nil
 	}
 	// Texts cannot fail.
-	head, _ := json.Marshal(Notice{Tenant: t.op.Tenant, ID: t.op.ID, Name: t.op.cmd.Name})
+	head, _ := json.Marshal(CommandNotice{Tenant: t.op.Tenant, ID: t.op.ID, Name: t.op.cmd.Name})
 	room, cut := maxPayload-len(head)-len(`,"cut":true,"charges":[],"jobs":[]`), false
 	fits := func(item any) (string, bool) {
 		b, _ := json.Marshal(item)

@@ -41,7 +41,7 @@ func TestWarm_TheFirstCallsOfAConnectionPrepareNothing(t *testing.T) {
 					s.Close()
 				},
 				func() {
-					_, err := metered.Do[any](t.Context(), c, metered.Command{ID: metered.NewID(), Holds: []holds.Request{{Lines: []holds.Line{{Scope: "seats", Amount: 1}}, TTL: time.Minute}}}, nil)
+					_, err := metered.Do[any](t.Context(), c, metered.Command{ID: metered.NewID(), Holds: []holds.Placement{{Lines: []holds.Line{{Scope: "seats", Amount: 1}}, TTL: time.Minute}}}, nil)
 					require.NoError(t, err)
 				},
 			} {

@@ -96,7 +96,7 @@ func allowCalls(ctx context.Context, b *bench, k *kit) (samples, error) {
 // against compares Allow in turns with another limiter, 8 goroutines over 1,000 scopes. An op of
 // the other one makes so many decisions.
 func (k *kit) against(ctx context.Context, b *bench, name string, each int, other func(scope string) (refused bool, err error)) (samples, error) {
-	p, err := k.lease(leases.Rule{Least: 10_000, TTL: hotRule.TTL, Idle: hotRule.Idle})
+	p, err := k.lease(leases.Rule{MinSlice: 10_000, TTL: hotRule.TTL, Idle: hotRule.Idle})
 	if err != nil {
 		return samples{}, err
 	}

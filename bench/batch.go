@@ -40,7 +40,7 @@ func (k *kit) chargeEach(ctx context.Context, charges []budget.Charge) error {
 	return pgx.BeginFunc(ctx, k.Pool, func(tx pgx.Tx) error { return allMade(k.client.Budget.ChargeEach(ctx, tx, charges...)) })
 }
 
-func (k *kit) ingest(ctx context.Context, events []budget.Event) error {
+func (k *kit) ingest(ctx context.Context, events []budget.UsageEvent) error {
 	return pgx.BeginFunc(ctx, k.Pool, func(tx pgx.Tx) error { return allMade(k.client.Budget.Ingest(ctx, tx, events...)) })
 }
 
@@ -77,9 +77,9 @@ func ingestOf(n int) func(*kit) contender {
 	return func(k *kit) contender {
 		var source deliveries
 		return contender{op: func(ctx context.Context, client int) error {
-			return k.ingest(ctx, several(n, func() budget.Event {
+			return k.ingest(ctx, several(n, func() budget.UsageEvent {
 				id, scope := source.next(client)
-				return budget.Event{ID: id, Charge: unit(scope)}
+				return budget.UsageEvent{ID: id, Charge: unit(scope)}
 			}))
 		}}
 	}
@@ -149,9 +149,9 @@ func batchOverAdmission(ctx context.Context, b *bench, k *kit) (samples, error) 
 		case 0:
 			err = k.chargeEach(ctx, several(64, charge))
 		case 1:
-			err = k.ingest(ctx, several(64, func() budget.Event {
+			err = k.ingest(ctx, several(64, func() budget.UsageEvent {
 				n := id.Add(1) / 2 // everything twice, and another client's too
-				return budget.Event{ID: fmt.Sprint(n), Charge: budget.Charge{Scope: scopeName(int(n % 20)), Amount: 1, Limits: tight}}
+				return budget.UsageEvent{ID: fmt.Sprint(n), Charge: budget.Charge{Scope: scopeName(int(n % 20)), Amount: 1, Limits: tight}}
 			}))
 		case 2:
 			_, err = batcher.Charge(ctx, charge())

@@ -29,11 +29,11 @@ var holdFigures = []figure{
 		on(options{conns: 2}, nil, sweepRate)},
 }
 
-func request(scope string, limits []budget.Limit) holds.Request {
-	return holds.Request{Lines: []holds.Line{{Scope: scope, Amount: 1, Limits: limits}}, TTL: time.Hour}
+func request(scope string, limits []budget.Limit) holds.Placement {
+	return holds.Placement{Lines: []holds.Line{{Scope: scope, Amount: 1, Limits: limits}}, TTL: time.Hour}
 }
 
-func (k *kit) place(ctx context.Context, r holds.Request) (h holds.Hold, err error) {
+func (k *kit) place(ctx context.Context, r holds.Placement) (h holds.Hold, err error) {
 	err = pgx.BeginFunc(ctx, k.Pool, func(tx pgx.Tx) error {
 		h, err = k.client.Holds.Place(ctx, tx, r)
 		return err

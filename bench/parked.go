@@ -29,13 +29,13 @@ var parkedFigures = []figure{
 
 const slots = 2 // of a tenant
 
-func slot(scope string) *holds.Request {
-	return &holds.Request{Lines: []holds.Line{{Scope: scope, Amount: 1, Limits: []budget.Limit{budget.Lifetime(slots)}}}}
+func slot(scope string) *holds.Placement {
+	return &holds.Placement{Lines: []holds.Line{{Scope: scope, Amount: 1, Limits: []budget.Limit{budget.Lifetime(slots)}}}}
 }
 
 func enqueueGated(k *kit) contender {
 	return k.inTx(func(ctx context.Context, tx pgx.Tx) error {
-		request := &holds.Request{Lines: []holds.Line{{Scope: k.scope(), Amount: 1, Limits: roomy}}}
+		request := &holds.Placement{Lines: []holds.Line{{Scope: k.scope(), Amount: 1, Limits: roomy}}}
 		result, err := k.client.Jobs.Enqueue(ctx, tx, work{N: 1}, &jobs.Options{Hold: request})
 		if err == nil && result.Parked {
 			err = errors.New("it is parked")

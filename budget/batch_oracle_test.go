@@ -94,7 +94,7 @@ func (o *oracle) history(acts int) {
 			}
 		case 5, 6, 7:
 			_, err = pgtest.InTx(ctx, o.pool, func(tx pgx.Tx) (holds.Hold, error) {
-				return o.book.Place(ctx, tx, holds.Request{TTL: time.Second + time.Duration(o.rand.IntN(1_800_000))*time.Millisecond,
+				return o.book.Place(ctx, tx, holds.Placement{TTL: time.Second + time.Duration(o.rand.IntN(1_800_000))*time.Millisecond,
 					Lines: []holds.Line{{Scope: scope, Amount: 1 + o.rand.Int64N(9)}, {Scope: scope + "'", Amount: 1}}})
 			})
 		case 8:

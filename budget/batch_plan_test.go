@@ -35,10 +35,10 @@ func TestPlans_OfBatchesAreRightFromTheFirstOn(t *testing.T) {
 			n := 0
 			batches := func(times int) {
 				for range times {
-					charges, events := make([]budget.Charge, 8), make([]budget.Event, 8)
+					charges, events := make([]budget.Charge, 8), make([]budget.UsageEvent, 8)
 					for i := range charges {
 						charges[i] = take(fmt.Sprint("s", i%6), 1, budget.PerWindow(1<<40, time.Hour), budget.PerWindow(1<<40, time.Microsecond), budget.Lifetime(1<<40))
-						events[i] = budget.Event{ID: fmt.Sprint("e", n-n%2), Charge: charges[i]} // every other one again
+						events[i] = budget.UsageEvent{ID: fmt.Sprint("e", n-n%2), Charge: charges[i]} // every other one again
 						n++
 					}
 					charges[7].Limits = []budget.Limit{budget.PerWindow(0, time.Hour)} // its scope is judged exactly

@@ -77,7 +77,7 @@ func (b *Batcher) Charge(ctx context.Context, charge Charge) (Posted, error) {
 }
 
 // Ingest is Ledger.Ingest for one event. After ErrCommitUnknown, call it again.
-func (b *Batcher) Ingest(ctx context.Context, event Event) (Posted, error) {
+func (b *Batcher) Ingest(ctx context.Context, event UsageEvent) (Posted, error) {
 	if err := b.made(); err != nil {
 		return Posted{}, err
 	}

@@ -390,7 +390,7 @@ func TestBatcher_EveryAnswerIsTrue(t *testing.T) {
 				if client%2 == 0 {
 					id := fmt.Sprint("e", client/4, " ", i) // two clients deliver it
 					c.Scope = fmt.Sprint("s", i%scopes)
-					posted, err = b.Ingest(ctx, budget.Event{ID: id, Charge: c})
+					posted, err = b.Ingest(ctx, budget.UsageEvent{ID: id, Charge: c})
 					if err == nil {
 						if seq, seen := answers.LoadOrStore(id, posted.Seq); seen && seq != posted.Seq {
 							err = fmt.Errorf("event %s has entries %v and %d", id, seq, posted.Seq)

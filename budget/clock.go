@@ -11,7 +11,7 @@ import (
 	"github.com/pgmetered/metered/internal/answer"
 )
 
-// ClockState is a scope whose last entry is, or was, Ahead of the clock.
+// ClockState is a scope whose last entry is, or was, ahead of the clock.
 type ClockState struct {
 	Scope    string        `json:"scope"`
 	Seq      int64         `json:"seq"` // the last entry, or the repair's
@@ -26,9 +26,9 @@ from pg_catalog.unnest($1::text[]) t(scope), lateral (select e.seq, e.at from me
 where l.at > metered.clock() + $2::interval
 order by t.scope collate "C"`
 
-// Ahead yields scopes whose last entry is ahead of the clock by more than tolerance, 0 for
+// ClockAhead yields scopes whose last entry is ahead of the clock by more than tolerance, 0 for
 // Config.ClockTolerance.
-func (l *Ledger) Ahead(ctx context.Context, db Querier, tolerance time.Duration) iter.Seq2[ClockState, error] {
+func (l *Ledger) ClockAhead(ctx context.Context, db Querier, tolerance time.Duration) iter.Seq2[ClockState, error] {
 	return func(yield func(ClockState, error) bool) {
 		if err := cmp.Or(l.made(), notNil("db", db)); err != nil {
 			yield(ClockState{}, err)

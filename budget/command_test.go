@@ -48,7 +48,7 @@ func told(t *testing.T, pool *pgxpool.Pool, scope string) []string {
 
 // telling is a charge of amount from a stock of 100, with a threshold at 80.
 func telling(scope string, amount int64) budget.Charge {
-	return budget.Charge{Scope: scope, Amount: amount, Limits: []budget.Limit{budget.Lifetime(100).Tell(budget.Threshold{Name: "80%", Percent: 80})}}
+	return budget.Charge{Scope: scope, Amount: amount, Limits: []budget.Limit{budget.Lifetime(100).WithThresholds(budget.Threshold{Name: "80%", Percent: 80})}}
 }
 
 func TestThreshold_IsReportedByTheCommandThatCrossesIt(t *testing.T) {
@@ -62,7 +62,7 @@ func TestThreshold_IsReportedByTheCommandThatCrossesIt(t *testing.T) {
 			return pgtest.Upload(tx.Placed[0])(ctx, tx)
 		}
 		cmd := metered.Command{ID: scope, Isolation: iso, Charges: []budget.Charge{telling(scope, 80)},
-			Holds: []holds.Request{{ID: scope, Lines: []holds.Line{{Scope: scope + "/seat", Amount: 1}}, TTL: time.Hour}}}
+			Holds: []holds.Placement{{ID: scope, Lines: []holds.Line{{Scope: scope + "/seat", Amount: 1}}, TTL: time.Hour}}}
 		out, err := metered.Do(t.Context(), c, cmd, fn)
 		require.NoError(t, err)
 		require.Equal(t, "80%", out.Receipt.Crossed[0].Threshold.Name)
@@ -87,7 +87,7 @@ func TestThreshold_IsReportedByEachLastCallOfACommand(t *testing.T) {
 	pool, c := setUpReporting(t, metered.Config{Observer: &r})
 	stock := telling("", 1).Limits
 	place := func(id, scope string, amount int64) error {
-		_, err := metered.Do(t.Context(), c, metered.Command{ID: id, Holds: []holds.Request{
+		_, err := metered.Do(t.Context(), c, metered.Command{ID: id, Holds: []holds.Placement{
 			{ID: id, Lines: []holds.Line{{Scope: scope, Amount: amount, Limits: stock}}, TTL: time.Hour}}}, pgtest.Upload(id))
 		return err
 	}
@@ -166,7 +166,7 @@ func TestThreshold_WithoutACallbackIsRefused(t *testing.T) {
 }
 
 // spentOf is a limit of 100 with a threshold at 80 spent.
-var spentOf = budget.Lifetime(100).Tell(budget.Threshold{Name: "80% spent", Percent: 80, Spent: true})
+var spentOf = budget.Lifetime(100).WithThresholds(budget.Threshold{Name: "80% spent", Percent: 80, Spent: true})
 
 // A session reserves more than it uses: only the settled units cross the thresholds of the reservation's limits.
 func TestThreshold_OfSpendingIsReportedBySettle(t *testing.T) {
@@ -203,7 +203,7 @@ func TestThreshold_OfSpendingIsReportedBySettle(t *testing.T) {
 
 	// A limit from a query is asked for the hold, and not again for the settlement: the next charge crosses the
 	// threshold.
-	asked := budget.Lifetime(0).MaxFrom(`select 100`).Tell(spentOf.Thresholds()...)
+	asked := budget.Lifetime(0).MaxFrom(`select 100`).WithThresholds(spentOf.Thresholds()...)
 	s, err := metered.Open[any](t.Context(), c, metered.Reservation{ID: "asked", Lines: []holds.Line{{Scope: "asked", Amount: 90, Limits: []budget.Limit{asked}}}})
 	require.NoError(t, err)
 	defer s.Close()
@@ -245,7 +245,7 @@ func TestThreshold_ConcurrentSessionsReportOnce(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
 	pool, c := setUpReporting(t, metered.Config{MaxAttempts: 50})
-	limit := budget.PerWindow(1000, time.Hour).Tell(budget.Threshold{Name: "20", Used: 20, Spent: true}, budget.Threshold{Name: "40", Used: 40, Spent: true})
+	limit := budget.PerWindow(1000, time.Hour).WithThresholds(budget.Threshold{Name: "20", Used: 20, Spent: true}, budget.Threshold{Name: "40", Used: 40, Spent: true})
 	require.NoError(t, pgtest.InParallel(6, func(worker int) error {
 		for n := range 8 {
 			s, err := metered.Open[any](t.Context(), c, metered.Reservation{ID: fmt.Sprint(worker, "/", n), Isolation: pgtest.IsolationLevels[n%3],

@@ -29,7 +29,7 @@ var (
 	ErrOverflow      error = fault.New("budget_overflow", "budget: total would overflow")
 	ErrWindowPurged  error = errWindowPurged // a window, or a range (a *PurgedError), begins before the retained entries
 	ErrTimeZone      error = fault.New("budget_time_zone", "budget: the server does not know the time zone")
-	ErrThresholds    error = fault.New("budget_thresholds", "budget: the scope has too many thresholds") // see Limit.Tell
+	ErrThresholds    error = fault.New("budget_thresholds", "budget: the scope has too many thresholds") // see Limit.WithThresholds
 	ErrLimitQuery    error = fault.New("limit_query", "budget: the query of a limit")                    // see Limit.MaxFrom
 )
 

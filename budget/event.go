@@ -15,8 +15,8 @@ import (
 	"github.com/pgmetered/metered/internal/uuidv7"
 )
 
-// Event is a charge that counts once.
-type Event struct {
+// UsageEvent is a charge that counts once.
+type UsageEvent struct {
 	Charge
 
 	// ID names the event within its Tenant: 1 to 255 bytes. Events and commands of a tenant share
@@ -40,7 +40,7 @@ const maxIDBytes = 255
 // After metered.Client.PurgeOperations an event whose time (a UUIDv7's, or OccurredAt) is not after
 // the last deleted record is ErrRetired, and one without a time is new. The ids are locked before
 // the scopes.
-func (l *Ledger) Ingest(ctx context.Context, tx pgx.Tx, events ...Event) ([]Result, error) {
+func (l *Ledger) Ingest(ctx context.Context, tx pgx.Tx, events ...UsageEvent) ([]Result, error) {
 	if err := cmp.Or(l.made(), notNil("tx", tx), checkBatch("events", len(events))); err != nil {
 		return nil, err
 	}
@@ -89,7 +89,7 @@ func (l *Ledger) eachOnce(ctx context.Context, db Querier, items []*item, skipBu
 	return results, nil
 }
 
-func (l *Ledger) newEventItem(e *Event) (*item, error) {
+func (l *Ledger) newEventItem(e *UsageEvent) (*item, error) {
 	if e.ID == "" {
 		return nil, invalid(".ID", "is empty")
 	}
@@ -121,7 +121,7 @@ func (l *Ledger) newEventItem(e *Event) (*item, error) {
 // fingerprint is a version byte and the SHA-256 of an event's content: its scope, amount and time.
 // A command's begins with a length, which is never negative, so that no event has that of a
 // command.
-func (e *Event) fingerprint() []byte {
+func (e *UsageEvent) fingerprint() []byte {
 	const version = 1
 	b := binary.BigEndian.AppendUint64(make([]byte, 0, 64+len(e.Scope)), 1<<63)
 	of := internals{}.Content(e.Scope, e.Note.Use)

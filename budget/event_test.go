@@ -21,12 +21,12 @@ import (
 )
 
 // ingest counts events in a transaction of its own.
-func ingest(ctx context.Context, pool *pgxpool.Pool, l *budget.Ledger, events ...budget.Event) ([]budget.Result, error) {
+func ingest(ctx context.Context, pool *pgxpool.Pool, l *budget.Ledger, events ...budget.UsageEvent) ([]budget.Result, error) {
 	return pgtest.InTx(ctx, pool, func(tx pgx.Tx) ([]budget.Result, error) { return l.Ingest(ctx, tx, events...) })
 }
 
-func event(id, scope string, amount int64, limits ...budget.Limit) budget.Event {
-	return budget.Event{ID: id, Charge: take(scope, amount, limits...)}
+func event(id, scope string, amount int64, limits ...budget.Limit) budget.UsageEvent {
+	return budget.UsageEvent{ID: id, Charge: take(scope, amount, limits...)}
 }
 
 func TestIngest_CountsAnEventOnce(t *testing.T) {
@@ -100,7 +100,7 @@ func TestIngest_LateEventsAreRecordedAsSuch(t *testing.T) {
 	t.Parallel()
 	pool, _, clock := open(t)
 	l := newLedger(t, budget.Config{MaxLateness: time.Hour, MaxFuture: time.Minute})
-	at := func(id string, ago time.Duration) budget.Event {
+	at := func(id string, ago time.Duration) budget.UsageEvent {
 		e := event(id, "a", 1, budget.PerWindow(100, time.Minute))
 		e.OccurredAt, e.Note = start.Add(-ago), budget.Note{Actor: "meter", Reason: "of " + id}
 		return e
@@ -140,7 +140,7 @@ func TestIngest_AfterRetention(t *testing.T) {
 	timed := event("timed", "a", 1)
 	timed.OccurredAt = start.Add(-time.Minute)
 	uuid := event(fmt.Sprintf("%08x-%04x-7000-8000-000000000000", start.UnixMilli()>>16, start.UnixMilli()&0xffff), "a", 1)
-	events := []budget.Event{timed, event("plain", "a", 1), uuid}
+	events := []budget.UsageEvent{timed, event("plain", "a", 1), uuid}
 	_, err = ingest(t.Context(), pool, l, events...)
 	require.NoError(t, err)
 	clock.Advance(10 * 24 * time.Hour)
@@ -186,7 +186,7 @@ func TestIngest_RefusesArgumentsBeforeAnySQL(t *testing.T) {
 	old.OccurredAt = time.Date(12000, 1, 1, 0, 0, 0, 0, time.UTC)
 	tenant := event("e", "a", 1)
 	tenant.Tenant = strings.Repeat("x", 256)
-	for field, events := range map[string][]budget.Event{
+	for field, events := range map[string][]budget.UsageEvent{
 		"events":               nil,
 		"events[1].ID":         {event("e", "a", 1), event("", "a", 1)},
 		"events[0].Tenant":     {tenant},
@@ -267,7 +267,7 @@ func TestIngest_ConcurrentDeliveriesCountOnce(t *testing.T) {
 					left := pgtest.Random(t).Perm(events)
 					for len(left) > 0 {
 						n := min(len(left), 1+pgtest.Random(t).IntN(40))
-						batch := make([]budget.Event, n)
+						batch := make([]budget.UsageEvent, n)
 						for i, e := range left[:n] {
 							batch[i] = event(fmt.Sprint(iso, "/", e), fmt.Sprint(iso, e%scopes), 1, budget.PerWindow(int64(most), time.Hour))
 						}
@@ -318,7 +318,7 @@ func TestIngest_ConcurrentDeliveriesCountOnce(t *testing.T) {
 // The lock of an id only makes writers queue. The unique key of its record keeps an id from two events.
 func TestIngest_TheRecordIsTheGuard(t *testing.T) {
 	t.Parallel()
-	for _, more := range [][]budget.Event{nil, {event("other", "b", 1)}} { // alone, and in a batch
+	for _, more := range [][]budget.UsageEvent{nil, {event("other", "b", 1)}} { // alone, and in a batch
 		t.Run(fmt.Sprint(len(more)), func(t *testing.T) {
 			t.Parallel()
 			pool, l, _ := open(t)

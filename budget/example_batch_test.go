@@ -57,7 +57,7 @@ func ExampleLedger_Ingest() {
 	ledger, err := budget.New(budget.Config{})
 	check(err)
 	yesterday := time.Now().Add(-24 * time.Hour)
-	events := []budget.Event{
+	events := []budget.UsageEvent{
 		{ID: "evt_1", Charge: budget.Charge{Scope: "tokens/acme", Amount: 1200}},
 		{ID: "evt_2", Charge: budget.Charge{Scope: "tokens/acme", Amount: 300}, OccurredAt: yesterday},
 	}
@@ -138,7 +138,7 @@ func ExampleBatcher_Ingest() {
 	for range 8 {
 		consumers.Go(func() {
 			for id := range queue {
-				posted, err := batcher.Ingest(ctx, budget.Event{ID: id, Charge: budget.Charge{Scope: "mails/acme", Amount: 1}})
+				posted, err := batcher.Ingest(ctx, budget.UsageEvent{ID: id, Charge: budget.Charge{Scope: "mails/acme", Amount: 1}})
 				switch {
 				case err != nil: // not acknowledged: the queue delivers it again, which does no harm
 					fmt.Println(err)

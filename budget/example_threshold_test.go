@@ -11,7 +11,7 @@ import (
 
 // An alert at 80 % of a plan, and one when it is used up. The alert is a row that commits with the charge that crosses
 // the level. With River it would be a job.
-func ExampleLimit_Tell() {
+func ExampleLimit_WithThresholds() {
 	ctx := context.Background()
 	pool, done := exampleDatabase()
 	defer done()
@@ -24,7 +24,7 @@ func ExampleLimit_Tell() {
 		},
 	})
 	check(err)
-	plan := budget.Lifetime(1_000).Tell(budget.Threshold{Name: "80%", Percent: 80}, budget.Threshold{Name: "used up"})
+	plan := budget.Lifetime(1_000).WithThresholds(budget.Threshold{Name: "80%", Percent: 80}, budget.Threshold{Name: "used up"})
 	fmt.Println(len(plan.Thresholds()), "levels")
 
 	for _, amount := range []int64{700, 150, 150} {

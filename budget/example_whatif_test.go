@@ -59,7 +59,7 @@ func Example_observe() {
 		},
 	})
 	check(err)
-	tried := budget.PerWindow(100, 24*time.Hour).Named("100 a day").Tell(budget.Threshold{Name: "beyond", Used: 101})
+	tried := budget.PerWindow(100, 24*time.Hour).Named("100 a day").WithThresholds(budget.Threshold{Name: "beyond", Used: 101})
 	tried.Observe = true
 	for range 3 {
 		check(pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {

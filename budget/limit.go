@@ -43,7 +43,7 @@ type Limit struct {
 	Name string
 
 	query      *query                       // reads Max from the database, nil if Max is set
-	thresholds unique.Handle[thresholdList] // of Tell, zero for none
+	thresholds unique.Handle[thresholdList] // of WithThresholds, zero for none
 }
 
 type query struct {
@@ -184,6 +184,6 @@ func (l *Limit) UnmarshalJSON(text []byte) error {
 	if len(in.Thresholds) > bounds.MaxThresholds {
 		return invalid("thresholds", "are %d, want at most %d", len(in.Thresholds), bounds.MaxThresholds)
 	}
-	*l = l.Tell(in.Thresholds...)
+	*l = l.WithThresholds(in.Thresholds...)
 	return nil
 }

@@ -88,7 +88,7 @@ func TestObserve_NeverRefusesWhereItsUseIsNotKnown(t *testing.T) {
 		_, err := charge(ctx, pool, l, "a", 1, bites)
 		require.ErrorIs(t, err, budget.ErrWindowPurged)
 		known := observed(budget.PerWindow(5, time.Hour))
-		tried := []budget.Limit{observed(bites), known, observed(bites).Named("tells").Tell(budget.Threshold{Name: "one", Used: 1}), budget.Lifetime(1_000)}
+		tried := []budget.Limit{observed(bites), known, observed(bites).Named("tells").WithThresholds(budget.Threshold{Name: "one", Used: 1}), budget.Lifetime(1_000)}
 		judged := func(standings []budget.Standing, used int64) {
 			t.Helper()
 			require.Len(t, standings, len(tried))
@@ -139,7 +139,7 @@ func TestObserve_NeverRefusesWhereItsUseIsNotKnown(t *testing.T) {
 func TestObserve_ThresholdsBeyondTheLimitAreReported(t *testing.T) {
 	t.Parallel()
 	pool, l, _ := openReporting(t, budget.Config{})
-	tried := observed(budget.Per(100, budget.Day, time.UTC, time.Time{})).Tell(
+	tried := observed(budget.Per(100, budget.Day, time.UTC, time.Time{})).WithThresholds(
 		budget.Threshold{Name: "80%", Percent: 80}, budget.Threshold{Name: "refused", Used: 101}, budget.Threshold{Name: "double", Percent: 200})
 	for _, step := range []struct {
 		amount int64
@@ -158,7 +158,7 @@ func TestObserve_ArgumentsAndJSON(t *testing.T) {
 	_, err := charge(ctx, pool, l, "a", 1, observed(budget.Prepaid(5)))
 	require.ErrorContains(t, err, "Observe")
 	for percent, ok := range map[int64]bool{-1: false, 101: true, bounds.MaxPercent: true, bounds.MaxPercent + 1: false} {
-		_, err := charge(ctx, pool, l, "b", 1, budget.PerWindow(bounds.MaxLimit, time.Hour).Tell(budget.Threshold{Name: "far", Percent: percent}))
+		_, err := charge(ctx, pool, l, "b", 1, budget.PerWindow(bounds.MaxLimit, time.Hour).WithThresholds(budget.Threshold{Name: "far", Percent: percent}))
 		require.Equal(t, ok, err == nil, "%d: %v", percent, err)
 	}
 	require.Empty(t, reported(t, pool, "b"), "no level overflows")

@@ -123,7 +123,7 @@ func TestChargeEach_JudgesPeriods(t *testing.T) {
 		}))
 		clock.Set(spanOf(t, roomy.Limits[0].Period, clock.Now()).end)
 	}
-	events := []budget.Event{{ID: "late", OccurredAt: clock.Now().Add(-time.Hour), Charge: charges[0]}, {ID: "now", Charge: charges[0]}}
+	events := []budget.UsageEvent{{ID: "late", OccurredAt: clock.Now().Add(-time.Hour), Charge: charges[0]}, {ID: "now", Charge: charges[0]}}
 	require.NoError(t, pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
 		results, err := l.Ingest(t.Context(), tx, events...)
 		require.NoError(t, err)

@@ -115,7 +115,7 @@ func TestPlans_OfEveryScopeAFewEntriesAreRead(t *testing.T) {
 			}
 			for what, call := range map[string]func(){
 				"Ahead": func() {
-					for _, err := range l.Ahead(ctx, pool, 0) {
+					for _, err := range l.ClockAhead(ctx, pool, 0) {
 						require.NoError(t, err)
 					}
 				},

@@ -209,7 +209,7 @@ func TestCalls_NilIsRefused(t *testing.T) {
 		"Entries": {tx, "s", budget.EntriesOptions{}}, "Usage": {tx, budget.Query{Scope: "s"}}, "RepairClock": {tx, "s", budget.Note{}}, "Ahead": {pool, time.Minute},
 		"Purge": {pool, budget.PurgeOptions{OlderThan: time.Hour}}, "Verify": {pool, budget.VerifyOptions{}},
 		"LockKey": {"s"}, "Create": {tx, "s"}, "Retire": {tx, "s"}, "Restore": {tx, "s"}, "Resources": {pool, budget.ResourceFilter{}},
-		"ChargeEach": {tx, charge}, "ChargeNow": {pool, charge}, "Ingest": {tx, budget.Event{ID: "e", Charge: charge}},
+		"ChargeEach": {tx, charge}, "ChargeNow": {pool, charge}, "Ingest": {tx, budget.UsageEvent{ID: "e", Charge: charge}},
 		"UsageBetween": {tx, "s", start, start.Add(1000)}, "SearchEntries": {tx, "s", budget.EntrySearch{}},
 		"Series":     {tx, "s", start, start.Add(1000), budget.Day, niltest.Given{Arg: time.UTC}},
 		"ChargeUpTo": {tx, charge}, "WhatIf": {tx, budget.PerWindow(1, time.Hour), start, start.Add(1000), "s"},
@@ -217,7 +217,7 @@ func TestCalls_NilIsRefused(t *testing.T) {
 	niltest.Func(t, "NewBatcher", budget.NewBatcher, pool, niltest.Given{Arg: ledger}, budget.BatcherConfig{})
 	batcher, err := budget.NewBatcher(pool, ledger, budget.BatcherConfig{})
 	require.NoError(t, err)
-	niltest.Methods(t, batcher, map[string][]any{"Charge": {charge}, "Ingest": {budget.Event{ID: "e", Charge: charge}}, "Close": {}})
+	niltest.Methods(t, batcher, map[string][]any{"Charge": {charge}, "Ingest": {budget.UsageEvent{ID: "e", Charge: charge}}, "Close": {}})
 }
 
 // Totals near the end of 64 bits cannot be reached by charging: the owner writes them.

@@ -112,7 +112,7 @@ func (x *life) credit() {
 
 func (x *life) place() {
 	x.tx(func(tx pgx.Tx) error {
-		h, err := x.book.Place(x.t.Context(), tx, holds.Request{TTL: 8000 * time.Hour,
+		h, err := x.book.Place(x.t.Context(), tx, holds.Placement{TTL: 8000 * time.Hour,
 			Lines: []holds.Line{{Scope: x.scope, Amount: int64(5 + x.IntN(9))}}})
 		x.held = append(x.held, h)
 		return err

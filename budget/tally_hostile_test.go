@@ -102,7 +102,7 @@ func TestTally_OfAPlacementKeepsItsHold(t *testing.T) {
 	makeBusy(t, pool, l, "channel")
 	place := func(id string) {
 		require.NoError(t, pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-			_, err := book.Place(ctx, tx, holds.Request{ID: id, TTL: time.Hour, Lines: []holds.Line{{Scope: "user", Amount: 5}},
+			_, err := book.Place(ctx, tx, holds.Placement{ID: id, TTL: time.Hour, Lines: []holds.Line{{Scope: "user", Amount: 5}},
 				Charges: []budget.Charge{{Scope: "channel", Amount: 2}}})
 			return err
 		}))

@@ -69,9 +69,9 @@ type Crossing struct {
 	PeriodEnd   time.Time `json:"period_end,omitzero"`
 }
 
-// Tell returns the limit with up to 8 thresholds, in place of those it had. A scope remembers 64
+// WithThresholds returns the limit with up to 8 thresholds, in place of those it had. A scope remembers 64
 // reported ones: a charge that reaches one more is ErrThresholds.
-func (l Limit) Tell(thresholds ...Threshold) Limit {
+func (l Limit) WithThresholds(thresholds ...Threshold) Limit {
 	if len(thresholds) == 0 {
 		l.thresholds = unique.Handle[thresholdList]{}
 		return l
@@ -87,7 +87,7 @@ func (l Limit) Tell(thresholds ...Threshold) Limit {
 // tooMany is longer than a name may be.
 const tooMany = "\x00more than bounds.MaxThresholds\x00"
 
-// Thresholds returns the limit's thresholds, as Tell has set them.
+// Thresholds returns the limit's thresholds, as WithThresholds has set them.
 func (l Limit) Thresholds() []Threshold {
 	if !l.tells() {
 		return nil

@@ -34,7 +34,7 @@ func TestThreshold_ManyCrossingsOfACallTakeTimeByTheirNumber(t *testing.T) {
 		for s := range scopes {
 			c := budget.Charge{Scope: fmt.Sprint(of, s), Amount: 100}
 			for i := range 16 {
-				c.Limits = append(c.Limits, budget.Lifetime(1000).Named(fmt.Sprint("limit ", i)).Tell(levels...))
+				c.Limits = append(c.Limits, budget.Lifetime(1000).Named(fmt.Sprint("limit ", i)).WithThresholds(levels...))
 			}
 			charges = append(charges, c)
 		}

@@ -246,7 +246,7 @@ func (h *reporting) thresholds(l budget.Limit) budget.Limit {
 		}
 		list = append(list, t)
 	}
-	return l.Tell(list...)
+	return l.WithThresholds(list...)
 }
 
 // Random histories have the same reports as a plain model: charges, alone and in batches, credits, refunds, purges,

@@ -34,9 +34,9 @@ func TestThreshold_ConcurrentChargesReportOnce(t *testing.T) {
 				withoutLocks(t, pool)
 			}
 			l := newLedger(t, budget.Config{OnThreshold: reportTo})
-			limit := budget.Per(90, budget.Day, time.UTC, time.Time{}).Tell(budget.Threshold{Name: "third", Used: 30}, budget.Threshold{Name: "two thirds", Used: 60}, budget.Threshold{Name: "all"})
+			limit := budget.Per(90, budget.Day, time.UTC, time.Time{}).WithThresholds(budget.Threshold{Name: "third", Used: 30}, budget.Threshold{Name: "two thirds", Used: 60}, budget.Threshold{Name: "all"})
 			if time.Until(time.Now().UTC().Truncate(24*time.Hour).Add(24*time.Hour)) < 5*time.Minute {
-				limit = budget.Lifetime(90).Tell(limit.Thresholds()...) // not over midnight
+				limit = budget.Lifetime(90).WithThresholds(limit.Thresholds()...) // not over midnight
 			}
 			retry := &retrier{pool: pool}
 			var rolledBack atomic.Int64
@@ -85,7 +85,7 @@ func TestThreshold_AKilledBackendReportsNothing(t *testing.T) {
 		}
 		return err
 	}})
-	limit := budget.Lifetime(10).Tell(budget.Threshold{Name: "half", Percent: 50})
+	limit := budget.Lifetime(10).WithThresholds(budget.Threshold{Name: "half", Percent: 50})
 	for n := range 3 {
 		scope := fmt.Sprint(n)
 		tx := begin(t, pool, pgx.ReadCommitted)
@@ -112,7 +112,7 @@ func TestThreshold_AKilledBackendReportsNothing(t *testing.T) {
 func TestThreshold_IsReportedByEveryWayToCharge(t *testing.T) {
 	t.Parallel()
 	pool, l, _ := openReporting(t, budget.Config{})
-	limit := budget.Lifetime(10).Tell(budget.Threshold{Name: "half", Percent: 50})
+	limit := budget.Lifetime(10).WithThresholds(budget.Threshold{Name: "half", Percent: 50})
 	of := func(scope string, amount int64) budget.Charge {
 		return budget.Charge{Scope: scope, Amount: amount, Limits: []budget.Limit{limit}}
 	}
@@ -134,7 +134,7 @@ func TestThreshold_IsReportedByEveryWayToCharge(t *testing.T) {
 		return err
 	}))
 	require.Equal(t, []string{"half"}, reported(t, pool, "batcher"))
-	event := budget.Event{Charge: of("event", 5), ID: "e"}
+	event := budget.UsageEvent{Charge: of("event", 5), ID: "e"}
 	for range 2 {
 		_, err = batcher.Ingest(t.Context(), event)
 		require.NoError(t, err)
@@ -164,7 +164,7 @@ func TestThreshold_AFailedReportTakesBackItsOwnChargeAlone(t *testing.T) {
 	pool, l, _ := openReporting(t, budget.Config{OnThreshold: func(ctx context.Context, tx pgx.Tx, c budget.Crossing) error {
 		return errors.Join(reportTo(ctx, tx, c), errVeto)
 	}})
-	limit := budget.Lifetime(10).Tell(budget.Threshold{Name: "half", Percent: 50})
+	limit := budget.Lifetime(10).WithThresholds(budget.Threshold{Name: "half", Percent: 50})
 	batcher, err := budget.NewBatcher(pool, l, budget.BatcherConfig{Lanes: 1})
 	require.NoError(t, err)
 	var vetoed atomic.Int64
@@ -201,35 +201,35 @@ func TestThreshold_ArgumentsAreChecked(t *testing.T) {
 	}
 	name := func(n int) string { return fmt.Sprintf("%0*d", n, 0) }
 	day, stock := budget.Per(100, budget.Day, time.UTC, time.Time{}), budget.Lifetime(100)
-	require.NoError(t, check(l, day.Tell(eighty()...), stock.Tell(eighty()...)))
-	require.NoError(t, check(l, stock.Tell(budget.Threshold{Name: name(bounds.MaxThresholdNameBytes), Left: bounds.MaxLimit, Rearm: bounds.MaxLimit})))
-	require.Equal(t, stock, stock.Tell(eighty()...).Tell())
-	one, same := stock.Tell(eighty()...), stock.Tell(eighty()...)
+	require.NoError(t, check(l, day.WithThresholds(eighty()...), stock.WithThresholds(eighty()...)))
+	require.NoError(t, check(l, stock.WithThresholds(budget.Threshold{Name: name(bounds.MaxThresholdNameBytes), Left: bounds.MaxLimit, Rearm: bounds.MaxLimit})))
+	require.Equal(t, stock, stock.WithThresholds(eighty()...).WithThresholds())
+	one, same := stock.WithThresholds(eighty()...), stock.WithThresholds(eighty()...)
 	require.True(t, one == same, "limits of the same thresholds are the same")
-	require.Equal(t, eighty(), stock.Tell(eighty()...).Thresholds())
+	require.Equal(t, eighty(), stock.WithThresholds(eighty()...).Thresholds())
 	var nine []budget.Threshold
 	for i := range bounds.MaxThresholds + 1 {
 		nine = append(nine, budget.Threshold{Name: fmt.Sprint(i)})
 	}
-	require.NoError(t, check(l, stock.Tell(nine[1:]...)))
-	require.Equal(t, nine[1:], stock.Tell(nine[1:]...).Thresholds())
+	require.NoError(t, check(l, stock.WithThresholds(nine[1:]...)))
+	require.Equal(t, nine[1:], stock.WithThresholds(nine[1:]...).Thresholds())
 	for what, err := range map[string]error{
-		"no name":       check(l, stock.Tell(budget.Threshold{})),
-		"long name":     check(l, stock.Tell(budget.Threshold{Name: name(bounds.MaxThresholdNameBytes + 1)})),
-		"two lines":     check(l, stock.Tell(budget.Threshold{Name: "a\nb"})),
-		"long limit":    check(l, stock.Named(name(bounds.MaxThresholdNameBytes+1)).Tell(eighty()...)),
-		"twice":         check(l, stock.Tell(eighty()[0], eighty()[0])),
-		"two limits":    check(l, stock.Tell(eighty()...), budget.Lifetime(50).Tell(eighty()...)),
-		"too many":      check(l, stock.Tell(nine...)),
-		"two levels":    check(l, stock.Tell(budget.Threshold{Name: "a", Percent: 1, Left: 1})),
-		"percent":       check(l, stock.Tell(budget.Threshold{Name: "a", Percent: bounds.MaxPercent + 1})),
-		"of credit":     check(l, budget.Prepaid(0).Tell(budget.Threshold{Name: "a", Percent: 80})),
-		"used":          check(l, stock.Tell(budget.Threshold{Name: "a", Used: -1})),
-		"left":          check(l, stock.Tell(budget.Threshold{Name: "a", Left: -1})),
-		"rearm":         check(l, stock.Tell(budget.Threshold{Name: "a", Used: 1, Rearm: -1})),
-		"rearm percent": check(l, stock.Tell(budget.Threshold{Name: "a", Percent: 10, Rearm: 11})),
-		"period":        check(l, day.Tell(budget.Threshold{Name: "a", Percent: 10, Rearm: 1})),
-		"nobody":        check(newLedger(t, budget.Config{}), stock.Tell(eighty()...)),
+		"no name":       check(l, stock.WithThresholds(budget.Threshold{})),
+		"long name":     check(l, stock.WithThresholds(budget.Threshold{Name: name(bounds.MaxThresholdNameBytes + 1)})),
+		"two lines":     check(l, stock.WithThresholds(budget.Threshold{Name: "a\nb"})),
+		"long limit":    check(l, stock.Named(name(bounds.MaxThresholdNameBytes+1)).WithThresholds(eighty()...)),
+		"twice":         check(l, stock.WithThresholds(eighty()[0], eighty()[0])),
+		"two limits":    check(l, stock.WithThresholds(eighty()...), budget.Lifetime(50).WithThresholds(eighty()...)),
+		"too many":      check(l, stock.WithThresholds(nine...)),
+		"two levels":    check(l, stock.WithThresholds(budget.Threshold{Name: "a", Percent: 1, Left: 1})),
+		"percent":       check(l, stock.WithThresholds(budget.Threshold{Name: "a", Percent: bounds.MaxPercent + 1})),
+		"of credit":     check(l, budget.Prepaid(0).WithThresholds(budget.Threshold{Name: "a", Percent: 80})),
+		"used":          check(l, stock.WithThresholds(budget.Threshold{Name: "a", Used: -1})),
+		"left":          check(l, stock.WithThresholds(budget.Threshold{Name: "a", Left: -1})),
+		"rearm":         check(l, stock.WithThresholds(budget.Threshold{Name: "a", Used: 1, Rearm: -1})),
+		"rearm percent": check(l, stock.WithThresholds(budget.Threshold{Name: "a", Percent: 10, Rearm: 11})),
+		"period":        check(l, day.WithThresholds(budget.Threshold{Name: "a", Percent: 10, Rearm: 1})),
+		"nobody":        check(newLedger(t, budget.Config{}), stock.WithThresholds(eighty()...)),
 	} {
 		require.True(t, isA[*budget.ArgumentError](err), "%s: %v", what, err)
 	}

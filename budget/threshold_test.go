@@ -58,7 +58,7 @@ func TestThreshold_OfAPeriodIsReportedOnceInEach(t *testing.T) {
 	t.Parallel()
 	for _, quiet := range []bool{false, true} {
 		pool, l, clock := openReporting(t, budget.Config{NoStandings: quiet})
-		month := budget.Per(100, budget.Month, time.UTC, time.Time{}).Tell(eighty()...)
+		month := budget.Per(100, budget.Month, time.UTC, time.Time{}).WithThresholds(eighty()...)
 		mustCharge(t, pool, l, "a", 79, month)
 		require.Empty(t, reported(t, pool, "a"))
 		var receipt budget.Receipt
@@ -94,7 +94,7 @@ func TestThreshold_OfAWindowIsArmedAgainWhenUseWentBack(t *testing.T) {
 	t.Parallel()
 	for _, quiet := range []bool{false, true} {
 		pool, l, clock := openReporting(t, budget.Config{NoStandings: quiet})
-		hour := budget.PerWindow(100, time.Hour).Tell(budget.Threshold{Name: "80%", Percent: 80, Rearm: 30})
+		hour := budget.PerWindow(100, time.Hour).WithThresholds(budget.Threshold{Name: "80%", Percent: 80, Rearm: 30})
 		mustCharge(t, pool, l, "a", 30, hour)
 		clock.Advance(30 * time.Minute)
 		mustCharge(t, pool, l, "a", 50, hour)
@@ -115,7 +115,7 @@ func TestThreshold_OfAWindowIsArmedAgainWhenUseWentBack(t *testing.T) {
 func TestThreshold_OfABalanceIsArmedAgainByCredit(t *testing.T) {
 	t.Parallel()
 	pool, l, _ := openReporting(t, budget.Config{})
-	low := budget.Prepaid(0).Tell(budget.Threshold{Name: "low", Left: 500}, budget.Threshold{Name: "gone"})
+	low := budget.Prepaid(0).WithThresholds(budget.Threshold{Name: "low", Left: 500}, budget.Threshold{Name: "gone"})
 	mustCredit(t, pool, l, "a", 1000)
 	mustCharge(t, pool, l, "a", 499, low)
 	require.Empty(t, reported(t, pool, "a"))
@@ -145,7 +145,7 @@ func TestThreshold_TheReportCommitsWithTheChargeOrNot(t *testing.T) {
 		_, err := tx.Exec(ctx, `select 1 / 0`)
 		return errors.Join(errVeto, err)
 	}})
-	limit := budget.Lifetime(100).Tell(eighty()...)
+	limit := budget.Lifetime(100).WithThresholds(eighty()...)
 	crossing := budget.Charge{Scope: "a", Amount: 80, Limits: []budget.Limit{limit}}
 
 	tx := begin(t, pool, pgx.ReadCommitted)
@@ -185,7 +185,7 @@ func TestThreshold_TheReportCommitsWithTheChargeOrNot(t *testing.T) {
 func TestThreshold_OfABalanceIsCrossedByCreditThatLapses(t *testing.T) {
 	t.Parallel()
 	pool, l, _ := openReporting(t, budget.Config{})
-	low := budget.Prepaid(0).Tell(budget.Threshold{Name: "low", Left: 500}, budget.Threshold{Name: "gone"})
+	low := budget.Prepaid(0).WithThresholds(budget.Threshold{Name: "low", Left: 500}, budget.Threshold{Name: "gone"})
 	mustCredit(t, pool, l, "a", 1000)
 	mustCharge(t, pool, l, "a", 100, low)
 	call, err := prepareCharges(l, budget.Charge{Scope: "a", Amount: 1, Limits: []budget.Limit{budget.PerWindow(10, time.Hour), low}})
@@ -225,7 +225,7 @@ func TestThreshold_OfAPeriodIsReportedOnceThoughTheClockJumpsPastItsEnd(t *testi
 	noon := start.Add(12 * time.Hour)
 	clock.Set(noon)
 	day := func(name string) budget.Limit {
-		return budget.Per(1000, budget.Day, time.UTC, time.Time{}).Named(name).Tell(budget.Threshold{Name: name, Used: 50})
+		return budget.Per(1000, budget.Day, time.UTC, time.Time{}).Named(name).WithThresholds(budget.Threshold{Name: name, Used: 50})
 	}
 	mustCharge(t, pool, l, "a", 60, day("both"))
 	mustCharge(t, pool, l, "a", 1, day("before"))
@@ -261,7 +261,7 @@ func TestThreshold_AScopeHasABoundedNumber(t *testing.T) {
 	for kind, limit := range map[string]budget.Limit{"lifetime": budget.Lifetime(10_000), "window": budget.PerWindow(10_000, time.Hour), "period": budget.Per(10_000, budget.Day, time.UTC, time.Time{})} {
 		try := func(n int) error {
 			name := fmt.Sprint("limit", n)
-			_, err := charge(t.Context(), pool, l, kind, 1, limit.Named(name).Tell(budget.Threshold{Name: name, Used: 1}))
+			_, err := charge(t.Context(), pool, l, kind, 1, limit.Named(name).WithThresholds(budget.Threshold{Name: name, Used: 1}))
 			return err
 		}
 		for n := range bounds.MaxScopeThresholds {
@@ -295,14 +295,14 @@ func TestThreshold_AScopeThatRemembersManyIsRefusedOnlyForOneMore(t *testing.T) 
 		for i := range bounds.MaxThresholds {
 			levels = append(levels, budget.Threshold{Name: fmt.Sprint("level ", i), Used: int64(10 * (i + 1)), Rearm: int64(i + 1)})
 		}
-		limits = append(limits, limit.Tell(levels...))
+		limits = append(limits, limit.WithThresholds(levels...))
 	}
 	mustCharge(t, pool, l, "a", 90, limits...)
 	require.Len(t, reported(t, pool, "a"), 72)
 	require.NoError(t, refund(t.Context(), pool, l, "a", 1, 1))
 	mustCharge(t, pool, l, "a", 1, limits[3])
 	require.Empty(t, reported(t, pool, "a"), "it is counted anew, and stays reported")
-	one := budget.Lifetime(1000).Named("one").Tell(budget.Threshold{Name: "more", Used: 1})
+	one := budget.Lifetime(1000).Named("one").WithThresholds(budget.Threshold{Name: "more", Used: 1})
 	_, err := charge(t.Context(), pool, l, "a", 1, one)
 	require.ErrorIs(t, err, budget.ErrThresholds)
 
@@ -331,7 +331,7 @@ func TestThreshold_AScopeThatRemembersManyForgetsNoneByAClockThatJumped(t *testi
 	try := func(from, to int) {
 		for n := from; n < to; n++ {
 			name := fmt.Sprint("limit ", n)
-			mustCharge(t, pool, l, "a", 1, budget.Per(10_000, budget.Day, time.UTC, time.Time{}).Named(name).Tell(budget.Threshold{Name: name, Used: 1}))
+			mustCharge(t, pool, l, "a", 1, budget.Per(10_000, budget.Day, time.UTC, time.Time{}).Named(name).WithThresholds(budget.Threshold{Name: name, Used: 1}))
 		}
 	}
 	try(0, 60)

@@ -83,7 +83,7 @@ func TestChargeUpTo_TakesWhatIsAvailableOfEachKindOfLimit(t *testing.T) {
 	require.NoError(t, err)
 	place := func(units int64, ttl time.Duration, least int64) func(tx pgx.Tx, scope string) error {
 		return func(tx pgx.Tx, scope string) error {
-			_, err := book.Place(t.Context(), tx, holds.Request{TTL: ttl, Lines: []holds.Line{{Scope: scope, Amount: units, AtLeast: least}}})
+			_, err := book.Place(t.Context(), tx, holds.Placement{TTL: ttl, Lines: []holds.Line{{Scope: scope, Amount: units, AtLeast: least}}})
 			return err
 		}
 	}
@@ -159,7 +159,7 @@ func TestChargeUpTo_TakesWhatIsAvailableOfEachKindOfLimit(t *testing.T) {
 func TestChargeUpTo_ReportsThresholdsOfTheAmountThatItTakes(t *testing.T) {
 	t.Parallel()
 	pool, l, _ := openReporting(t, budget.Config{})
-	limit := budget.Lifetime(100).Tell(eighty()...)
+	limit := budget.Lifetime(100).WithThresholds(eighty()...)
 	mustCharge(t, pool, l, "a", 50, limit)
 	r, err := chargeUpTo(t.Context(), pool, l, budget.Charge{Scope: "a", Amount: 70, Limits: []budget.Limit{limit, budget.PerWindow(70, time.Hour)}})
 	require.NoError(t, err)

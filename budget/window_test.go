@@ -355,7 +355,7 @@ func TestAhead_NamesTheScopesThatRepairClockRepairs(t *testing.T) {
 	ctx := t.Context()
 	pool, l, clock := open(t)
 	ahead := func(tolerance time.Duration) (found []budget.ClockState) {
-		for s, err := range l.Ahead(ctx, pool, tolerance) {
+		for s, err := range l.ClockAhead(ctx, pool, tolerance) {
 			require.NoError(t, err)
 			found = append(found, s)
 		}
@@ -386,7 +386,7 @@ func TestAhead_NamesTheScopesThatRepairClockRepairs(t *testing.T) {
 	}
 	require.Len(t, ahead(time.Microsecond), 3)
 	requireJSON(t, `{"scope":"z more","seq":1,"at":"2026-01-01T00:01:00.000001Z","repaired":false,"ahead_us":60000001}`, more)
-	for s, err := range l.Ahead(ctx, pool, time.Microsecond) {
+	for s, err := range l.ClockAhead(ctx, pool, time.Microsecond) {
 		require.NoError(t, err)
 		r, err := repairClock(ctx, pool, l, s.Scope)
 		require.NoError(t, err)
@@ -394,7 +394,7 @@ func TestAhead_NamesTheScopesThatRepairClockRepairs(t *testing.T) {
 		break // and stops when asked to
 	}
 	require.Len(t, ahead(time.Microsecond), 2)
-	for _, err := range l.Ahead(ctx, pool, 25*time.Hour) {
+	for _, err := range l.ClockAhead(ctx, pool, 25*time.Hour) {
 		requireArgument(t, err, "tolerance")
 	}
 }

@@ -148,7 +148,7 @@ func TestMove_WaitsForJobsWithUnits(t *testing.T) {
 		}
 	}
 	shared := budget.Charge{Scope: "shared", Amount: 1, Limits: []budget.Limit{budget.PerWindow(1, time.Hour)}}
-	add := func(hold *holds.Request, giveBack bool) (id int64) {
+	add := func(hold *holds.Placement, giveBack bool) (id int64) {
 		t.Helper()
 		hold.Charges = []budget.Charge{shared}
 		in(t, r, "acme", func(c *metered.Client, tx pgx.Tx) error { // names of a tenant are not needed here
@@ -192,7 +192,7 @@ func TestMove_AJobWaitsForItsHoldToComeBack(t *testing.T) {
 	r := w.router()
 	from := r.First("acme")
 	_, err := do(t.Context(), r, metered.Command{ID: "1", Tenant: "acme", Input: 1}, func(ctx context.Context, tx *metered.Tx) (int, error) {
-		id, err := tx.Place(ctx, holds.Request{Tenant: "acme", ID: "h", TTL: time.Hour, Lines: []holds.Line{{Scope: "acme/gpu", Amount: 10}}}, nil)
+		id, err := tx.Place(ctx, holds.Placement{Tenant: "acme", ID: "h", TTL: time.Hour, Lines: []holds.Line{{Scope: "acme/gpu", Amount: 10}}}, nil)
 		if err == nil {
 			_, err = tx.Enqueue(ctx, heldChore{holdjobs.Ref{Tenant: "acme", ID: id}}, nil)
 		}
@@ -203,13 +203,13 @@ func TestMove_AJobWaitsForItsHoldToComeBack(t *testing.T) {
 	var moves atomic.Bool // amid the work
 	w.workers(nil, func(all *river.Workers) {
 		river.AddWorker(all, holdjobs.NewWorker(w.pools[from], w.client(from, w.pools[from]).Holds,
-			func(ctx context.Context, _ *river.Job[heldChore]) (holdjobs.Cost, error) {
+			func(ctx context.Context, _ *river.Job[heldChore]) (holdjobs.JobCost, error) {
 				if moves.CompareAndSwap(true, false) {
 					if err := r.Move(ctx, cells.Move{Tenant: "acme", To: 1 - from}); err != nil {
-						return holdjobs.Cost{}, err
+						return holdjobs.JobCost{}, err
 					}
 				}
-				return holdjobs.Cost{Lines: []holds.Line{{Scope: "acme/gpu", Amount: 3}}}, nil
+				return holdjobs.JobCost{Lines: []holds.Line{{Scope: "acme/gpu", Amount: 3}}}, nil
 			}, holdjobs.Options{RetryAfter: 20 * time.Millisecond}))
 	})
 	snoozes := func(more int64) {

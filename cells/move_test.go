@@ -88,7 +88,7 @@ func fill(t *testing.T, r *cells.Router) *filled {
 	f.command = metered.Command{
 		ID: "first", Tenant: "acme", Name: "upload", Input: 7, Charges: []budget.Charge{{Scope: "acme/uploads", Amount: 40, Limits: windowed}},
 		Token: &metered.Redeem{Purpose: "upload", Subject: "acme/ann", Presented: f.used.Reveal()},
-		Holds: []holds.Request{{Tenant: "acme", ID: "kept", Lines: []holds.Line{{Scope: "acme/uploads", Amount: 25, Limits: windowed}}, TTL: time.Hour}},
+		Holds: []holds.Placement{{Tenant: "acme", ID: "kept", Lines: []holds.Line{{Scope: "acme/uploads", Amount: 25, Limits: windowed}}, TTL: time.Hour}},
 	}
 	var err error
 	f.first, err = do(t.Context(), r, f.command, func(context.Context, *metered.Tx) (string, error) { return "stored", nil })
@@ -100,7 +100,7 @@ func fill(t *testing.T, r *cells.Router) *filled {
 		require.NoError(t, err)
 		f.claim, err = c.Holds.Claim(t.Context(), tx, holds.Claim{Tenant: "acme", Key: holds.Key{Type: "name", Value: "bob/x"}, Holder: "ann", TTL: time.Hour})
 		require.NoError(t, err)
-		done, err := c.Holds.Place(t.Context(), tx, holds.Request{Tenant: "acme", Lines: []holds.Line{{Scope: "acme/seats", Amount: 3}}, TTL: time.Hour})
+		done, err := c.Holds.Place(t.Context(), tx, holds.Placement{Tenant: "acme", Lines: []holds.Line{{Scope: "acme/seats", Amount: 3}}, TTL: time.Hour})
 		require.NoError(t, err)
 		_, err = c.Holds.Capture(t.Context(), tx, holds.Capture{Tenant: "acme", IDs: []string{done.ID}, All: true})
 		require.NoError(t, err)

@@ -111,7 +111,7 @@ func TestSetUp_NumbersTheCells(t *testing.T) {
 			tenant = fmt.Sprint("t", i, n)
 		}
 		in(t, r, tenant, func(c *metered.Client, tx pgx.Tx) error {
-			_, err := c.Holds.Place(t.Context(), tx, holds.Request{Tenant: tenant, TTL: time.Hour, Lines: []holds.Line{{Scope: tenant, Amount: 1}}})
+			_, err := c.Holds.Place(t.Context(), tx, holds.Placement{Tenant: tenant, TTL: time.Hour, Lines: []holds.Line{{Scope: tenant, Amount: 1}}})
 			return err
 		})
 		require.Equal(t, int64(i)<<40+1, pgtest.Value[int64](t, w.pools[0], `select no from `+w.schemas[i]+`.holds`))
@@ -125,7 +125,7 @@ func TestSetUp_NumbersTheCells(t *testing.T) {
 	require.NoError(t, err)
 	require.ErrorIs(t, charge(used.router(), tenant), cells.ErrNotCell)
 	require.NoError(t, pgx.BeginFunc(t.Context(), w.pools[0], func(tx pgx.Tx) error {
-		_, err := c.Holds.Place(t.Context(), tx, holds.Request{TTL: time.Hour, Lines: []holds.Line{{Scope: "a", Amount: 1}}})
+		_, err := c.Holds.Place(t.Context(), tx, holds.Placement{TTL: time.Hour, Lines: []holds.Line{{Scope: "a", Amount: 1}}})
 		return err
 	}))
 	require.ErrorIs(t, used.router().SetUp(t.Context()), metered.ErrArgument)
@@ -183,7 +183,7 @@ func TestMove_LeavesNoWayBack(t *testing.T) {
 					return err
 				},
 				"place": func(tx pgx.Tx) error {
-					_, err := old.Holds.Place(t.Context(), tx, holds.Request{TTL: time.Hour, Lines: []holds.Line{{Scope: scope, Amount: 1}}})
+					_, err := old.Holds.Place(t.Context(), tx, holds.Placement{TTL: time.Hour, Lines: []holds.Line{{Scope: scope, Amount: 1}}})
 					return err
 				},
 			} {
@@ -215,7 +215,7 @@ func TestMove_RefusesWhatIsOpen(t *testing.T) {
 		require.NotContains(t, err.Error(), "; ", "nothing else is open")
 		require.Equal(t, r.First("acme"), w.lives("acme"))
 	}
-	place := func(request holds.Request) (end func()) {
+	place := func(request holds.Placement) (end func()) {
 		t.Helper()
 		request.TTL = time.Hour
 		var h holds.Hold
@@ -230,14 +230,14 @@ func TestMove_RefusesWhatIsOpen(t *testing.T) {
 			})
 		}
 	}
-	end := place(holds.Request{Tenant: "acme", ID: "a", Lines: []holds.Line{{Scope: "acme", Amount: 1}, {Scope: "shared", Amount: 1}}})
+	end := place(holds.Placement{Tenant: "acme", ID: "a", Lines: []holds.Line{{Scope: "acme", Amount: 1}, {Scope: "shared", Amount: 1}}})
 	refused(`hold a of tenant "acme" has units of shared`)
 	end()
-	end = place(holds.Request{Tenant: "other", ID: "b", Lines: []holds.Line{{Scope: "acme", Amount: 1}}})
+	end = place(holds.Placement{Tenant: "other", ID: "b", Lines: []holds.Line{{Scope: "acme", Amount: 1}}})
 	refused(`hold b of tenant "other" has units of acme`)
 	end()
 	pgtest.Execute(t, w.pools[0], `delete from `+w.schemas[r.First("acme")]+`.hold_lines where scope = 'acme'`) // it stays, as the other's
-	end = place(holds.Request{Tenant: "acme", ID: "job/7/0123456789abcdef", Lines: []holds.Line{{Scope: "acme", Amount: 1}}})
+	end = place(holds.Placement{Tenant: "acme", ID: "job/7/0123456789abcdef", Lines: []holds.Line{{Scope: "acme", Amount: 1}}})
 	refused("is that of a job")
 	end()
 	for _, away := range []bool{false, true} {
@@ -265,7 +265,7 @@ func TestMove_RefusesWhatIsOpen(t *testing.T) {
 	pgtest.Execute(t, w.pools[0], fmt.Sprintf(`delete from %s.parked_jobs`, w.schemas[r.First("acme")]))
 
 	// A hold without a tenant is that of its scopes.
-	place(holds.Request{Lines: []holds.Line{{Scope: "acme", Amount: 1}}})
+	place(holds.Placement{Lines: []holds.Line{{Scope: "acme", Amount: 1}}})
 	w.move(r, "acme", 1-r.First("acme"))
 	require.Equal(t, 1-r.First("acme"), w.lives("acme"))
 	w.verified()

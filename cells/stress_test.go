@@ -204,7 +204,7 @@ func (l *load) act(r *cells.Router, worker, n int) error {
 	case 4: // a hold that stays, or is captured
 		captured := pgtest.Random(l.TB).IntN(2) == 0
 		err := run(func(ctx context.Context, c *metered.Client, tx pgx.Tx) error {
-			h, err := c.Holds.Place(ctx, tx, holds.Request{Tenant: "acme", TTL: time.Hour, Lines: []holds.Line{{Scope: "acme/hot", Amount: 5}}})
+			h, err := c.Holds.Place(ctx, tx, holds.Placement{Tenant: "acme", TTL: time.Hour, Lines: []holds.Line{{Scope: "acme/hot", Amount: 5}}})
 			if err == nil && captured {
 				_, err = c.Holds.Capture(ctx, tx, holds.Capture{Tenant: "acme", IDs: []string{h.ID}, All: true})
 			}

@@ -157,7 +157,7 @@ func TestMove_TakesTheHorizonsAlong(t *testing.T) {
 		id := idOf(now.Add(-age))
 		err = patiently(t.Context(), r, "acme", func(ctx context.Context, c *metered.Client) error {
 			return c.RunTx(ctx, pgx.TxOptions{}, func(ctx context.Context, tx pgx.Tx) error {
-				_, err := c.Holds.Place(ctx, tx, holds.Request{Tenant: "acme", ID: id, TTL: time.Hour, Lines: []holds.Line{{Scope: "acme", Amount: 1}}})
+				_, err := c.Holds.Place(ctx, tx, holds.Placement{Tenant: "acme", ID: id, TTL: time.Hour, Lines: []holds.Line{{Scope: "acme", Amount: 1}}})
 				return errors.Join(err, context.Canceled)
 			})
 		})

@@ -227,7 +227,7 @@ func TestPages_ListHoldsOfManyScopes(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, console.Config{}, "")
 	require.NoError(t, pgx.BeginFunc(t.Context(), w.pool, func(tx pgx.Tx) error {
-		_, err := w.client.Holds.Place(t.Context(), tx, holds.Request{TTL: time.Minute, ID: "trip", Lines: []holds.Line{
+		_, err := w.client.Holds.Place(t.Context(), tx, holds.Placement{TTL: time.Minute, ID: "trip", Lines: []holds.Line{
 			{Scope: "a", Amount: 1}, {Scope: "b", Amount: 1}, {Scope: "c", Amount: 1},
 		}})
 		return err

@@ -130,9 +130,9 @@ func TestScale_PagesReadLittleOfMuch(t *testing.T) {
 func (w *world) many(prefix string, n int) {
 	w.t.Helper()
 	for from := 0; from < n; from += bounds.MaxBatch {
-		events := make([]budget.Event, min(n-from, bounds.MaxBatch))
+		events := make([]budget.UsageEvent, min(n-from, bounds.MaxBatch))
 		for i := range events {
-			events[i] = budget.Event{ID: fmt.Sprint(prefix, from+i), Charge: budget.Charge{Scope: fmt.Sprintf("crowd/%05d", from+i), Amount: 1}}
+			events[i] = budget.UsageEvent{ID: fmt.Sprint(prefix, from+i), Charge: budget.Charge{Scope: fmt.Sprintf("crowd/%05d", from+i), Amount: 1}}
 		}
 		require.NoError(w.t, pgx.BeginFunc(w.t.Context(), w.pool, func(tx pgx.Tx) error {
 			_, err := w.client.Budget.Ingest(w.t.Context(), tx, events...)

@@ -196,7 +196,7 @@ func (w *world) order(id, scope string, amount int64, limits ...budget.Limit) er
 	_, err := metered.Do(w.t.Context(), w.client, metered.Command{
 		Tenant: "shop", ID: id, Name: "order", Input: id, RecordRefusal: true,
 		Charges: []budget.Charge{{Scope: scope, Amount: amount, Limits: limits, Note: budget.Note{Actor: "user:ann", Reason: "an <em>order</em>"}}},
-		Holds: []holds.Request{{
+		Holds: []holds.Placement{{
 			Tenant: "acme", Holder: "ann", TTL: time.Hour, Lines: []holds.Line{{Scope: scope, Amount: 2}},
 		}},
 	}, func(ctx context.Context, tx *metered.Tx) (string, error) {

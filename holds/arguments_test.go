@@ -64,7 +64,7 @@ func TestPlace_SaysWhetherATTLIsTooShortOrTooLong(t *testing.T) {
 		for ttl, within := range map[time.Duration]bool{
 			-1: false, 0: false, lo - time.Microsecond: false, hi + time.Microsecond: false, 1<<63 - 1: false, -1 << 63: false, lo: true, hi: true,
 		} {
-			_, err := placeHold(b, holds.Request{Lines: []holds.Line{line}, TTL: ttl})
+			_, err := placeHold(b, holds.Placement{Lines: []holds.Line{line}, TTL: ttl})
 			_, claimErr := claimHold(b, holds.Claim{Holder: "ann", Key: holds.Key{Type: "t", Value: "v"}, TTL: ttl})
 			require.Equal(t, err, claimErr)
 			if within {
@@ -74,7 +74,7 @@ func TestPlace_SaysWhetherATTLIsTooShortOrTooLong(t *testing.T) {
 			require.ErrorIs(t, err, budget.ErrArgument)
 			var argument *budget.ArgumentError
 			require.ErrorAs(t, err, &argument)
-			require.Equal(t, "Request.TTL", argument.Field)
+			require.Equal(t, "Placement.TTL", argument.Field)
 			require.Equal(t, fmt.Sprintf("%v is not from Config.MinTTL, %v, to Config.MaxTTL, %v", ttl, lo, hi), argument.Reason)
 		}
 	}
@@ -91,7 +91,7 @@ func TestPlace_TakesArgumentsJustWithinBounds(t *testing.T) {
 		"escapes": `"\u0000 \ud800 \\ \u2028"`, "number": "1e999999",
 	} {
 		note := budget.Note{Actor: text("\x01"), Tenant: text("\\"), Correlation: text(`"`), Reason: text("'")}
-		r := holds.Request{ID: name + text("\x1f")[len(name):], Tenant: text("\x1f"), Holder: text("\x1f"), TTL: bounds.MaxLifetime,
+		r := holds.Placement{ID: name + text("\x1f")[len(name):], Tenant: text("\x1f"), Holder: text("\x1f"), TTL: bounds.MaxLifetime,
 			Grace: bounds.MaxLifetime, Note: note, Metadata: json.RawMessage(metadata)}
 		for i := range bounds.MaxScopes {
 			r.Lines = append(r.Lines, capacity(fmt.Sprintf("%s/%d", name, i), bounds.MaxAmount, bounds.MaxLimit))
@@ -125,7 +125,7 @@ func TestPrepare_KeepsNothingOfTheCallersSlices(t *testing.T) {
 	metadata := json.RawMessage(`{"a": 1}`)
 	lines := []holds.Line{capacity("s", 5, 9)}
 	charges := []budget.Charge{{Scope: "fee", Amount: 1, Limits: []budget.Limit{budget.Lifetime(9)}}}
-	place := send(placeHold(f.book, holds.Request{ID: "h", TTL: time.Minute, Lines: lines, Charges: charges, Metadata: metadata}))
+	place := send(placeHold(f.book, holds.Placement{ID: "h", TTL: time.Minute, Lines: lines, Charges: charges, Metadata: metadata}))
 	copy(metadata, `{"b": 2}`)
 	lines[0].Limits[0].Max, charges[0].Limits[0].Max = 0, 0
 	lines[0], charges[0] = capacity("other", 1, 1), budget.Charge{Scope: "other", Amount: 1}
@@ -203,7 +203,7 @@ func TestCalls_NilIsRefused(t *testing.T) {
 	book, err := holds.New(ledger, holds.Config{})
 	require.NoError(t, err)
 	tx, pool := untouchable{}, new(pgxpool.Pool)
-	request := holds.Request{Lines: []holds.Line{{Scope: "s", Amount: 1}}, TTL: time.Minute}
+	request := holds.Placement{Lines: []holds.Line{{Scope: "s", Amount: 1}}, TTL: time.Minute}
 	claim := holds.Claim{Key: holds.Key{Type: "seat", Value: "a"}, Holder: "ann", TTL: time.Minute}
 	capture, release := holds.Capture{IDs: []string{"a"}, All: true}, holds.Release{IDs: []string{"a"}}
 	extend, giveBack := holds.Extend{IDs: []string{"a"}, By: time.Minute}, holds.Return{IDs: []string{"a"}, All: true}

@@ -19,7 +19,7 @@ import (
 // a unit when it expires, if least.
 func (f *fixture) pile(scope string, n int, least bool) {
 	f.Helper()
-	first := f.mustPlace(holds.Request{ID: scope + "/1", TTL: time.Minute, Lines: []holds.Line{{Scope: scope, Amount: 2}}})
+	first := f.mustPlace(holds.Placement{ID: scope + "/1", TTL: time.Minute, Lines: []holds.Line{{Scope: scope, Amount: 2}}})
 	_, err := f.pool.Exec(f.Context(), fmt.Sprintf(`
 		with e as (
 			insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, next_due, kind, scope, hold)
@@ -61,7 +61,7 @@ func TestSweep_AScopeWithManyDueHoldsIsSweptAloneAndInSteps(t *testing.T) {
 			f.pile("big", many, least)
 			f.pile("large", 60, least)
 			for n := range 40 {
-				f.mustPlace(holds.Request{ID: fmt.Sprint("few/", n), TTL: time.Minute, Lines: []holds.Line{{Scope: fmt.Sprint("few/", n%20), Amount: 1}}})
+				f.mustPlace(holds.Placement{ID: fmt.Sprint("few/", n), TTL: time.Minute, Lines: []holds.Line{{Scope: fmt.Sprint("few/", n%20), Amount: 1}}})
 			}
 			f.clock.Advance(time.Hour)
 
@@ -97,7 +97,7 @@ func TestSweep_AProgramOfVersion1EndsABacklog(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{})
 	f.pile("big", 130, true)
-	f.mustPlace(holds.Request{ID: "few", TTL: time.Minute, Lines: []holds.Line{{Scope: "few", Amount: 1}}})
+	f.mustPlace(holds.Placement{ID: "few", TTL: time.Minute, Lines: []holds.Line{{Scope: "few", Amount: 1}}})
 	f.clock.Advance(time.Hour)
 	var due any = "-infinity"
 	var no int64
@@ -174,7 +174,7 @@ func TestSweep_AHoldOfTwoScopesThatAreBehindIsAnnouncedOnce(t *testing.T) {
 		return nil
 	}}})
 	for n := range 60 {
-		f.mustPlace(holds.Request{ID: fmt.Sprint(n), TTL: time.Minute, Lines: []holds.Line{{Scope: "a", Amount: 1}, {Scope: "b", Amount: 1}, {Scope: fmt.Sprint("c/", n), Amount: 1}}})
+		f.mustPlace(holds.Placement{ID: fmt.Sprint(n), TTL: time.Minute, Lines: []holds.Line{{Scope: "a", Amount: 1}, {Scope: "b", Amount: 1}, {Scope: fmt.Sprint("c/", n), Amount: 1}}})
 		f.clock.Advance(time.Millisecond)
 	}
 	f.clock.Advance(time.Hour)
@@ -208,7 +208,7 @@ func TestCharge_FreesTheSumOfManyDueHolds(t *testing.T) {
 			if least {
 				minima = many / 10
 			}
-			f.mustPlace(holds.Request{ID: "live", TTL: time.Hour, Lines: []holds.Line{{Scope: "big", Amount: 7}}})
+			f.mustPlace(holds.Placement{ID: "live", TTL: time.Hour, Lines: []holds.Line{{Scope: "big", Amount: 7}}})
 			f.clock.Advance(30 * time.Minute)
 			charge := func(amount int64) (budget.Receipt, error) {
 				return f.charge(budget.Charge{Scope: "big", Amount: amount, Limits: []budget.Limit{budget.Lifetime(int64(2*many + 7 + minima))}})
@@ -275,13 +275,13 @@ func TestCharge_WhatASumFreedStaysFreeIfTheClockGoesBack(t *testing.T) {
 	}
 	_, held := f.usage("a")
 	require.Zero(t, held)
-	f.mustPlace(holds.Request{ID: "soon", TTL: time.Second, Lines: []holds.Line{capacity("a", 3, 123)}})
-	_, err = f.place(holds.Request{ID: "too much", TTL: time.Second, Lines: []holds.Line{capacity("a", 1, 123)}})
+	f.mustPlace(holds.Placement{ID: "soon", TTL: time.Second, Lines: []holds.Line{capacity("a", 3, 123)}})
+	_, err = f.place(holds.Placement{ID: "too much", TTL: time.Second, Lines: []holds.Line{capacity("a", 1, 123)}})
 	require.ErrorIs(t, err, budget.ErrExceeded)
 	require.EqualValues(t, 3, lastHeld(f, "a"))
 	f.sums()
 	f.clock.Advance(2 * time.Second)
-	f.mustPlace(holds.Request{ID: "next", TTL: time.Minute, Lines: []holds.Line{capacity("a", 3, 123)}})
+	f.mustPlace(holds.Placement{ID: "next", TTL: time.Minute, Lines: []holds.Line{capacity("a", 3, 123)}})
 	require.EqualValues(t, 3, lastHeld(f, "a"))
 	f.clock.Set(at.Add(time.Hour))
 	_, err = f.book.Sweep(t.Context(), f.pool, holds.SweepOptions{})
@@ -302,7 +302,7 @@ func TestCharge_RowsThatASumLeftHoldNothing(t *testing.T) {
 	scope, err := key.Scope("")
 	require.NoError(t, err)
 	for i := range 40 {
-		f.mustPlace(holds.Request{ID: fmt.Sprint(i), TTL: time.Minute, Lines: []holds.Line{capacity(scope, 1, 100), {Scope: "w", Amount: 1}}})
+		f.mustPlace(holds.Placement{ID: fmt.Sprint(i), TTL: time.Minute, Lines: []holds.Line{capacity(scope, 1, 100), {Scope: "w", Amount: 1}}})
 	}
 	_, err = do(f, func(ctx context.Context, tx pgx.Tx) (budget.Posted, error) {
 		return f.ledger.Credit(ctx, tx, budget.Credit{Scope: "w", Amount: 101})
@@ -314,7 +314,7 @@ func TestCharge_RowsThatASumLeftHoldNothing(t *testing.T) {
 	require.Equal(t, 42, f.open(scope))
 	f.sums()
 
-	f.mustPlace(holds.Request{ID: "live", TTL: time.Hour, Lines: []holds.Line{{Scope: "w", Amount: 1}}})
+	f.mustPlace(holds.Placement{ID: "live", TTL: time.Hour, Lines: []holds.Line{{Scope: "w", Amount: 1}}})
 	_, err = f.charge(budget.Charge{Scope: "w", Amount: 100, Limits: []budget.Limit{budget.Prepaid(0)}})
 	require.NoError(t, err)
 	require.Equal(t, 41, f.open("w"))
@@ -392,10 +392,10 @@ func TestSweep_EndsWhatASumLeftInAScopeThatIsBehindAgain(t *testing.T) {
 func TestRefusal_CountsNoOwnHoldThatASumFreed(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{})
-	f.mustPlace(holds.Request{ID: "another", TTL: time.Hour, Lines: []holds.Line{capacity("a", 5, 100)}})
+	f.mustPlace(holds.Placement{ID: "another", TTL: time.Hour, Lines: []holds.Line{capacity("a", 5, 100)}})
 	tx := begin(t, f.pool, pgx.ReadCommitted)
 	place := func(id string, n int64) {
-		_, err := f.book.Place(t.Context(), tx, holds.Request{ID: id, TTL: time.Minute, Lines: []holds.Line{capacity("a", n, 100)}})
+		_, err := f.book.Place(t.Context(), tx, holds.Placement{ID: id, TTL: time.Minute, Lines: []holds.Line{capacity("a", n, 100)}})
 		require.NoError(t, err)
 	}
 	for i := range 40 {

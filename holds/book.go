@@ -19,7 +19,7 @@ import (
 
 // Config configures a Book. The zero value has the documented defaults.
 type Config struct {
-	// MinTTL and MaxTTL bound Request.TTL, from 1ms to MaxLifetime. They default to 1s and 1h.
+	// MinTTL and MaxTTL bound Placement.TTL, from 1ms to MaxLifetime. They default to 1s and 1h.
 	MinTTL, MaxTTL time.Duration
 
 	// MaxLifetime bounds the time from placement to deadline, up to 10 years. Defaults to 24h, or a

@@ -16,7 +16,7 @@ import (
 func TestCapture_ChargesTheUsedUnitsAndFreesTheRest(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{})
-	f.mustPlace(holds.Request{ID: "h1", Lines: []holds.Line{capacity("gpu", 10, 10), capacity("disk", 5, 5)}})
+	f.mustPlace(holds.Placement{ID: "h1", Lines: []holds.Line{capacity("gpu", 10, 10), capacity("disk", 5, 5)}})
 	hs, err := f.capture(holds.Capture{IDs: []string{"h1"}, Lines: []holds.Line{{Scope: "gpu", Amount: 3}}, Keep: true})
 	require.NoError(t, err)
 	require.Equal(t, holds.Held, hs[0].State)
@@ -212,7 +212,7 @@ func TestRefund_NamesTheHoldThatWasReturned(t *testing.T) {
 	f := setUp(t, holds.Config{})
 	ids := []string{"first", "second", "third"}
 	for _, id := range ids {
-		f.mustPlace(holds.Request{ID: id, Lines: []holds.Line{capacity("a", 1, 9)}})
+		f.mustPlace(holds.Placement{ID: id, Lines: []holds.Line{capacity("a", 1, 9)}})
 	}
 	_, err := f.capture(holds.Capture{IDs: ids, All: true})
 	require.NoError(t, err)
@@ -232,7 +232,7 @@ func TestRefund_NamesTheHoldThatWasReturned(t *testing.T) {
 func TestReturn_GivesBackTheRest(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{})
-	f.mustPlace(holds.Request{ID: "h", Lines: []holds.Line{capacity("a", 4, 9), capacity("b", 4, 9)}})
+	f.mustPlace(holds.Placement{ID: "h", Lines: []holds.Line{capacity("a", 4, 9), capacity("b", 4, 9)}})
 	_, err := f.capture(holds.Capture{IDs: []string{"h"}, All: true})
 	require.NoError(t, err)
 	history, err := f.book.History(t.Context(), f.pool, "", "h", "")
@@ -257,7 +257,7 @@ func TestReturn_GivesBackTheRest(t *testing.T) {
 func TestRefund_InPartsOverSeveralCaptures(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{})
-	f.mustPlace(holds.Request{ID: "h", Lines: []holds.Line{capacity("a", 9, 9), capacity("b", 5, 9)}})
+	f.mustPlace(holds.Placement{ID: "h", Lines: []holds.Line{capacity("a", 9, 9), capacity("b", 5, 9)}})
 	for _, amount := range []int64{2, 3, 4} {
 		_, err := f.capture(holds.Capture{IDs: []string{"h"}, Keep: amount < 4, Lines: []holds.Line{{Scope: "a", Amount: amount}, {Scope: "b", Amount: 1}}})
 		require.NoError(t, err)
@@ -320,7 +320,7 @@ func TestRefund_OfACaptureInPartIsTheLedgers(t *testing.T) {
 	f := setUp(t, holds.Config{})
 	for _, state := range []holds.State{holds.Held, holds.Released, holds.Expired} {
 		id := string(state)
-		f.mustPlace(holds.Request{ID: id, Lines: []holds.Line{capacity("a", 4, 9)}})
+		f.mustPlace(holds.Placement{ID: id, Lines: []holds.Line{capacity("a", 4, 9)}})
 		_, err := f.capture(holds.Capture{IDs: []string{id}, Keep: true, Lines: []holds.Line{{Scope: "a", Amount: 3}}})
 		require.NoError(t, err)
 		switch state {

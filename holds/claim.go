@@ -42,12 +42,12 @@ type Claim struct {
 	// MustExist refuses a Key.Scope that was not created, as in budget.Charge.
 	MustExist bool
 
-	// TTL is as in Request, and so are Grace, Metadata and Note.
+	// TTL is as in Placement, and so are Grace, Metadata and Note.
 	TTL time.Duration
 
 	Grace time.Duration
 
-	// Metadata is as in Request. A repeated claim keeps the first one.
+	// Metadata is as in Placement. A repeated claim keeps the first one.
 	Metadata json.RawMessage
 
 	Note budget.Note
@@ -81,7 +81,7 @@ func (b *Book) prepareClaim(c Claim) (*call, error) {
 			return nil, invalid(index("Claim.Lines", i, ".Scope"), "is that of the claim")
 		}
 	}
-	return b.preparePlace(Request{
+	return b.preparePlace(Placement{
 		ID: claimIDs(scope) + uuidv7.New(), Tenant: c.Tenant, Holder: c.Holder, Lines: lines, Charges: c.Charges,
 		TTL: c.TTL, Grace: c.Grace, Metadata: c.Metadata, Note: c.Note, claim: scope, key: c.Key, reveal: c.Reveal,
 	})

@@ -163,7 +163,7 @@ func TestPlace_TwoInOneTransactionCanDeadlockAndSaySo(t *testing.T) {
 	t.Parallel()
 	for what, call := range map[string]func(f *fixture, tx pgx.Tx, name string) error{
 		"place": func(f *fixture, tx pgx.Tx, name string) error {
-			_, err := f.book.Place(t.Context(), tx, holds.Request{TTL: time.Minute, Lines: []holds.Line{capacity(name, 1, 9)}})
+			_, err := f.book.Place(t.Context(), tx, holds.Placement{TTL: time.Minute, Lines: []holds.Line{capacity(name, 1, 9)}})
 			return err
 		},
 		"claim": func(f *fixture, tx pgx.Tx, name string) error {
@@ -205,7 +205,7 @@ func TestPlace_BusyIsSaidOfThePlacement(t *testing.T) {
 	f.book, err = holds.New(ledger, holds.Config{})
 	require.NoError(t, err)
 	require.NoError(t, f.ledger.Lock(t.Context(), begin(t, f.pool, pgx.ReadCommitted), "a"))
-	_, err = f.place(holds.Request{Lines: []holds.Line{capacity("a", 1, 9)}})
+	_, err = f.place(holds.Placement{Lines: []holds.Line{capacity("a", 1, 9)}})
 	require.ErrorIs(t, err, budget.ErrBusy)
 	require.ErrorIs(t, err, budget.ErrBusy)
 	require.ErrorContains(t, err, budget.ErrBusy.Error()+": place: ")

@@ -37,7 +37,7 @@ func TestDo_SubscribersHearBeforeTheCommitAndCanRefuse(t *testing.T) {
 	}
 	pool, c := pgtest.SetUp(t, metered.Config{Holds: holds.Config{Subscribers: []holds.Subscriber{subscriber}}})
 	ctx := t.Context()
-	r := holds.Request{ID: "h1", TTL: time.Minute, Lines: []holds.Line{pgtest.Room("seat", 1, 9)}}
+	r := holds.Placement{ID: "h1", TTL: time.Minute, Lines: []holds.Line{pgtest.Room("seat", 1, 9)}}
 	out, err := metered.Do(ctx, c, metered.Command{ID: "op1", Input: 1, LSN: true}, pgtest.Placing(r))
 	require.NoError(t, err)
 	require.Positive(t, out.LSN)
@@ -86,7 +86,7 @@ func TestDo_SubscribersCannotEndTheTransaction(t *testing.T) {
 				if _, err := pgtest.Upload(sql)(ctx, tx); err != nil {
 					return nil, err
 				}
-				return pgtest.Placing(holds.Request{TTL: time.Minute, Lines: []holds.Line{pgtest.Room("seat", 1, 9)}})(ctx, tx)
+				return pgtest.Placing(holds.Placement{TTL: time.Minute, Lines: []holds.Line{pgtest.Room("seat", 1, 9)}})(ctx, tx)
 			}
 			cmd := metered.Command{ID: sql, Input: 1, Charges: []budget.Charge{pgtest.Charge("s", 1, 10)}}
 			for what, do := range map[string]func() error{
@@ -114,7 +114,7 @@ func TestDo_SubscribersCannotEndTheTransaction(t *testing.T) {
 	}
 	sql = "select 1"
 	returned = false
-	_, err := metered.Do(ctx, c, metered.Command{ID: "after", Input: 1}, pgtest.Placing(holds.Request{TTL: time.Minute, Lines: []holds.Line{pgtest.Room("seat", 1, 9)}}))
+	_, err := metered.Do(ctx, c, metered.Command{ID: "after", Input: 1}, pgtest.Placing(holds.Placement{TTL: time.Minute, Lines: []holds.Line{pgtest.Room("seat", 1, 9)}}))
 	require.NoError(t, err)
 }
 
@@ -125,7 +125,7 @@ func TestDo_ASubscriberThatOutlastsTheDeadlineIsATimeout(t *testing.T) {
 	}}})
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
-	_, err := metered.Do(ctx, c, metered.Command{ID: "op", Input: 1}, pgtest.Placing(holds.Request{TTL: time.Minute, Lines: []holds.Line{pgtest.Room("seat", 1, 9)}}))
+	_, err := metered.Do(ctx, c, metered.Command{ID: "op", Input: 1}, pgtest.Placing(holds.Placement{TTL: time.Minute, Lines: []holds.Line{pgtest.Room("seat", 1, 9)}}))
 	require.ErrorIs(t, err, metered.ErrTimeout)
 	require.NotErrorIs(t, err, metered.ErrIndefinite)
 	require.Zero(t, pgtest.Count(t, pool, "metered.holds"))
@@ -142,7 +142,7 @@ func TestDo_WithSubscribersAnErrorBeforeTheirTurnIsDefinite(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		errs := make(chan error, 1)
 		go func() {
-			_, err := metered.Do(ctx, c, metered.Command{ID: "op", Input: 1, EarlyRelease: early}, pgtest.Placing(holds.Request{TTL: time.Minute, Lines: []holds.Line{pgtest.Room("seat", 1, 9)}}))
+			_, err := metered.Do(ctx, c, metered.Command{ID: "op", Input: 1, EarlyRelease: early}, pgtest.Placing(holds.Placement{TTL: time.Minute, Lines: []holds.Line{pgtest.Room("seat", 1, 9)}}))
 			errs <- err
 		}()
 		pgtest.WaitAdvisory(t, pool, 1)
@@ -164,7 +164,7 @@ func TestDo_AnErrorOfASubscriberIsItsOwn(t *testing.T) {
 		},
 	}}})
 	ctx := t.Context()
-	place := pgtest.Placing(holds.Request{TTL: time.Minute, Lines: []holds.Line{pgtest.Room("seat", 1, 9)}})
+	place := pgtest.Placing(holds.Placement{TTL: time.Minute, Lines: []holds.Line{pgtest.Room("seat", 1, 9)}})
 	requireOwn := func(err error) {
 		var refused *holds.SubscriberError
 		require.ErrorAs(t, err, &refused)
@@ -211,7 +211,7 @@ func TestSubscriber_AJobForEachTransitionIsWorkedExactlyOnce(t *testing.T) {
 	ctx := t.Context()
 	place := func(id string) func(ctx context.Context, tx *metered.Tx) (any, error) {
 		return func(ctx context.Context, tx *metered.Tx) (any, error) {
-			return tx.Place(ctx, holds.Request{ID: id, Holder: "ann", TTL: time.Hour, Note: budget.Note{Reason: "wanted"},
+			return tx.Place(ctx, holds.Placement{ID: id, Holder: "ann", TTL: time.Hour, Note: budget.Note{Reason: "wanted"},
 				Lines: []holds.Line{{Scope: "room", Amount: 1, Limits: []budget.Limit{budget.Lifetime(1)}}}}, nil)
 		}
 	}
@@ -233,7 +233,7 @@ func TestSubscriber_AJobForEachTransitionIsWorkedExactlyOnce(t *testing.T) {
 	require.NoError(t, tx.Commit(ctx))
 	tx, err = pool.Begin(ctx)
 	require.NoError(t, err)
-	_, err = c.Holds.Place(ctx, tx, holds.Request{ID: "rolled back", TTL: time.Minute, Lines: []holds.Line{{Scope: "room", Amount: 1}}})
+	_, err = c.Holds.Place(ctx, tx, holds.Placement{ID: "rolled back", TTL: time.Minute, Lines: []holds.Line{{Scope: "room", Amount: 1}}})
 	require.NoError(t, err)
 	require.NoError(t, tx.Rollback(ctx))
 

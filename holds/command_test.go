@@ -19,7 +19,7 @@ func TestDo_PlacesCapturesAndReleasesWithTheChargesOrNothing(t *testing.T) {
 	t.Parallel()
 	pool, c := pgtest.SetUp(t, metered.Config{})
 	ctx := t.Context()
-	r := holds.Request{ID: "h1", Holder: "ann", TTL: time.Minute, Lines: []holds.Line{pgtest.Room("seat", 1, 1)}}
+	r := holds.Placement{ID: "h1", Holder: "ann", TTL: time.Minute, Lines: []holds.Line{pgtest.Room("seat", 1, 1)}}
 	cmd := metered.Command{ID: "op1", Input: 1, Tenant: "acme", Charges: []budget.Charge{{Scope: "user/ann", Amount: 1, Limits: []budget.Limit{budget.Lifetime(1)}}}}
 	out, err := metered.Do(ctx, c, cmd, pgtest.Placing(r))
 	require.NoError(t, err)
@@ -101,7 +101,7 @@ func TestDoTx_PlacesAndRefusesWithoutATrace(t *testing.T) {
 	t.Parallel()
 	pool, c := pgtest.SetUp(t, metered.Config{})
 	ctx := t.Context()
-	r := holds.Request{ID: "h1", TTL: time.Minute, Lines: []holds.Line{pgtest.Room("seat", 1, 1)}}
+	r := holds.Placement{ID: "h1", TTL: time.Minute, Lines: []holds.Line{pgtest.Room("seat", 1, 1)}}
 	require.NoError(t, pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 		out, err := metered.DoTx(ctx, c, tx, metered.Command{ID: "op1", Input: 1}, pgtest.Placing(r))
 		require.NoError(t, err)
@@ -118,10 +118,10 @@ func TestDoTx_PlacesAndRefusesWithoutATrace(t *testing.T) {
 
 func TestDo_ExtendsAndRefunds(t *testing.T) {
 	t.Parallel()
-	var refused []metered.Refusal
-	pool, c := pgtest.SetUp(t, metered.Config{OnRefusal: func(_ context.Context, d metered.Refusal) { refused = append(refused, d) }})
+	var refused []metered.RefusedCommand
+	pool, c := pgtest.SetUp(t, metered.Config{OnRefusal: func(_ context.Context, d metered.RefusedCommand) { refused = append(refused, d) }})
 	ctx := t.Context()
-	first, err := metered.Do(ctx, c, metered.Command{ID: "op1", Input: 1}, pgtest.Placing(holds.Request{ID: "h1", TTL: time.Minute, Lines: []holds.Line{pgtest.Room("seat", 1, 1)}}))
+	first, err := metered.Do(ctx, c, metered.Command{ID: "op1", Input: 1}, pgtest.Placing(holds.Placement{ID: "h1", TTL: time.Minute, Lines: []holds.Line{pgtest.Room("seat", 1, 1)}}))
 	require.NoError(t, err)
 	out, err := metered.Do(ctx, c, metered.Command{ID: "op2", Input: 1}, func(_ context.Context, tx *metered.Tx) (any, error) {
 		return nil, errors.Join(
@@ -148,13 +148,13 @@ func TestDo_ExtendsAndRefunds(t *testing.T) {
 func TestOnRefusal_HearsOfEveryRefusalOfAHold(t *testing.T) {
 	t.Parallel()
 	var refused []error
-	_, c := pgtest.SetUp(t, metered.Config{OnRefusal: func(_ context.Context, d metered.Refusal) { refused = append(refused, d.Err) }})
+	_, c := pgtest.SetUp(t, metered.Config{OnRefusal: func(_ context.Context, d metered.RefusedCommand) { refused = append(refused, d.Err) }})
 	ctx := t.Context()
 	do := func(id string, f func(tx *metered.Tx) error) error {
 		_, err := metered.Do(ctx, c, metered.Command{ID: id, Input: 1}, func(_ context.Context, tx *metered.Tx) (any, error) { return nil, f(tx) })
 		return err
 	}
-	_, err := metered.Do(ctx, c, metered.Command{ID: "op1", Input: 1}, pgtest.Placing(holds.Request{ID: "h", TTL: time.Minute, Lines: []holds.Line{pgtest.Room("seat", 1, 1)}}))
+	_, err := metered.Do(ctx, c, metered.Command{ID: "op1", Input: 1}, pgtest.Placing(holds.Placement{ID: "h", TTL: time.Minute, Lines: []holds.Line{pgtest.Room("seat", 1, 1)}}))
 	require.NoError(t, err)
 	want := []error{holds.ErrExcess, holds.ErrCeiling, holds.ErrExcess, budget.ErrRefundExceeds}
 	require.ErrorIs(t, do("op2", func(tx *metered.Tx) error {
@@ -201,7 +201,7 @@ func TestDo_UnknownHoldsAreUnknownAlsoIfThereAreSeveral(t *testing.T) {
 func TestDo_WaitsForNothingOfAnothersHold(t *testing.T) {
 	t.Parallel()
 	pool, c := pgtest.SetUp(t, metered.Config{LockTimeout: 50 * time.Millisecond})
-	r := holds.Request{ID: "h", Holder: "ann", TTL: time.Minute, Lines: []holds.Line{pgtest.Room("seat", 1, 1)}}
+	r := holds.Placement{ID: "h", Holder: "ann", TTL: time.Minute, Lines: []holds.Line{pgtest.Room("seat", 1, 1)}}
 	_, err := metered.Do(t.Context(), c, metered.Command{ID: "op1", Input: 1}, pgtest.Placing(r))
 	require.NoError(t, err)
 	pgtest.LockScope(t, pool, c, "seat")

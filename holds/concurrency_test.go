@@ -58,7 +58,7 @@ func TestPlace_ConcurrentCallersAreLetInExactly(t *testing.T) {
 								return err
 							}
 							meet()
-							h, err = f.book.Place(ctx, tx, holds.Request{TTL: time.Minute,
+							h, err = f.book.Place(ctx, tx, holds.Placement{TTL: time.Minute,
 								Lines: []holds.Line{capacity(room, 1, limit), capacity(house, 1, 1000)}})
 							return err
 						})
@@ -96,9 +96,9 @@ func TestPlace_ConcurrentCallersAreLetInExactly(t *testing.T) {
 				require.Equal(t, placed.Load()-released.Load()-captured.Load(), held)
 				require.LessOrEqual(t, used+held, limit)
 				for range limit - used - held { // the rest can be had, and not a unit more
-					f.mustPlace(holds.Request{Lines: []holds.Line{capacity(room, 1, limit)}})
+					f.mustPlace(holds.Placement{Lines: []holds.Line{capacity(room, 1, limit)}})
 				}
-				_, err := f.place(holds.Request{Lines: []holds.Line{capacity(room, 1, limit)}})
+				_, err := f.place(holds.Placement{Lines: []holds.Line{capacity(room, 1, limit)}})
 				require.ErrorIs(t, err, budget.ErrExceeded)
 				switch {
 				case name != "read committed":
@@ -124,7 +124,7 @@ func TestEnd_OfARaceHasExactlyOneWinner(t *testing.T) {
 			seat := "seat " + name
 			won := map[holds.EventKind]int{}
 			for round := range pgtest.Size(14, 40) {
-				h := f.mustPlace(holds.Request{ID: fmt.Sprint(name, round), Lines: []holds.Line{capacity(seat, 1, 1), capacity("house", 1, 9999)}})
+				h := f.mustPlace(holds.Placement{ID: fmt.Sprint(name, round), Lines: []holds.Line{capacity(seat, 1, 1), capacity("house", 1, 9999)}})
 				var mu sync.Mutex
 				winners := map[holds.EventKind]int{}
 				var next string
@@ -176,7 +176,7 @@ func TestEnd_OfARaceHasExactlyOneWinner(t *testing.T) {
 					func() error {
 						var got holds.Hold
 						err := in(func(tx pgx.Tx) (err error) {
-							got, err = f.book.Place(ctx, tx, holds.Request{TTL: time.Minute, Lines: []holds.Line{capacity(seat, 1, 1)}})
+							got, err = f.book.Place(ctx, tx, holds.Placement{TTL: time.Minute, Lines: []holds.Line{capacity(seat, 1, 1)}})
 							return err
 						})
 						next = got.ID
@@ -241,7 +241,7 @@ func TestPlace_AFloodOfDueHoldsLetsInExactlyTheCapacity(t *testing.T) {
 		}
 		for n := 0; ; n++ {
 			err := retry.run(ctx, level("mixed", worker+n), func(tx pgx.Tx) error {
-				_, err := f.book.Place(ctx, tx, holds.Request{TTL: time.Hour, Lines: []holds.Line{capacity("room", amount, due)}})
+				_, err := f.book.Place(ctx, tx, holds.Placement{TTL: time.Hour, Lines: []holds.Line{capacity("room", amount, due)}})
 				return err
 			})
 			if errors.Is(err, budget.ErrExceeded) {
@@ -271,7 +271,7 @@ func placeMany(f *fixture, n int, ttl time.Duration, scopes ...string) (ids []st
 	for n > 0 {
 		batch := &pgx.Batch{}
 		for range min(n, 100) {
-			r := holds.Request{ID: fmt.Sprintf("many/%v/%d", scopes, n-batch.Len()), TTL: ttl}
+			r := holds.Placement{ID: fmt.Sprintf("many/%v/%d", scopes, n-batch.Len()), TTL: ttl}
 			for _, scope := range scopes {
 				r.Lines = append(r.Lines, capacity(scope, 1, 1_000_000))
 			}
@@ -293,16 +293,16 @@ func TestPlace_ThatFreesManyHoldsWaitsForNone(t *testing.T) {
 	f := setUp(t, holds.Config{})
 	const both, more = 2, 520
 	line := func(scope string, n int64) holds.Line { return capacity(scope, n, 10*more) }
-	f.mustPlace(holds.Request{ID: "gate", TTL: 3 * time.Minute, Lines: []holds.Line{line("s", 1), line("u", 1)}})
-	f.mustPlace(holds.Request{ID: "last", TTL: 3 * time.Minute, Lines: []holds.Line{line("s", 1), line("t", 1)}})
-	f.mustPlace(holds.Request{ID: "shared", TTL: time.Minute, Lines: []holds.Line{line("s", 1), line("t", 1)}})
+	f.mustPlace(holds.Placement{ID: "gate", TTL: 3 * time.Minute, Lines: []holds.Line{line("s", 1), line("u", 1)}})
+	f.mustPlace(holds.Placement{ID: "last", TTL: 3 * time.Minute, Lines: []holds.Line{line("s", 1), line("t", 1)}})
+	f.mustPlace(holds.Placement{ID: "shared", TTL: time.Minute, Lines: []holds.Line{line("s", 1), line("t", 1)}})
 	placeMany(f, more, 2*time.Minute, "s")
 	f.clock.Advance(time.Hour)
 	wait := begin(t, f.pool, pgx.ReadCommitted)
-	_, err := f.book.Place(t.Context(), wait, holds.Request{ID: "ends gate", TTL: time.Minute, Lines: []holds.Line{line("u", 1)}})
+	_, err := f.book.Place(t.Context(), wait, holds.Placement{ID: "ends gate", TTL: time.Minute, Lines: []holds.Line{line("u", 1)}})
 	require.NoError(t, err)
-	f.mustPlace(holds.Request{ID: "all of s", Lines: []holds.Line{capacity("s", more, more)}})
-	f.mustPlace(holds.Request{ID: "all of t", Lines: []holds.Line{capacity("t", both, both)}})
+	f.mustPlace(holds.Placement{ID: "all of s", Lines: []holds.Line{capacity("s", more, more)}})
+	f.mustPlace(holds.Placement{ID: "all of t", Lines: []holds.Line{capacity("t", both, both)}})
 	require.NoError(t, wait.Commit(t.Context()))
 	// Let in for good: all holds that stood in the way have ended, and a clock that goes back does not bring them back.
 	f.clock.Set(noon)
@@ -326,16 +326,16 @@ func TestLockTimeout_BoundsTheWaitForAHoldsRow(t *testing.T) {
 		require.NoError(t, err)
 	}
 	place := func(id string, scopes ...string) func(tx pgx.Tx) error {
-		r := holds.Request{ID: id, TTL: time.Minute}
+		r := holds.Placement{ID: id, TTL: time.Minute}
 		for _, scope := range scopes {
 			r.Lines = append(r.Lines, capacity(scope, 1, 1))
 		}
 		return func(tx pgx.Tx) error { _, err := book.Place(ctx, tx, r); return err }
 	}
-	h := f.mustPlace(holds.Request{ID: "h", Lines: []holds.Line{capacity("a", 1, 1), capacity("b", 1, 1)}})
-	live := holds.Request{ID: "live", TTL: time.Hour, Lines: []holds.Line{capacity("d", 1, 1)}}
+	h := f.mustPlace(holds.Placement{ID: "h", Lines: []holds.Line{capacity("a", 1, 1), capacity("b", 1, 1)}})
+	live := holds.Placement{ID: "live", TTL: time.Hour, Lines: []holds.Line{capacity("d", 1, 1)}}
 	f.mustPlace(live)
-	f.mustPlace(holds.Request{ID: "too", TTL: time.Hour, Lines: []holds.Line{capacity("e", 1, 1)}})
+	f.mustPlace(holds.Placement{ID: "too", TTL: time.Hour, Lines: []holds.Line{capacity("e", 1, 1)}})
 	f.clock.Advance(time.Minute)
 	row := func(id string) func(pgx.Tx) error {
 		return func(tx pgx.Tx) error {

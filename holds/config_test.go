@@ -20,7 +20,7 @@ func everyWrite(f *fixture, book *holds.Book, holder string, note budget.Note) m
 	defer func() { require.NoError(f, tx.Rollback(context.Background())) }()
 	ids := func(name string) []string { return []string{name} }
 	errs := map[string]error{}
-	r := holds.Request{ID: "placed", Holder: holder, TTL: time.Minute, Lines: []holds.Line{capacity("a", 1, 99)}, Note: note}
+	r := holds.Placement{ID: "placed", Holder: holder, TTL: time.Minute, Lines: []holds.Line{capacity("a", 1, 99)}, Note: note}
 	_, errs["place"] = book.Place(ctx, tx, r)
 	_, errs["claim"] = book.Claim(ctx, tx, holds.Claim{Key: seat("a"), Holder: "ann", TTL: time.Minute, Note: note})
 	_, errs["extend"] = book.Extend(ctx, tx, holds.Extend{IDs: ids("h"), Holder: holder, By: time.Second, Note: note})
@@ -35,7 +35,7 @@ func TestConfig_CanDemandAHolderAndAnActor(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{})
 	for _, id := range []string{"h", "other", "captured"} {
-		f.mustPlace(holds.Request{ID: id, Holder: "ann", TTL: time.Hour, Lines: []holds.Line{capacity("a", 1, 99)}})
+		f.mustPlace(holds.Placement{ID: id, Holder: "ann", TTL: time.Hour, Lines: []holds.Line{capacity("a", 1, 99)}})
 	}
 	_, err := f.capture(holds.Capture{IDs: []string{"captured"}, All: true})
 	require.NoError(t, err)
@@ -46,7 +46,7 @@ func TestConfig_CanDemandAHolderAndAnActor(t *testing.T) {
 	}
 	strict := book(holds.Config{RequireHolder: true, RequireActor: true})
 	ann := budget.Note{Actor: holds.User("ann")}
-	noActor := map[string]string{"place": "Request.Note.Actor", "claim": "Request.Note.Actor", "extend": "Note.Actor",
+	noActor := map[string]string{"place": "Placement.Note.Actor", "claim": "Placement.Note.Actor", "extend": "Note.Actor",
 		"capture": "Capture.Note.Actor", "refund": "Note.Actor", "release": "Note.Actor", "expire": "Expire.Note.Actor"}
 	ledger, err := budget.New(budget.Config{RequireActor: true})
 	require.NoError(t, err)
@@ -60,7 +60,7 @@ func TestConfig_CanDemandAHolderAndAnActor(t *testing.T) {
 	}{
 		{f.book, "", budget.Note{}, nil},
 		{strict, "ann", ann, nil},
-		{strict, "", ann, map[string]string{"place": "Request.Holder", "extend": "Holder", "capture": "Capture.Holder", "refund": "Holder", "release": "Holder"}},
+		{strict, "", ann, map[string]string{"place": "Placement.Holder", "extend": "Holder", "capture": "Capture.Holder", "refund": "Holder", "release": "Holder"}},
 		{book(holds.Config{RequireHolder: true}), "ann", budget.Note{}, nil},
 		{book(holds.Config{RequireActor: true}), "", ann, nil},
 		{strict, "ann", budget.Note{Reason: "why"}, noActor},
@@ -75,9 +75,9 @@ func TestConfig_CanDemandAHolderAndAnActor(t *testing.T) {
 			}
 		}
 	}
-	_, err = strict.Place(t.Context(), untouchable{}, holds.Request{Holder: "ann", TTL: time.Minute, Lines: []holds.Line{capacity("a", 1, 99)}, Note: ann,
+	_, err = strict.Place(t.Context(), untouchable{}, holds.Placement{Holder: "ann", TTL: time.Minute, Lines: []holds.Line{capacity("a", 1, 99)}, Note: ann,
 		Charges: []budget.Charge{{Scope: "fee", Amount: 1}, {Scope: "tax", Amount: 1, Note: budget.Note{Reason: "why"}}}})
-	requireArgument(t, err, "Request.Charges[1].Note.Actor")
+	requireArgument(t, err, "Placement.Charges[1].Note.Actor")
 	// Reads, sweeps and expiries are the program's own.
 	_, err = strict.Get(t.Context(), f.pool, "", "h", "")
 	require.NoError(t, err)
@@ -94,7 +94,7 @@ func TestConfig_CanDemandAHolderAndAnActor(t *testing.T) {
 func TestExtend_HasNoCeilingWhereConfigured(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{NoCeiling: true})
-	h := f.mustPlace(holds.Request{ID: "h", Lines: []holds.Line{capacity("a", 1, 1)}})
+	h := f.mustPlace(holds.Placement{ID: "h", Lines: []holds.Line{capacity("a", 1, 1)}})
 	require.Zero(t, h.Ceiling)
 	h.Created = false
 	require.Equal(t, h, f.get("h"))
@@ -116,8 +116,8 @@ func TestExtend_HasNoCeilingWhereConfigured(t *testing.T) {
 	f.verify() // its history says the same
 
 	// The largest TTL is as before, and so is everything else.
-	_, err = f.place(holds.Request{TTL: time.Hour + time.Second, Lines: []holds.Line{capacity("a", 1, 1)}})
-	requireArgument(t, err, "Request.TTL")
+	_, err = f.place(holds.Placement{TTL: time.Hour + time.Second, Lines: []holds.Line{capacity("a", 1, 1)}})
+	requireArgument(t, err, "Placement.TTL")
 	c, err := f.claim(holds.Claim{Key: seat("a"), Holder: "ann"})
 	require.NoError(t, err)
 	require.Zero(t, c.Ceiling)
@@ -132,7 +132,7 @@ func TestRelease_ItsReasonIsOnTheHold(t *testing.T) {
 	f := setUp(t, holds.Config{})
 	note := func(reason string) budget.Note { return budget.Note{Actor: holds.System, Reason: reason} }
 	for _, id := range []string{"a", "b", "c"} {
-		f.mustPlace(holds.Request{ID: id, Note: note("placed"), Lines: []holds.Line{capacity(id, 2, 2)}})
+		f.mustPlace(holds.Placement{ID: id, Note: note("placed"), Lines: []holds.Line{capacity(id, 2, 2)}})
 		_, err := f.capture(holds.Capture{IDs: []string{id}, Keep: true, Lines: []holds.Line{{Scope: id, Amount: 1}}, Note: note("used")})
 		require.NoError(t, err)
 		require.Empty(t, f.get(id).Reason)
@@ -169,7 +169,7 @@ func TestSweep_SaysWhenItLooked(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{})
 	for range 3 {
-		f.mustPlace(holds.Request{Lines: []holds.Line{capacity("a", 1, 9)}})
+		f.mustPlace(holds.Placement{Lines: []holds.Line{capacity("a", 1, 9)}})
 	}
 	report, err := f.book.Sweep(t.Context(), f.pool, holds.SweepOptions{})
 	require.NoError(t, err)
@@ -191,7 +191,7 @@ func TestRebuild_GoesOnFromASnapshot(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{})
 	var snapshots []holds.Hold
-	snapshots = append(snapshots, f.mustPlace(holds.Request{ID: "h", Lines: []holds.Line{capacity("a", 3, 9)}, Charges: []budget.Charge{{Scope: "b", Amount: 1}}}))
+	snapshots = append(snapshots, f.mustPlace(holds.Placement{ID: "h", Lines: []holds.Line{capacity("a", 3, 9)}, Charges: []budget.Charge{{Scope: "b", Amount: 1}}}))
 	hs, err := f.capture(holds.Capture{IDs: []string{"h"}, Keep: true, Lines: []holds.Line{{Scope: "a", Amount: 1}}})
 	require.NoError(t, err)
 	f.clock.Advance(time.Minute)
@@ -222,7 +222,7 @@ func TestRebuild_GoesOnFromASnapshot(t *testing.T) {
 	}
 	for what, wrong := range map[string]struct {
 		snapshot holds.Hold
-		later    []holds.Event
+		later    []holds.HistoryEvent
 	}{
 		"nothing":         {holds.Hold{}, nil},
 		"a gap":           {snapshots[0], history[2:]},
@@ -230,8 +230,8 @@ func TestRebuild_GoesOnFromASnapshot(t *testing.T) {
 		"another tenant":  {holds.Hold{ID: "h", Tenant: "t", Version: 1, State: holds.Held}, history[1:]},
 		"no beginning":    {holds.Hold{}, history[1:]},
 		"after its end":   {holds.Hold{ID: "h", Version: 2, State: holds.Released}, history[2:]},
-		"out of order":    {snapshots[0], []holds.Event{history[2], history[1]}},
-		"without version": {snapshots[0], []holds.Event{{ID: "h", Kind: holds.EventReleased}}},
+		"out of order":    {snapshots[0], []holds.HistoryEvent{history[2], history[1]}},
+		"without version": {snapshots[0], []holds.HistoryEvent{{ID: "h", Kind: holds.EventReleased}}},
 	} {
 		_, err := holds.Rebuild(wrong.snapshot, wrong.later)
 		require.Error(t, err, what)

@@ -40,7 +40,7 @@ const fingerprintVersion = 1
 
 // fingerprint is a version byte and the SHA-256 of the request's content, each part
 // preceded by its length in 8 bytes, big-endian.
-func (r *Request) fingerprint(charges []ledger.Charge) []byte {
+func (r *Placement) fingerprint(charges []ledger.Charge) []byte {
 	h := sha256.New()
 	part := func(b []byte) {
 		h.Write(binary.BigEndian.AppendUint64(nil, uint64(len(b))))

@@ -33,7 +33,7 @@ func TestDue_ShowsTheEarliestFirstByTenantScopeTimeAndWhetherItIsOver(t *testing
 	t.Parallel()
 	f := setUp(t, holds.Config{MaxTTL: 24 * time.Hour})
 	place := func(tenant, id, scope string, ttl time.Duration) {
-		f.mustPlace(holds.Request{Tenant: tenant, ID: id, TTL: ttl, Lines: []holds.Line{capacity("common", 1, 99), capacity(scope, 1, 1)}})
+		f.mustPlace(holds.Placement{Tenant: tenant, ID: id, TTL: ttl, Lines: []holds.Line{capacity("common", 1, 99), capacity(scope, 1, 1)}})
 	}
 	place("", "swept", "event/1/a", time.Minute)
 	f.clock.Advance(time.Minute)
@@ -116,7 +116,7 @@ func TestDue_APageReadsNoMoreTheMoreHoldsThereAre(t *testing.T) {
 				conn, err := f.pool.Acquire(t.Context())
 				require.NoError(t, err)
 				defer conn.Release()
-				f.mustPlace(holds.Request{ID: "mine", TTL: 12 * time.Hour, Lines: []holds.Line{capacity("event/1", 1, 1)}})
+				f.mustPlace(holds.Placement{ID: "mine", TTL: 12 * time.Hour, Lines: []holds.Line{capacity("event/1", 1, 1)}})
 				page := func(f *fixture, filter holds.DueFilter) holds.Page {
 					list, err := f.book.Due(t.Context(), conn, filter)
 					require.NoError(t, err)

@@ -42,7 +42,7 @@ func TestExpiry_IsNeverEarlyAndNeverUndone(t *testing.T) {
 		for n := range pick("length", 8, 12, 16) {
 			switch pick("act", 0, 0, 0, 1, 1, 2, 3) {
 			case 0:
-				r := holds.Request{ID: fmt.Sprint(serial, "/", n), TTL: time.Duration(pick("ttl", 1, 2, 5, 60)) * time.Second, Grace: time.Duration(pick("grace", 0, 0, 1)) * time.Second}
+				r := holds.Placement{ID: fmt.Sprint(serial, "/", n), TTL: time.Duration(pick("ttl", 1, 2, 5, 60)) * time.Second, Grace: time.Duration(pick("grace", 0, 0, 1)) * time.Second}
 				first := pick("scope", 0, 1, 2)
 				wants := scopes[first:min(3, first+pick("scopes", 1, 2, 3))]
 				for _, scope := range wants {
@@ -120,7 +120,7 @@ func TestExpiry_HandsNoUnitOutTwiceWhileTheClockMoves(t *testing.T) {
 			require.NoError(t, pgtest.InParallel(workers, func(worker int) error {
 				for n := range rounds {
 					move()
-					r := holds.Request{ID: fmt.Sprintf("%s %d/%d", name, worker, n), TTL: time.Duration(1+pgtest.Random(t).IntN(60)) * time.Millisecond}
+					r := holds.Placement{ID: fmt.Sprintf("%s %d/%d", name, worker, n), TTL: time.Duration(1+pgtest.Random(t).IntN(60)) * time.Millisecond}
 					for _, seat := range seats[pgtest.Random(t).IntN(2) : 1+pgtest.Random(t).IntN(2)] {
 						r.Lines = append(r.Lines, capacity(seat, 1, 1))
 					}
@@ -267,7 +267,7 @@ func TestExpiry_GraceIsForCaptures(t *testing.T) {
 	f := setUp(t, holds.Config{})
 	scopes := []string{"captured", "released", "expired"}
 	for _, scope := range scopes {
-		f.mustPlace(holds.Request{ID: scope, Grace: 10 * time.Second, Lines: []holds.Line{capacity(scope, 1, 1)}})
+		f.mustPlace(holds.Placement{ID: scope, Grace: 10 * time.Second, Lines: []holds.Line{capacity(scope, 1, 1)}})
 	}
 	f.clock.Set(noon.Add(time.Minute - time.Microsecond))
 	_, err := f.extend(time.Second, scopes...)
@@ -314,8 +314,8 @@ func TestCapture_AsTheHoldFallsDueIsWholeOrNone(t *testing.T) {
 		for _, over := range []holds.Over{holds.OverRefused, holds.OverAllowed, holds.OverIfFits} {
 			for _, amount := range []int64{5, 8} {
 				scope := fmt.Sprintf("%s %d %d", over, us, amount)
-				h := f.mustPlace(holds.Request{ID: scope, Lines: []holds.Line{capacity(scope, 5, 9)}})
-				other := f.mustPlace(holds.Request{ID: scope + "other", TTL: time.Hour, Lines: []holds.Line{capacity(scope, 1, 9)}})
+				h := f.mustPlace(holds.Placement{ID: scope, Lines: []holds.Line{capacity(scope, 5, 9)}})
+				other := f.mustPlace(holds.Placement{ID: scope + "other", TTL: time.Hour, Lines: []holds.Line{capacity(scope, 1, 9)}})
 				f.clock.Set(h.Due.Add(-time.Duration(us) * time.Microsecond))
 				hs, err := f.capture(holds.Capture{IDs: []string{h.ID}, Over: over, Lines: []holds.Line{capacity(scope, amount, 9)}})
 				switch {

@@ -30,7 +30,7 @@ func ExampleBook_Listen() {
 	write := func(fn func(tx pgx.Tx) error) { check(pgx.BeginFunc(ctx, pool, fn)) }
 	place := func(id string) {
 		write(func(tx pgx.Tx) error {
-			_, err := book.Place(ctx, tx, holds.Request{ID: id, Holder: "ann", TTL: time.Minute, Lines: []holds.Line{{Scope: "room/" + id, Amount: 1}}})
+			_, err := book.Place(ctx, tx, holds.Placement{ID: id, Holder: "ann", TTL: time.Minute, Lines: []holds.Line{{Scope: "room/" + id, Amount: 1}}})
 			return err
 		})
 	}
@@ -89,7 +89,7 @@ func ExampleBook_Channel() {
 	}
 
 	check(pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error { // somewhere else
-		_, err := book.Place(ctx, tx, holds.Request{ID: "h1", TTL: time.Minute, Lines: []holds.Line{{Scope: "room/red", Amount: 1}}})
+		_, err := book.Place(ctx, tx, holds.Placement{ID: "h1", TTL: time.Minute, Lines: []holds.Line{{Scope: "room/red", Amount: 1}}})
 		return err
 	}))
 	note, err := conn.Conn().WaitForNotification(ctx)
@@ -120,7 +120,7 @@ func ExampleSubscriber() {
 	}
 	book := exampleBook(holds.Config{Subscribers: []holds.Subscriber{outbox}})
 	place := func(tx pgx.Tx, id string, ttl time.Duration) error {
-		_, err := book.Place(ctx, tx, holds.Request{ID: id, TTL: ttl, Lines: []holds.Line{{Scope: "room", Amount: 1}}})
+		_, err := book.Place(ctx, tx, holds.Placement{ID: id, TTL: ttl, Lines: []holds.Line{{Scope: "room", Amount: 1}}})
 		return err
 	}
 
@@ -293,7 +293,7 @@ func exampleOverdue(ctx context.Context) (pool *pgxpool.Pool, done func()) {
 	pool, setClock, done := exampleDatabaseAt(noon)
 	book := exampleBook(holds.Config{})
 	check(pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-		_, err := book.Place(ctx, tx, holds.Request{ID: "short", TTL: time.Minute, Lines: []holds.Line{{Scope: "room", Amount: 1}}})
+		_, err := book.Place(ctx, tx, holds.Placement{ID: "short", TTL: time.Minute, Lines: []holds.Line{{Scope: "room", Amount: 1}}})
 		return err
 	}))
 	setClock(noon.Add(time.Minute))

@@ -26,7 +26,7 @@ func ExampleBook_Expire() {
 		queue = append(queue, holds.Expire{ID: h.ID, Deadline: h.Deadline, Note: budget.Note{Actor: holds.Job("end-hold")}})
 	}
 	check(pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-		h, err := book.Place(ctx, tx, holds.Request{ID: "room-3", Holder: "ann", TTL: 10 * time.Minute,
+		h, err := book.Place(ctx, tx, holds.Placement{ID: "room-3", Holder: "ann", TTL: 10 * time.Minute,
 			Lines: []holds.Line{{Scope: "room/3", Amount: 1, Limits: []budget.Limit{budget.Lifetime(1)}}}})
 		scheduled(h)
 		return err

@@ -23,7 +23,7 @@ func ExampleRebuild() {
 	var placed holds.Hold
 	for minute, act := range []func(tx pgx.Tx) error{
 		func(tx pgx.Tx) (err error) {
-			placed, err = book.Place(ctx, tx, holds.Request{ID: "job-1", TTL: time.Hour, Lines: gpu(100), Note: note(holds.User("ann"))})
+			placed, err = book.Place(ctx, tx, holds.Placement{ID: "job-1", TTL: time.Hour, Lines: gpu(100), Note: note(holds.User("ann"))})
 			return err
 		},
 		func(tx pgx.Tx) error {

@@ -20,7 +20,7 @@ func Example_funnel() {
 	book := exampleBook(holds.Config{})
 	check(pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 		for _, id := range []string{"a", "b", "c", "d"} {
-			if _, err := book.Place(ctx, tx, holds.Request{ID: id, TTL: time.Hour, Lines: []holds.Line{{Scope: "concert", Amount: 1}}}); err != nil {
+			if _, err := book.Place(ctx, tx, holds.Placement{ID: id, TTL: time.Hour, Lines: []holds.Line{{Scope: "concert", Amount: 1}}}); err != nil {
 				return err
 			}
 		}

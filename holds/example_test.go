@@ -22,7 +22,7 @@ func Example() {
 	book := exampleBook(holds.Config{})
 	hold := func(holder string, seats int64) (h holds.Hold, err error) {
 		err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-			h, err = book.Place(ctx, tx, holds.Request{
+			h, err = book.Place(ctx, tx, holds.Placement{
 				Holder: holder,
 				TTL:    5 * time.Minute,
 				Lines: []holds.Line{{
@@ -69,7 +69,7 @@ func ExampleBook_Capture() {
 	book := exampleBook(holds.Config{})
 	var job holds.Hold
 	check(pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) (err error) {
-		job, err = book.Place(ctx, tx, holds.Request{
+		job, err = book.Place(ctx, tx, holds.Placement{
 			ID: "job-1", TTL: time.Hour,
 			Lines: []holds.Line{{Scope: "gpu/acme", Amount: 100, Limits: []budget.Limit{budget.PerWindow(1_000, 24*time.Hour)}}},
 		})
@@ -139,7 +139,7 @@ func Example_capacity() {
 			if err := tx.QueryRow(ctx, `select beds from rooms where name = 'blue'`).Scan(&capacity); err != nil {
 				return err
 			}
-			_, err := book.Place(ctx, tx, holds.Request{
+			_, err := book.Place(ctx, tx, holds.Placement{
 				TTL:   time.Minute,
 				Lines: []holds.Line{{Scope: scope, Amount: beds, Limits: []budget.Limit{budget.Lifetime(capacity)}}},
 			})
@@ -229,7 +229,7 @@ func ExampleBook_List() {
 	book := exampleBook(holds.Config{})
 	check(pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 		for i, holder := range []string{"ann", "ann", "ben", "ann", "ann"} {
-			_, err := book.Place(ctx, tx, holds.Request{
+			_, err := book.Place(ctx, tx, holds.Placement{
 				ID: fmt.Sprint("h", i+1), Holder: holder, TTL: time.Minute, Lines: []holds.Line{{Scope: "room", Amount: 1}},
 			})
 			if err != nil {
@@ -267,7 +267,7 @@ func ExampleIsOthers() {
 	defer done()
 	book := exampleBook(holds.Config{})
 	check(pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-		_, err := book.Place(ctx, tx, holds.Request{ID: "h1", Holder: "ann", TTL: time.Minute, Lines: []holds.Line{{Scope: "room", Amount: 1}}})
+		_, err := book.Place(ctx, tx, holds.Placement{ID: "h1", Holder: "ann", TTL: time.Minute, Lines: []holds.Line{{Scope: "room", Amount: 1}}})
 		return err
 	}))
 	for _, id := range []string{"h1", "h2"} {

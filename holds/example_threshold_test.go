@@ -26,12 +26,12 @@ func ExampleBook_Capture_threshold() {
 	check(err)
 	book, err := holds.New(ledger, holds.Config{})
 	check(err)
-	plan := budget.Lifetime(1_000).Tell(budget.Threshold{Name: "80 %", Percent: 80, Spent: true})
+	plan := budget.Lifetime(1_000).WithThresholds(budget.Threshold{Name: "80 %", Percent: 80, Spent: true})
 
 	for _, work := range []struct{ estimate, used int64 }{{900, 700}, {300, 150}} {
 		check(pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 			line := holds.Line{Scope: "org/acme", Amount: work.estimate, Limits: []budget.Limit{plan}}
-			h, err := book.Place(ctx, tx, holds.Request{TTL: time.Minute, Lines: []holds.Line{line}})
+			h, err := book.Place(ctx, tx, holds.Placement{TTL: time.Minute, Lines: []holds.Line{line}})
 			if err != nil {
 				return err
 			}

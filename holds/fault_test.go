@@ -33,7 +33,7 @@ func transitions() []step {
 	}
 	place := func(id string, ttl time.Duration, scopes ...string) step {
 		return step{"place " + id, func(f *fixture) error {
-			_, err := f.place(holds.Request{ID: id, TTL: ttl, Lines: lines(scopes...), Charges: []budget.Charge{{Scope: "user", Amount: 1}}})
+			_, err := f.place(holds.Placement{ID: id, TTL: ttl, Lines: lines(scopes...), Charges: []budget.Charge{{Scope: "user", Amount: 1}}})
 			return err
 		}}
 	}
@@ -149,7 +149,7 @@ func TestFault_ABackendKilledBetweenStatementsLeavesTheOldStateOrTheNew(t *testi
 	}
 	calls := map[string]func(ctx context.Context, tx pgx.Tx) error{
 		"place": func(ctx context.Context, tx pgx.Tx) error {
-			_, err := f.book.Place(ctx, tx, holds.Request{ID: "new", TTL: time.Minute, Lines: []holds.Line{capacity("a", 1, 9), capacity("b", 1, 9)}})
+			_, err := f.book.Place(ctx, tx, holds.Placement{ID: "new", TTL: time.Minute, Lines: []holds.Line{capacity("a", 1, 9), capacity("b", 1, 9)}})
 			return err
 		},
 		"capture": func(ctx context.Context, tx pgx.Tx) error {
@@ -166,7 +166,7 @@ func TestFault_ABackendKilledBetweenStatementsLeavesTheOldStateOrTheNew(t *testi
 		},
 	}
 	for _, id := range []string{"h1", "h2", "h3", "h4", "h5", "h6"} {
-		f.mustPlace(holds.Request{ID: id, TTL: time.Hour, Lines: []holds.Line{capacity("a", 1, 9), capacity("b", 1, 9)}})
+		f.mustPlace(holds.Placement{ID: id, TTL: time.Hour, Lines: []holds.Line{capacity("a", 1, 9), capacity("b", 1, 9)}})
 	}
 	for name, call := range calls {
 		before := f.dump()
@@ -201,7 +201,7 @@ func TestFault_ABackendKilledBetweenStatementsLeavesTheOldStateOrTheNew(t *testi
 func TestFault_EndedWhileItWaitsItLeavesTheOldState(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{})
-	f.mustPlace(holds.Request{ID: "h", TTL: time.Hour, Lines: []holds.Line{capacity("a", 1, 9), capacity("b", 1, 9)}})
+	f.mustPlace(holds.Placement{ID: "h", TTL: time.Hour, Lines: []holds.Line{capacity("a", 1, 9), capacity("b", 1, 9)}})
 	before := f.dump()
 	for _, end := range []string{"pg_terminate_backend", "pg_cancel_backend"} {
 		busy := begin(t, f.pool, pgx.ReadCommitted)

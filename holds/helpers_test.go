@@ -75,7 +75,7 @@ func do[R any](f *fixture, fn func(ctx context.Context, tx pgx.Tx) (R, error)) (
 	return r, err
 }
 
-func (f *fixture) place(r holds.Request) (holds.Hold, error) {
+func (f *fixture) place(r holds.Placement) (holds.Hold, error) {
 	f.Helper()
 	if r.TTL == 0 {
 		r.TTL = time.Minute
@@ -83,7 +83,7 @@ func (f *fixture) place(r holds.Request) (holds.Hold, error) {
 	return do(f, func(ctx context.Context, tx pgx.Tx) (holds.Hold, error) { return f.book.Place(ctx, tx, r) })
 }
 
-func (f *fixture) mustPlace(r holds.Request) holds.Hold {
+func (f *fixture) mustPlace(r holds.Placement) holds.Hold {
 	f.Helper()
 	h, err := f.place(r)
 	require.NoError(f, err)

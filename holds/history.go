@@ -49,8 +49,8 @@ var kinds = map[string]EventKind{
 	"r": EventReleased, "x": EventExpired, "b": EventReturned, "g": EventReturnedPart,
 }
 
-// Rebuild needs the Events of History, not their JSON.
-type Event struct {
+// HistoryEvent is a transition of a hold, as History yields them. Rebuild needs these, not their JSON.
+type HistoryEvent struct {
 	Tenant string `json:"tenant,omitempty"`
 	ID     string `json:"id"`
 
@@ -65,7 +65,7 @@ type Event struct {
 	// Deadline is the new deadline, of a placement or an extension.
 	Deadline time.Time `json:"deadline,omitzero"`
 
-	// Metadata is that of the Request, in the event of a placement.
+	// Metadata is that of the Placement, in the event of a placement.
 	Metadata json.RawMessage `json:"metadata,omitempty"`
 
 	// Entity is that of the Capture, in the event of a capture.
@@ -100,7 +100,7 @@ order by e.version`
 
 // History returns a hold's transitions, oldest first, with Get's errors. An expiry is missing until
 // it is recorded, though Get says Expired.
-func (b *Book) History(ctx context.Context, db budget.Querier, tenant, id, holder string) ([]Event, error) {
+func (b *Book) History(ctx context.Context, db budget.Querier, tenant, id, holder string) ([]HistoryEvent, error) {
 	if err := cmp.Or(b.made(), notNil("db", db)); err != nil {
 		return nil, err
 	}
@@ -112,8 +112,8 @@ func (b *Book) History(ctx context.Context, db budget.Querier, tenant, id, holde
 		if err != nil {
 			return nil, failed("history", err)
 		}
-		events, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (Event, error) {
-			e := Event{Tenant: tenant, ID: id}
+		events, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (HistoryEvent, error) {
+			e := HistoryEvent{Tenant: tenant, ID: id}
 			err := e.scan(row)
 			return e, err
 		})
@@ -131,7 +131,7 @@ func (b *Book) History(ctx context.Context, db budget.Querier, tenant, id, holde
 	return nil, fmt.Errorf("holds: the history of %q is missing", id)
 }
 
-func (e *Event) scan(row pgx.CollectableRow) error {
+func (e *HistoryEvent) scan(row pgx.CollectableRow) error {
 	var kind string
 	var deadline *time.Time
 	var detail []byte
@@ -174,7 +174,7 @@ func (e *Event) scan(row pgx.CollectableRow) error {
 
 // Rebuild adds a history to a snapshot, a Hold of any call or zero, and returns the hold as of the
 // last event. Events up to the snapshot's Version are skipped. Gaps and contradictions are errors.
-func Rebuild(snapshot Hold, history []Event) (Hold, error) {
+func Rebuild(snapshot Hold, history []HistoryEvent) (Hold, error) {
 	if snapshot.Version == 0 && len(history) == 0 {
 		return Hold{}, invalid("history", "is empty")
 	}
@@ -217,7 +217,7 @@ func (h *Hold) revive() {
 }
 
 // apply changes a hold by an event.
-func (h *Hold) apply(e Event) error {
+func (h *Hold) apply(e HistoryEvent) error {
 	switch e.Kind {
 	case EventPlaced:
 		p := e.placed

@@ -102,7 +102,7 @@ func (h *history) who(ids []string) string {
 }
 
 func (h *history) place() {
-	r := holds.Request{Tenant: h.tenant, ID: fmt.Sprint("h", h.int("id", 0, 9)), Holder: h.holder(), Lines: h.lines(), Charges: h.somewhat(),
+	r := holds.Placement{Tenant: h.tenant, ID: fmt.Sprint("h", h.int("id", 0, 9)), Holder: h.holder(), Lines: h.lines(), Charges: h.somewhat(),
 		TTL: h.ttl(), Grace: h.grace(), Metadata: rapid.SampledFrom([]json.RawMessage{nil, json.RawMessage(`{"row":  7}`)}).Draw(h.T, "metadata")}
 	if r.UpTo = h.once("up to", 3); r.UpTo {
 		r.Lines = h.equal()
@@ -127,7 +127,7 @@ func (h *history) claim() {
 		c.Lines = []holds.Line{{Scope: h.scopes[0], Amount: 1, Limits: h.limits(h.scopes[0])}}
 	}
 	scope := claimScope(c.Tenant, c.Key)
-	r := holds.Request{Tenant: c.Tenant, ID: "a claim", Holder: c.Holder, Lines: c.Lines, TTL: c.TTL, Grace: c.Grace}
+	r := holds.Placement{Tenant: c.Tenant, ID: "a claim", Holder: c.Holder, Lines: c.Lines, TTL: c.TTL, Grace: c.Grace}
 	n := len(h.m.holds)
 	want, wantErr := h.m.place(h.now, r, &c.Key, scope, c.Reveal)
 	got, err := h.f.book.Claim(h.ctx(), h.tx, c)

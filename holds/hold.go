@@ -44,7 +44,7 @@ type Hold struct {
 	PlacedAt time.Time `json:"placed_at"`
 	Deadline time.Time `json:"deadline"`
 
-	// Due is the end of capture: Deadline plus Request.Grace.
+	// Due is the end of capture: Deadline plus Placement.Grace.
 	Due time.Time `json:"due"`
 
 	// Ceiling bounds Extend. It is zero for no bound.
@@ -68,7 +68,7 @@ type Hold struct {
 	// Created says that this call placed the hold.
 	Created bool `json:"created,omitempty"`
 
-	// Charges are the entries of Request.Charges, if Created.
+	// Charges are the entries of Placement.Charges, if Created.
 	Charges []budget.Posted `json:"charges,omitempty"`
 
 	// Crossed has the thresholds that this call crossed.

@@ -37,7 +37,7 @@ func TestHolder_AnothersHoldLooksLikeNone(t *testing.T) {
 	ctx := t.Context()
 	old, purged := uuidAt(noon.Add(-40*24*time.Hour)), uuidAt(noon.Add(-39*24*time.Hour))
 	f.clock.Set(noon.Add(-39 * 24 * time.Hour))
-	f.mustPlace(holds.Request{ID: purged, Lines: []holds.Line{capacity("purged", 1, 1)}})
+	f.mustPlace(holds.Placement{ID: purged, Lines: []holds.Line{capacity("purged", 1, 1)}})
 	_, err := f.release(purged)
 	require.NoError(t, err)
 	f.clock.Set(noon)
@@ -47,7 +47,7 @@ func TestHolder_AnothersHoldLooksLikeNone(t *testing.T) {
 		if state == "expired" {
 			ttl = time.Minute
 		}
-		f.mustPlace(holds.Request{ID: id, Holder: "ann", TTL: ttl, Lines: []holds.Line{capacity(state, 1, 1)}})
+		f.mustPlace(holds.Placement{ID: id, Holder: "ann", TTL: ttl, Lines: []holds.Line{capacity(state, 1, 1)}})
 	}
 	_, err = f.capture(holds.Capture{IDs: []string{"captured"}, All: true})
 	require.NoError(t, err)
@@ -97,7 +97,7 @@ func TestHolder_AnothersHoldLooksLikeNone(t *testing.T) {
 	require.Equal(t, before, f.dump())
 
 	// Beside one's own, too, in either order.
-	f.mustPlace(holds.Request{ID: "mine", Holder: "ben", TTL: time.Hour, Lines: []holds.Line{capacity("mine", 1, 1)}})
+	f.mustPlace(holds.Placement{ID: "mine", Holder: "ben", TTL: time.Hour, Lines: []holds.Line{capacity("mine", 1, 1)}})
 	for _, pair := range [][2][]string{{{"mine", "held"}, {"mine", "none"}}, {{"held", "mine"}, {"none", "mine"}}} {
 		var errs [2]error
 		for i, ids := range pair {
@@ -129,7 +129,7 @@ func TestHolder_AnothersHoldIsNotLockedNorWaitedFor(t *testing.T) {
 				if holder == "" {
 					holder = "ann"
 				}
-				f.mustPlace(holds.Request{ID: id, Holder: holder, Lines: []holds.Line{capacity(id, 1, 1)}})
+				f.mustPlace(holds.Placement{ID: id, Holder: holder, Lines: []holds.Line{capacity(id, 1, 1)}})
 			}
 			_, err := f.capture(holds.Capture{IDs: []string{"captured"}, All: true})
 			require.NoError(t, err)

@@ -41,7 +41,7 @@ func TestAtLeast_IsOnTheInvoiceOfTheMonthInWhichItFellDue(t *testing.T) {
 			return err
 		},
 		"place": func(tx pgx.Tx, scope string) error {
-			_, err := f.book.Place(ctx, tx, holds.Request{TTL: time.Hour, Lines: []holds.Line{{Scope: scope, Amount: 4}}})
+			_, err := f.book.Place(ctx, tx, holds.Placement{TTL: time.Hour, Lines: []holds.Line{{Scope: scope, Amount: 4}}})
 			return err
 		},
 		"capture": func(tx pgx.Tx, scope string) error {
@@ -86,18 +86,18 @@ func TestAtLeast_IsOnTheInvoiceOfTheMonthInWhichItFellDue(t *testing.T) {
 	for _, scope := range all {
 		_, err := f.charge(budget.Charge{Scope: scope, Amount: 5})
 		require.NoError(t, err)
-		f.mustPlace(holds.Request{ID: "least/" + scope, TTL: 90 * time.Minute, Lines: []holds.Line{
+		f.mustPlace(holds.Placement{ID: "least/" + scope, TTL: 90 * time.Minute, Lines: []holds.Line{
 			{Scope: scope, Amount: 100, AtLeast: 50}, {Scope: scope + "/2", Amount: 20, AtLeast: 20}}})
-		f.mustPlace(holds.Request{ID: "early/" + scope, TTL: 70 * time.Minute, Lines: []holds.Line{{Scope: scope, Amount: 1}}})
-		f.mustPlace(holds.Request{ID: "late/" + scope, TTL: 110 * time.Minute, Lines: []holds.Line{{Scope: scope, Amount: 3}}})
-		f.mustPlace(holds.Request{ID: "open/" + scope, TTL: 10 * time.Hour, Lines: []holds.Line{{Scope: scope, Amount: 7}}})
+		f.mustPlace(holds.Placement{ID: "early/" + scope, TTL: 70 * time.Minute, Lines: []holds.Line{{Scope: scope, Amount: 1}}})
+		f.mustPlace(holds.Placement{ID: "late/" + scope, TTL: 110 * time.Minute, Lines: []holds.Line{{Scope: scope, Amount: 3}}})
+		f.mustPlace(holds.Placement{ID: "open/" + scope, TTL: 10 * time.Hour, Lines: []holds.Line{{Scope: scope, Amount: 7}}})
 		require.NoError(t, inTx(func(tx pgx.Tx) error {
 			_, err := carver.Carve(ctx, tx, leases.Carving{Child: "child/" + scope, TTL: 10 * time.Hour, From: budget.Charge{Scope: scope, Amount: 11}})
 			return err
 		}))
 	}
 	// A child has a minimum of its own that is due before it is closed.
-	f.mustPlace(holds.Request{ID: "of a child", TTL: 90 * time.Minute, Lines: []holds.Line{{Scope: "child/nothing", Amount: 10, AtLeast: 10}}})
+	f.mustPlace(holds.Placement{ID: "of a child", TTL: 90 * time.Minute, Lines: []holds.Line{{Scope: "child/nothing", Amount: 10, AtLeast: 10}}})
 
 	invoiced := func(when string) {
 		for _, locked := range []bool{true, false} {
@@ -183,7 +183,7 @@ func TestAtLeast_HoweverManyFellDueTheyStayWhereTheyWere(t *testing.T) {
 		f.clock.Set(december.Add(-2 * time.Hour))
 		require.NoError(t, pgx.BeginFunc(t.Context(), f.pool, func(tx pgx.Tx) error {
 			for i := range many {
-				_, err := f.book.Place(t.Context(), tx, holds.Request{TTL: time.Hour + time.Duration(i)*time.Microsecond, Lines: []holds.Line{{Scope: what, Amount: 2, AtLeast: 1}}})
+				_, err := f.book.Place(t.Context(), tx, holds.Placement{TTL: time.Hour + time.Duration(i)*time.Microsecond, Lines: []holds.Line{{Scope: what, Amount: 2, AtLeast: 1}}})
 				require.NoError(t, err)
 			}
 			return nil

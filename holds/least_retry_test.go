@@ -40,7 +40,7 @@ func TestAtLeast_LeavesItsWindowAndItsPeriod(t *testing.T) {
 	} {
 		f.clock.Set(noon)
 		for i, least := range c.lines {
-			f.mustPlace(holds.Request{TTL: c.ttl + time.Duration(i)*time.Minute, Lines: []holds.Line{{Scope: name, Amount: 70, AtLeast: least}}})
+			f.mustPlace(holds.Placement{TTL: c.ttl + time.Duration(i)*time.Minute, Lines: []holds.Line{{Scope: name, Amount: 70, AtLeast: least}}})
 		}
 		f.clock.Set(noon.Add(c.now))
 		if c.charge > 0 {

@@ -22,7 +22,7 @@ func TestAtLeast_CountsWhenItFellDueSweptOrNot(t *testing.T) {
 	f := setUp(t, holds.Config{})
 	f.clock.Set(time.Date(2031, 1, 31, 23, 30, 0, 0, time.UTC))
 	_, err := pgtest.InTx(t.Context(), f.pool, func(tx pgx.Tx) (holds.Hold, error) {
-		return f.book.Place(t.Context(), tx, holds.Request{ID: "h", TTL: 10 * time.Minute, Lines: []holds.Line{
+		return f.book.Place(t.Context(), tx, holds.Placement{ID: "h", TTL: 10 * time.Minute, Lines: []holds.Line{
 			{Scope: "a", Amount: 100, AtLeast: 30}, {Scope: "b", Amount: 5, AtLeast: 5}, {Scope: "c", Amount: 7}}})
 	})
 	require.NoError(t, err)
@@ -66,7 +66,7 @@ func TestAtLeast_IsNotWaitedFor(t *testing.T) {
 	f := setUp(t, holds.Config{})
 	place := func(scope string, least int64) {
 		_, err := pgtest.InTx(t.Context(), f.pool, func(tx pgx.Tx) (holds.Hold, error) {
-			return f.book.Place(t.Context(), tx, holds.Request{TTL: time.Minute, Lines: []holds.Line{{Scope: scope, Amount: 100, AtLeast: least}}})
+			return f.book.Place(t.Context(), tx, holds.Placement{TTL: time.Minute, Lines: []holds.Line{{Scope: scope, Amount: 100, AtLeast: least}}})
 		})
 		require.NoError(t, err)
 	}
@@ -82,9 +82,9 @@ func TestAtLeast_IsNotWaitedFor(t *testing.T) {
 func TestAtLeast_IsNotWrittenByACaptureOfOtherScopes(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{})
-	f.mustPlace(holds.Request{ID: "both", TTL: time.Hour, Lines: []holds.Line{{Scope: "a", Amount: 5}, {Scope: "b", Amount: 5}}})
-	f.mustPlace(holds.Request{ID: "early", TTL: 10 * time.Second, Lines: []holds.Line{{Scope: "a", Amount: 1}}})
-	f.mustPlace(holds.Request{ID: "due", TTL: time.Minute, Lines: []holds.Line{{Scope: "b", Amount: 5, AtLeast: 2}}})
+	f.mustPlace(holds.Placement{ID: "both", TTL: time.Hour, Lines: []holds.Line{{Scope: "a", Amount: 5}, {Scope: "b", Amount: 5}}})
+	f.mustPlace(holds.Placement{ID: "early", TTL: 10 * time.Second, Lines: []holds.Line{{Scope: "a", Amount: 1}}})
+	f.mustPlace(holds.Placement{ID: "due", TTL: time.Minute, Lines: []holds.Line{{Scope: "b", Amount: 5, AtLeast: 2}}})
 	_, err := do(f, func(ctx context.Context, tx pgx.Tx) ([]holds.Hold, error) {
 		return f.book.Release(ctx, tx, holds.Release{IDs: []string{"early"}})
 	})
@@ -110,7 +110,7 @@ func TestAtLeast_IsChargedOnceByTheFirstWriter(t *testing.T) {
 		const n = 8
 		for range n {
 			_, err := pgtest.InTx(t.Context(), f.pool, func(tx pgx.Tx) (holds.Hold, error) {
-				return f.book.Place(t.Context(), tx, holds.Request{TTL: time.Minute, Lines: []holds.Line{
+				return f.book.Place(t.Context(), tx, holds.Placement{TTL: time.Minute, Lines: []holds.Line{
 					{Scope: scope, Amount: 10, AtLeast: 3}, {Scope: scope + "/2", Amount: 4, AtLeast: 4}}})
 			})
 			require.NoError(t, err)

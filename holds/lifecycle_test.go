@@ -19,7 +19,7 @@ import (
 func TestPlace_HoldsUnitsAndChargesOrNothing(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{})
-	h := f.mustPlace(holds.Request{
+	h := f.mustPlace(holds.Placement{
 		ID: "h1", Holder: "ann", TTL: 5 * time.Minute, Metadata: json.RawMessage(`{"row":  7}`),
 		Lines:   []holds.Line{capacity("seat/1", 1, 1), capacity("block/a", 1, 2)},
 		Charges: []budget.Charge{{Scope: "user/ann", Amount: 1, Limits: []budget.Limit{{Max: 10, Window: 5 * time.Minute}}}},
@@ -34,7 +34,7 @@ func TestPlace_HoldsUnitsAndChargesOrNothing(t *testing.T) {
 	h.Created, h.Charges = false, nil
 	require.Equal(t, h, got)
 
-	_, err := f.place(holds.Request{Holder: "ben", Lines: []holds.Line{capacity("block/a", 1, 2), capacity("seat/1", 1, 1)},
+	_, err := f.place(holds.Placement{Holder: "ben", Lines: []holds.Line{capacity("block/a", 1, 2), capacity("seat/1", 1, 1)},
 		Charges: []budget.Charge{{Scope: "user/ben", Amount: 1}}})
 	var exceeded *budget.ExceededError
 	require.ErrorAs(t, err, &exceeded)
@@ -56,7 +56,7 @@ func TestPlace_HoldsUnitsAndChargesOrNothing(t *testing.T) {
 func TestPlace_TheSameIDIsPlacedOnce(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{})
-	r := holds.Request{ID: "h1", Holder: "ann", Lines: []holds.Line{capacity("room", 1, 1)}, Charges: []budget.Charge{{Scope: "user/ann", Amount: 3}}}
+	r := holds.Placement{ID: "h1", Holder: "ann", Lines: []holds.Line{capacity("room", 1, 1)}, Charges: []budget.Charge{{Scope: "user/ann", Amount: 3}}}
 	first := f.mustPlace(r)
 	f.clock.Advance(10 * time.Second)
 	again := f.mustPlace(r)
@@ -66,23 +66,23 @@ func TestPlace_TheSameIDIsPlacedOnce(t *testing.T) {
 	used, _ := f.usage("user/ann")
 	require.Equal(t, int64(3), used)
 
-	for what, change := range map[string]func(r *holds.Request){
-		"amount":   func(r *holds.Request) { r.Lines = []holds.Line{capacity("room", 2, 5)} },
-		"scope":    func(r *holds.Request) { r.Lines = []holds.Line{capacity("hall", 1, 1)} },
-		"charge":   func(r *holds.Request) { r.Charges = []budget.Charge{{Scope: "user/ann", Amount: 4}} },
-		"holder":   func(r *holds.Request) { r.Holder = "ben" },
-		"metadata": func(r *holds.Request) { r.Metadata = json.RawMessage(`{"a": 1}`) },
+	for what, change := range map[string]func(r *holds.Placement){
+		"amount":   func(r *holds.Placement) { r.Lines = []holds.Line{capacity("room", 2, 5)} },
+		"scope":    func(r *holds.Placement) { r.Lines = []holds.Line{capacity("hall", 1, 1)} },
+		"charge":   func(r *holds.Placement) { r.Charges = []budget.Charge{{Scope: "user/ann", Amount: 4}} },
+		"holder":   func(r *holds.Placement) { r.Holder = "ben" },
+		"metadata": func(r *holds.Placement) { r.Metadata = json.RawMessage(`{"a": 1}`) },
 	} {
 		other := r
 		change(&other)
 		_, err := f.place(other)
 		require.ErrorIs(t, err, holds.ErrConflict, what)
 	}
-	for what, change := range map[string]func(r *holds.Request){
-		"limits": func(r *holds.Request) { r.Lines = []holds.Line{capacity("room", 1, 9)} },
-		"TTL":    func(r *holds.Request) { r.TTL = 2 * time.Minute },
-		"grace":  func(r *holds.Request) { r.Grace = time.Second },
-		"note":   func(r *holds.Request) { r.Note = budget.Note{Actor: "eve"} },
+	for what, change := range map[string]func(r *holds.Placement){
+		"limits": func(r *holds.Placement) { r.Lines = []holds.Line{capacity("room", 1, 9)} },
+		"TTL":    func(r *holds.Placement) { r.TTL = 2 * time.Minute },
+		"grace":  func(r *holds.Placement) { r.Grace = time.Second },
+		"note":   func(r *holds.Placement) { r.Note = budget.Note{Actor: "eve"} },
 	} {
 		other := r
 		change(&other)
@@ -105,9 +105,9 @@ func TestPlace_TheSameIDIsPlacedOnce(t *testing.T) {
 func TestExpiry_CountsWhenDueWithoutASweeper(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{})
-	f.mustPlace(holds.Request{ID: "h1", Lines: []holds.Line{capacity("room", 1, 1), capacity("house", 1, 9)}})
+	f.mustPlace(holds.Placement{ID: "h1", Lines: []holds.Line{capacity("room", 1, 1), capacity("house", 1, 9)}})
 	f.clock.Advance(time.Minute - time.Microsecond)
-	_, err := f.place(holds.Request{ID: "early", Lines: []holds.Line{capacity("room", 1, 1)}})
+	_, err := f.place(holds.Placement{ID: "early", Lines: []holds.Line{capacity("room", 1, 1)}})
 	require.ErrorIs(t, err, budget.ErrExceeded)
 	charge := budget.Charge{Scope: "room", Amount: 1, Limits: []budget.Limit{budget.Lifetime(1)}}
 	_, err = f.ledger.Check(t.Context(), f.pool, charge)
@@ -122,7 +122,7 @@ func TestExpiry_CountsWhenDueWithoutASweeper(t *testing.T) {
 	require.ErrorIs(t, err, inState(holds.Expired))
 	_, err = f.extend(time.Minute, "h1")
 	require.ErrorIs(t, err, inState(holds.Expired))
-	f.mustPlace(holds.Request{ID: "h2", Lines: []holds.Line{capacity("room", 1, 1)}})
+	f.mustPlace(holds.Placement{ID: "h2", Lines: []holds.Line{capacity("room", 1, 1)}})
 	f.verify()
 	_, err = f.charge(budget.Charge{Scope: "house", Amount: 9, Limits: []budget.Limit{budget.Lifetime(9)}})
 	require.NoError(t, err)
@@ -151,7 +151,7 @@ func TestHistory_NamesTheSystemForAHoldThatEndedByTime(t *testing.T) {
 	system, job := budget.Note{Actor: holds.System}, budget.Note{Actor: holds.Job("cleanup")}
 	ends := map[string]func(){
 		"place": func() {
-			f.mustPlace(holds.Request{Lines: []holds.Line{capacity("place", 1, 1)}, Note: job})
+			f.mustPlace(holds.Placement{Lines: []holds.Line{capacity("place", 1, 1)}, Note: job})
 		},
 		"charge": func() {
 			_, err := f.charge(budget.Charge{Scope: "charge", Amount: 1, Limits: []budget.Limit{budget.Lifetime(1)}, Note: job})
@@ -162,7 +162,7 @@ func TestHistory_NamesTheSystemForAHoldThatEndedByTime(t *testing.T) {
 	}
 	placed := map[string]holds.Hold{}
 	for name := range ends {
-		placed[name] = f.mustPlace(holds.Request{ID: name, Lines: []holds.Line{capacity(name, 1, 1)}})
+		placed[name] = f.mustPlace(holds.Placement{ID: name, Lines: []holds.Line{capacity(name, 1, 1)}})
 	}
 	f.clock.Advance(time.Minute)
 	for _, end := range ends {
@@ -198,7 +198,7 @@ func TestHistory_NamesTheSystemForAHoldThatEndedByTime(t *testing.T) {
 func TestHistory_OfACaptureHasTheEntriesOfTheLedger(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{})
-	f.mustPlace(holds.Request{ID: "h", Lines: []holds.Line{{Scope: "ahead", Amount: 5}, {Scope: "behind", Amount: 5}}})
+	f.mustPlace(holds.Placement{ID: "h", Lines: []holds.Line{{Scope: "ahead", Amount: 5}, {Scope: "behind", Amount: 5}}})
 	f.clock.Advance(10 * time.Second)
 	_, err := f.charge(budget.Charge{Scope: "ahead", Amount: 1})
 	require.NoError(t, err)
@@ -233,7 +233,7 @@ func TestHistory_OfACaptureHasTheEntriesOfTheLedger(t *testing.T) {
 func TestExtend_EndsAtTheCeiling(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{MaxTTL: time.Minute, MaxLifetime: time.Hour})
-	h := f.mustPlace(holds.Request{ID: "h", TTL: time.Minute, Lines: []holds.Line{capacity("room", 1, 1)}})
+	h := f.mustPlace(holds.Placement{ID: "h", TTL: time.Minute, Lines: []holds.Line{capacity("room", 1, 1)}})
 	left := noon.Add(time.Hour).Sub(h.Deadline)
 	_, err := f.extend(left+time.Microsecond, "h")
 	require.ErrorIs(t, err, holds.ErrCeiling)
@@ -253,7 +253,7 @@ func TestRefusal_ShowsAHoldWithAnyMetadata(t *testing.T) {
 	for name, metadata := range map[string]string{
 		"nul": `{"a": "x\u0000y"}`, "half a pair": `{"a": "\ud83d"}`, "number": `{"a": 1e200000}`, "twice": `{"b": 1, "a": 2, "a": 3}`,
 	} {
-		h := f.mustPlace(holds.Request{ID: name, Metadata: json.RawMessage(metadata), Lines: []holds.Line{capacity(name, 1, 1)}})
+		h := f.mustPlace(holds.Placement{ID: name, Metadata: json.RawMessage(metadata), Lines: []holds.Line{capacity(name, 1, 1)}})
 		_, err := f.extend(100*time.Hour, name)
 		require.ErrorIs(t, err, holds.ErrCeiling)
 		_, err = f.release(name)
@@ -261,7 +261,7 @@ func TestRefusal_ShowsAHoldWithAnyMetadata(t *testing.T) {
 		for _, raising := range []bool{false, true} {
 			for what, prepare := range map[string]func() (*holdsCall, error){
 				"place": func() (*holdsCall, error) {
-					return placeHold(f.book, holds.Request{ID: name, TTL: time.Minute, Metadata: h.Metadata, Lines: []holds.Line{capacity(name, 1, 1)}})
+					return placeHold(f.book, holds.Placement{ID: name, TTL: time.Minute, Metadata: h.Metadata, Lines: []holds.Line{capacity(name, 1, 1)}})
 				},
 				"capture": func() (*holdsCall, error) {
 					return captureHolds(f.book, holds.Capture{IDs: []string{name}, All: true})
@@ -292,7 +292,7 @@ func TestRefusal_ShowsAHoldWithAnyMetadata(t *testing.T) {
 func TestSweep_LeavesAHoldWithABusyScope(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{})
-	f.mustPlace(holds.Request{ID: "h", TTL: time.Minute, Lines: []holds.Line{capacity("busy", 1, 5), capacity("idle", 1, 5)}})
+	f.mustPlace(holds.Placement{ID: "h", TTL: time.Minute, Lines: []holds.Line{capacity("busy", 1, 5), capacity("idle", 1, 5)}})
 	f.clock.Advance(time.Hour)
 	tx := begin(t, f.pool, pgx.ReadCommitted)
 	_, err := tx.Exec(t.Context(), "select pg_advisory_xact_lock($1)", f.ledger.LockKey("busy"))
@@ -316,7 +316,7 @@ func TestCharge_ForgetsADueTimeThatHasPassed(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{})
 	for _, id := range []string{"soon", "later"} {
-		f.mustPlace(holds.Request{ID: id, TTL: map[string]time.Duration{"soon": time.Minute, "later": time.Hour}[id], Lines: []holds.Line{capacity("a", 1, 5)}})
+		f.mustPlace(holds.Placement{ID: id, TTL: map[string]time.Duration{"soon": time.Minute, "later": time.Hour}[id], Lines: []holds.Line{capacity("a", 1, 5)}})
 	}
 	_, err := f.release("soon")
 	require.NoError(t, err)
@@ -341,7 +341,7 @@ func TestSweep_TakesNoMoreThan2000LocksAtATime(t *testing.T) {
 		return err
 	}}})
 	for i := range 50 {
-		r := holds.Request{}
+		r := holds.Placement{}
 		for j := range 50 {
 			r.Lines = append(r.Lines, capacity(fmt.Sprintf("seat/%d/%d", i, j), 1, 1))
 		}
@@ -365,7 +365,7 @@ func TestPlace_HoldsTakeFromPrepaidCredit(t *testing.T) {
 	require.NoError(t, err)
 	_, err = f.charge(budget.Charge{Scope: "wallet", Amount: 3})
 	require.NoError(t, err)
-	f.mustPlace(holds.Request{Lines: []holds.Line{capacity("wallet", 5, 0)}})
+	f.mustPlace(holds.Placement{Lines: []holds.Line{capacity("wallet", 5, 0)}})
 
 	usage, err := f.ledger.Usage(t.Context(), f.pool, budget.Query{Scope: "wallet"})
 	require.NoError(t, err)
@@ -375,7 +375,7 @@ func TestPlace_HoldsTakeFromPrepaidCredit(t *testing.T) {
 	var exceeded *budget.ExceededError
 	require.ErrorAs(t, err, &exceeded)
 	require.Equal(t, usage[0].Available(0), exceeded.Refusals[0].Available)
-	f.mustPlace(holds.Request{Lines: []holds.Line{capacity("wallet", 2, 0)}})
+	f.mustPlace(holds.Placement{Lines: []holds.Line{capacity("wallet", 2, 0)}})
 	usage, err = f.ledger.Usage(t.Context(), f.pool, budget.Query{Scope: "wallet"})
 	require.NoError(t, err)
 	require.Zero(t, usage[0].Available(0))

@@ -46,7 +46,7 @@ func TestList_ShowsTheHoldsThatAllItsFiltersSelect(t *testing.T) {
 		{"held", "acme", "ann", "order/1", []string{"a"}, holds.Held},
 	}
 	place := func(h facts) {
-		r := holds.Request{Tenant: h.tenant, ID: h.id, Holder: h.holder, TTL: time.Hour}
+		r := holds.Placement{Tenant: h.tenant, ID: h.id, Holder: h.holder, TTL: time.Hour}
 		if h.state == holds.Expired || h.id == "in its grace" {
 			r.TTL = time.Minute
 		}
@@ -123,7 +123,7 @@ func TestList_PagesStayInPlaceWhileHoldsComeAndEnd(t *testing.T) {
 				if i < 2 {
 					ttl = time.Minute // due when its page comes
 				}
-				f.mustPlace(holds.Request{ID: string(name), TTL: ttl, Lines: []holds.Line{capacity("room", 1, 999)}})
+				f.mustPlace(holds.Placement{ID: string(name), TTL: ttl, Lines: []holds.Line{capacity("room", 1, 999)}})
 			}
 			var got []string
 			next := ""
@@ -135,7 +135,7 @@ func TestList_PagesStayInPlaceWhileHoldsComeAndEnd(t *testing.T) {
 				if next = page.Next; next == "" {
 					break
 				}
-				f.mustPlace(holds.Request{TTL: time.Hour, Lines: []holds.Line{capacity("room", 1, 999)}})
+				f.mustPlace(holds.Placement{TTL: time.Hour, Lines: []holds.Line{capacity("room", 1, 999)}})
 				switch pages {
 				case 0: // the last one shown, and one that is not yet
 					last := page.Holds[len(page.Holds)-1].ID
@@ -204,7 +204,7 @@ func TestPlans_AListOfAScopeReadsNoMoreTheMoreHoldsThereAre(t *testing.T) {
 				}
 				for i := range 20 { // every fourth is of the scope
 					scope := []string{"shown", "room", "room", "room"}[i%4]
-					f.mustPlace(holds.Request{Tenant: c.tenant, TTL: time.Hour, Lines: []holds.Line{capacity(scope, 1, 1_000_000)}})
+					f.mustPlace(holds.Placement{Tenant: c.tenant, TTL: time.Hour, Lines: []holds.Line{capacity(scope, 1, 1_000_000)}})
 				}
 				if c.analysed {
 					execute(t, f.pool, `analyze metered.holds, metered.hold_lines, metered.ledger, metered.hold_events`)
@@ -264,7 +264,7 @@ func TestList_OfAClaimsKeyShowsAllThatHadIt(t *testing.T) {
 	active := claim("", "ann", key)
 	theirs := claim("other", "dan", key)
 	claim("", "dan", holds.Key{Type: "seat", Value: "21B"})
-	f.mustPlace(holds.Request{ID: active[:39] + "forged", Lines: []holds.Line{capacity("a", 1, 1)}})
+	f.mustPlace(holds.Placement{ID: active[:39] + "forged", Lines: []holds.Line{capacity("a", 1, 1)}})
 
 	list := func(filter holds.Filter) (ids []string) {
 		for {

@@ -119,10 +119,10 @@ func TestListen_HearsEveryKindThatWasCommittedAndNothingElse(t *testing.T) {
 	l.missed()
 
 	silent := on(t, f.pool, holds.Config{}, f.clock)
-	silent.mustPlace(holds.Request{ID: "silent", TTL: time.Hour, Lines: []holds.Line{capacity("other", 1, 1)}})
+	silent.mustPlace(holds.Placement{ID: "silent", TTL: time.Hour, Lines: []holds.Line{capacity("other", 1, 1)}})
 	lines := func(amount int64) []holds.Line { return []holds.Line{{Scope: "gpu", Amount: amount}} }
 	for _, id := range []string{"h1", "h2", "h3"} {
-		f.mustPlace(holds.Request{ID: id, Lines: lines(5)})
+		f.mustPlace(holds.Placement{ID: id, Lines: lines(5)})
 	}
 	_, err := f.capture(holds.Capture{IDs: []string{"h1"}, Lines: lines(2), Keep: true})
 	require.NoError(t, err)
@@ -134,9 +134,9 @@ func TestListen_HearsEveryKindThatWasCommittedAndNothingElse(t *testing.T) {
 	require.NoError(t, err)
 	_, err = f.release("h2")
 	require.NoError(t, err)
-	_, err = f.place(holds.Request{ID: "refused", Lines: []holds.Line{capacity("gpu", 6, 10)}})
+	_, err = f.place(holds.Placement{ID: "refused", Lines: []holds.Line{capacity("gpu", 6, 10)}})
 	require.ErrorIs(t, err, budget.ErrExceeded)
-	h4 := f.mustPlace(holds.Request{ID: "h4", Tenant: "acme", TTL: 2 * time.Minute, Lines: lines(1)})
+	h4 := f.mustPlace(holds.Placement{ID: "h4", Tenant: "acme", TTL: 2 * time.Minute, Lines: lines(1)})
 	f.clock.Advance(time.Minute)
 	_, err = f.book.Sweep(t.Context(), f.pool, holds.SweepOptions{})
 	require.NoError(t, err)
@@ -163,7 +163,7 @@ func TestListen_HearsInTheOrderOfCommitsAndNothingRolledBack(t *testing.T) {
 	l := startListening(t, f.pool, holds.ListenOptions{})
 	l.missed()
 	place := func(tx pgx.Tx, id string) {
-		_, err := f.book.Place(t.Context(), tx, holds.Request{ID: id, TTL: time.Minute, Lines: []holds.Line{{Scope: id, Amount: 1}}})
+		_, err := f.book.Place(t.Context(), tx, holds.Placement{ID: id, TTL: time.Minute, Lines: []holds.Line{{Scope: id, Amount: 1}}})
 		require.NoError(t, err)
 	}
 	begin := func() pgx.Tx {
@@ -200,7 +200,7 @@ func TestListen_AnUnreadableNoticeCountsAsMissed(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, holds.Notice{Missed: true}, l.next(), payload)
 	}
-	f.mustPlace(holds.Request{ID: "h1", Lines: []holds.Line{{Scope: "room", Amount: 1}}})
+	f.mustPlace(holds.Placement{ID: "h1", Lines: []holds.Line{{Scope: "room", Amount: 1}}})
 	l.hears(notice("h1", 1, holds.EventPlaced))
 }
 
@@ -223,7 +223,7 @@ func TestListen_ABlockedHandleDelaysNobodyElse(t *testing.T) {
 	other := startListening(t, f.pool, holds.ListenOptions{})
 	other.missed()
 	for _, id := range []string{"h1", "h2"} {
-		f.mustPlace(holds.Request{ID: id, Lines: []holds.Line{{Scope: "room", Amount: 1}}})
+		f.mustPlace(holds.Placement{ID: id, Lines: []holds.Line{{Scope: "room", Amount: 1}}})
 		other.hears(notice(id, 1, holds.EventPlaced))
 	}
 	require.Empty(t, heard)
@@ -261,7 +261,7 @@ func TestListen_ConnectsAsThePoolDoesAndTakesNoneOfIt(t *testing.T) {
 	})
 	l := startListening(t, pool, holds.ListenOptions{})
 	l.missed()
-	f.mustPlace(holds.Request{ID: "h1", Lines: []holds.Line{{Scope: "room", Amount: 1}}})
+	f.mustPlace(holds.Placement{ID: "h1", Lines: []holds.Line{{Scope: "room", Amount: 1}}})
 	l.hears(notice("h1", 1, holds.EventPlaced))
 	require.Zero(t, pool.Stat().TotalConns())
 }
@@ -315,7 +315,7 @@ func TestListen_ALostConnectionIsMadeAgainAndReported(t *testing.T) {
 	}})
 	for i, id := range []string{"h1", "h2", "h3"} {
 		l.missed()
-		f.mustPlace(holds.Request{ID: id, Lines: []holds.Line{{Scope: "room", Amount: 1}}})
+		f.mustPlace(holds.Placement{ID: id, Lines: []holds.Line{{Scope: "room", Amount: 1}}})
 		l.hears(notice(id, 1, holds.EventPlaced))
 		require.EqualValues(t, i, lost.Load())
 		var ended int
@@ -354,7 +354,7 @@ func TestListen_SurvivesARestartOfTheServer(t *testing.T) {
 	require.NoError(t, server.Restart(t.Context()))
 	l.missed()
 	pool.Reset()
-	f.mustPlace(holds.Request{ID: "h1", Lines: []holds.Line{{Scope: "room", Amount: 1}}})
+	f.mustPlace(holds.Placement{ID: "h1", Lines: []holds.Line{{Scope: "room", Amount: 1}}})
 	l.hears(notice("h1", 1, holds.EventPlaced))
 
 	require.NoError(t, server.Kill())
@@ -382,10 +382,10 @@ func TestListen_NoticesAConnectionThatDiedWithoutAWord(t *testing.T) {
 	l := startListening(t, pool, holds.ListenOptions{Idle: 3 * time.Second})
 	l.missed()
 	dead.Store(true)
-	f.mustPlace(holds.Request{ID: "h1", Lines: []holds.Line{{Scope: "room", Amount: 1}}})
+	f.mustPlace(holds.Placement{ID: "h1", Lines: []holds.Line{{Scope: "room", Amount: 1}}})
 	l.missed()
 	require.Equal(t, holds.Held, f.get("h1").State)
-	f.mustPlace(holds.Request{ID: "h2", Lines: []holds.Line{{Scope: "room", Amount: 1}}})
+	f.mustPlace(holds.Placement{ID: "h2", Lines: []holds.Line{{Scope: "room", Amount: 1}}})
 	l.hears(notice("h2", 1, holds.EventPlaced))
 }
 
@@ -429,7 +429,7 @@ func TestListen_AnIdleConnectionThatAnswersIsKept(t *testing.T) {
 	for range 3 {
 		<-asked
 	}
-	f.mustPlace(holds.Request{ID: "h1", Lines: []holds.Line{{Scope: "room", Amount: 1}}})
+	f.mustPlace(holds.Placement{ID: "h1", Lines: []holds.Line{{Scope: "room", Amount: 1}}})
 	l.hears(notice("h1", 1, holds.EventPlaced)) // and not Missed before it
 }
 

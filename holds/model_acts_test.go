@@ -83,7 +83,7 @@ func askedFor(refusals map[mRefusal]bool, charges []budget.Charge) map[mRefusal]
 }
 
 // place returns the hold that there is with that id, or claim, or makes one.
-func (m *model) place(now time.Time, r holds.Request, claim *holds.Key, claimScope string, reveal bool) (*mHold, error) {
+func (m *model) place(now time.Time, r holds.Placement, claim *holds.Key, claimScope string, reveal bool) (*mHold, error) {
 	print := fingerprint(r, claim)
 	was := m.find(r.ID)
 	if claim != nil {

@@ -363,7 +363,7 @@ func stateError(h *mHold, now time.Time) error {
 	return &holds.StateError{ID: h.id, State: v.State, Hold: v}
 }
 
-func fingerprint(r holds.Request, claim *holds.Key) string {
+func fingerprint(r holds.Placement, claim *holds.Key) string {
 	sums := map[string][2]int64{}
 	for _, l := range r.Lines {
 		s := sums[l.Scope]

@@ -53,7 +53,7 @@ func TestNotice_HasTheActorTheKindTheScopesAndTheReason(t *testing.T) {
 	lines := func(a, b int64) []holds.Line {
 		return []holds.Line{{Scope: "gpu/" + odd, Amount: a}, {Scope: "cpu", Amount: b}}
 	}
-	h := f.mustPlace(holds.Request{ID: odd, Holder: odd, Lines: lines(5, 7), Note: because("wanted"), Metadata: json.RawMessage(`{"a":"\u0000"}`)})
+	h := f.mustPlace(holds.Placement{ID: odd, Holder: odd, Lines: lines(5, 7), Note: because("wanted"), Metadata: json.RawMessage(`{"a":"\u0000"}`)})
 	hears(holds.EventPlaced, "wanted", odd, h)
 	in := func(call func(tx pgx.Tx) ([]holds.Hold, error)) []holds.Hold {
 		t.Helper()
@@ -88,15 +88,15 @@ func TestNotice_HasTheActorTheKindTheScopesAndTheReason(t *testing.T) {
 	for i := range 3 {
 		id := fmt.Sprint("many/", i)
 		many = append(many, id)
-		hears(holds.EventPlaced, "", "bob", f.mustPlace(holds.Request{ID: id, Holder: "bob", Lines: lines(1, int64(i+1))}))
+		hears(holds.EventPlaced, "", "bob", f.mustPlace(holds.Placement{ID: id, Holder: "bob", Lines: lines(1, int64(i+1))}))
 	}
 	hears(holds.EventReleased, "mind", "bob", in(func(tx pgx.Tx) ([]holds.Hold, error) {
 		return f.book.Release(ctx, tx, holds.Release{IDs: many, Note: because("mind")})
 	})...)
 
-	swept := f.mustPlace(holds.Request{ID: "swept", Tenant: "acme", Holder: "bob", Lines: lines(1, 2)})
+	swept := f.mustPlace(holds.Placement{ID: "swept", Tenant: "acme", Holder: "bob", Lines: lines(1, 2)})
 	hears(holds.EventPlaced, "", "bob", swept)
-	due := f.mustPlace(holds.Request{ID: "due", Holder: "cy", TTL: 2 * time.Minute, Lines: lines(3, 4)})
+	due := f.mustPlace(holds.Placement{ID: "due", Holder: "cy", TTL: 2 * time.Minute, Lines: lines(3, 4)})
 	hears(holds.EventPlaced, "", "cy", due)
 	f.clock.Advance(time.Minute)
 	_, err = f.book.Sweep(ctx, f.pool, holds.SweepOptions{})
@@ -148,7 +148,7 @@ func TestNotice_OfManyLinesAndLongTextsIsCutToFit(t *testing.T) {
 	sent := f.raw()
 	l := startListening(t, f.pool, holds.ListenOptions{})
 	l.missed()
-	place := func(r holds.Request) (holds.Notice, holds.Hold) {
+	place := func(r holds.Placement) (holds.Notice, holds.Hold) {
 		t.Helper()
 		h := f.mustPlace(r)
 		payloads := sent()
@@ -171,34 +171,34 @@ func TestNotice_OfManyLinesAndLongTextsIsCutToFit(t *testing.T) {
 	}
 	seen := map[bool]int{}
 	for width := 2; width <= 250; width += pgtest.Size(3, 1) { // over the edge, a few bytes at a time
-		n, _ := place(holds.Request{ID: fmt.Sprint(width), Lines: many(32, width)})
+		n, _ := place(holds.Placement{ID: fmt.Sprint(width), Lines: many(32, width)})
 		seen[n.Cut]++
 		require.NotEmpty(t, n.Lines)
 	}
 	require.Greater(t, seen[false], 20)
 	require.Greater(t, seen[true], 20)
-	n, h := place(holds.Request{ID: "64 lines", Lines: many(64, 255), Note: budget.Note{Actor: "ann", Reason: "all"}})
+	n, h := place(holds.Placement{ID: "64 lines", Lines: many(64, 255), Note: budget.Note{Actor: "ann", Reason: "all"}})
 	require.True(t, n.Cut)
 	require.Equal(t, budget.Note{Actor: "ann", Reason: "all"}, n.Note)
 	require.Greater(t, len(n.Lines), 20)
 	require.Equal(t, h.Lines, f.get("64 lines").Lines, "where the rest is")
 
 	everything := budget.Note{Actor: longest("a"), Tenant: longest("t"), Correlation: longest("c"), Reason: longest("r")}
-	n, _ = place(holds.Request{ID: longest("id"), Tenant: longest("t"), Holder: longest("h"), Note: everything, Lines: many(1, 1)})
+	n, _ = place(holds.Placement{ID: longest("id"), Tenant: longest("t"), Holder: longest("h"), Note: everything, Lines: many(1, 1)})
 	require.True(t, n.Cut)
 	require.Zero(t, n.Note)
 	require.Len(t, n.Lines, 1)
 	history, err := f.book.History(t.Context(), f.pool, longest("t"), longest("id"), "")
 	require.NoError(t, err)
 	require.Equal(t, everything, history[0].Note, "where the note is")
-	n, _ = place(holds.Request{ID: longest("id"), Holder: longest("h"), Lines: []holds.Line{{Scope: longest("s"), Amount: 1}}, Note: budget.Note{Reason: longest("r")}})
+	n, _ = place(holds.Placement{ID: longest("id"), Holder: longest("h"), Lines: []holds.Line{{Scope: longest("s"), Amount: 1}}, Note: budget.Note{Reason: longest("r")}})
 	require.False(t, n.Cut, "as much as fits")
 
 	// All ends of a hundred at once, and the 64 lines that a call by hand can place.
 	ids := make([]string, bounds.MaxHolds)
 	for i := range ids {
 		ids[i] = fmt.Sprint("h", i)
-		f.mustPlace(holds.Request{ID: ids[i], Lines: many(64, 255)[:1+i%64]})
+		f.mustPlace(holds.Placement{ID: ids[i], Lines: many(64, 255)[:1+i%64]})
 	}
 	_, err = f.release(ids...)
 	require.NoError(t, err)
@@ -226,14 +226,14 @@ func TestNotice_WithoutContentSaysNothingOfIt(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{Notify: true})
 	sent := f.raw()
-	f.mustPlace(holds.Request{ID: "h", Holder: "ann", Lines: []holds.Line{{Scope: "a", Amount: 1}}, Note: budget.Note{Actor: "ann"}})
+	f.mustPlace(holds.Placement{ID: "h", Holder: "ann", Lines: []holds.Line{{Scope: "a", Amount: 1}}, Note: budget.Note{Actor: "ann"}})
 	require.Equal(t, []string{`{"tenant" : "", "id" : "h", "version" : 1, "kind" : "placed"}`}, sent())
 }
 
 func TestNotice_OfARefundMindsNoMetadata(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{Notify: true})
-	f.mustPlace(holds.Request{ID: "h", Lines: []holds.Line{{Scope: "a", Amount: 1}}, Metadata: json.RawMessage(`{"a":"\u0000"}`)})
+	f.mustPlace(holds.Placement{ID: "h", Lines: []holds.Line{{Scope: "a", Amount: 1}}, Metadata: json.RawMessage(`{"a":"\u0000"}`)})
 	_, err := f.capture(holds.Capture{IDs: []string{"h"}, All: true})
 	require.NoError(t, err)
 	_, err = do(f, refund(f, "h"))
@@ -300,7 +300,7 @@ func arrivesWithTheCommit(t *testing.T, cfg holds.Config) {
 	heard := listen(t, f)
 	ctx := t.Context()
 	place := func(tx pgx.Tx, id string) error {
-		_, err := f.book.Place(ctx, tx, holds.Request{ID: id, TTL: time.Minute, Lines: []holds.Line{capacity("a", 1, 9)}})
+		_, err := f.book.Place(ctx, tx, holds.Placement{ID: id, TTL: time.Minute, Lines: []holds.Line{capacity("a", 1, 9)}})
 		return err
 	}
 	tx := begin(t, f.pool, pgx.ReadCommitted)
@@ -321,12 +321,12 @@ func arrivesWithTheCommit(t *testing.T, cfg holds.Config) {
 	require.NoError(t, tx.Rollback(ctx))
 	require.Empty(t, heard())
 
-	f.mustPlace(holds.Request{ID: "h4", Lines: []holds.Line{capacity("b", 1, 1)}})
+	f.mustPlace(holds.Placement{ID: "h4", Lines: []holds.Line{capacity("b", 1, 1)}})
 	_, err = f.extend(time.Second, "h1")
 	require.NoError(t, err)
 	require.Equal(t, []string{"placed h4 1", "extended h1 2"}, heard())
 	f.clock.Advance(time.Hour)
-	f.mustPlace(holds.Request{ID: "h5", Lines: []holds.Line{capacity("b", 1, 1)}})
+	f.mustPlace(holds.Placement{ID: "h5", Lines: []holds.Line{capacity("b", 1, 1)}})
 	require.Equal(t, []string{"placed h5 1"}, heard(), "ended by the way: announced by the sweeper")
 	w.veto["h4"] = true
 	_, err = f.book.Sweep(ctx, f.pool, holds.SweepOptions{})

@@ -60,7 +60,7 @@ func (b *Book) ofSession(ctx context.Context, db budget.Querier, tenant, operati
 
 // prepareOpen validates the request of a session's hold, of its operation's tenant. Each call makes
 // another id.
-func (b *Book) prepareOpen(r Request, o *ledger.Opening) (*call, error) {
+func (b *Book) prepareOpen(r Placement, o *ledger.Opening) (*call, error) {
 	r.ID, r.opening = idsOfSession(o.Operation)+uuidv7.New(), o
 	c, err := b.preparePlace(r)
 	if err != nil {

@@ -35,7 +35,7 @@ func TestRefusal_DoesNotCountOnTheEndOfItsOwnHolds(t *testing.T) {
 	}{
 		"placed": {
 			do: func(f *fixture, ctx context.Context, tx pgx.Tx) error {
-				_, err := f.book.Place(ctx, tx, holds.Request{TTL: time.Second, Lines: []holds.Line{{Scope: f.Name(), Amount: 60, Limits: credit}}})
+				_, err := f.book.Place(ctx, tx, holds.Placement{TTL: time.Second, Lines: []holds.Line{{Scope: f.Name(), Amount: 60, Limits: credit}}})
 				return err
 			},
 			want: budget.Refusal{Used: -100, OwnHeld: 60, Available: 40, RetryAfter: budget.Never},
@@ -44,7 +44,7 @@ func TestRefusal_DoesNotCountOnTheEndOfItsOwnHolds(t *testing.T) {
 			do: func(f *fixture, ctx context.Context, tx pgx.Tx) error {
 				for range 2 {
 					err := pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
-						_, err := f.book.Place(ctx, tx, holds.Request{TTL: time.Second, Lines: []holds.Line{{Scope: f.Name(), Amount: 30, Limits: credit}}})
+						_, err := f.book.Place(ctx, tx, holds.Placement{TTL: time.Second, Lines: []holds.Line{{Scope: f.Name(), Amount: 30, Limits: credit}}})
 						return err
 					})
 					if err != nil {
@@ -57,9 +57,9 @@ func TestRefusal_DoesNotCountOnTheEndOfItsOwnHolds(t *testing.T) {
 		},
 		"placed, in part captured and released": {
 			do: func(f *fixture, ctx context.Context, tx pgx.Tx) error {
-				_, place := f.book.Place(ctx, tx, holds.Request{ID: "h", TTL: time.Second, Lines: []holds.Line{{Scope: f.Name(), Amount: 80, Limits: credit}}})
+				_, place := f.book.Place(ctx, tx, holds.Placement{ID: "h", TTL: time.Second, Lines: []holds.Line{{Scope: f.Name(), Amount: 80, Limits: credit}}})
 				_, capture := f.book.Capture(ctx, tx, holds.Capture{IDs: []string{"h"}, Keep: true, Lines: []holds.Line{{Scope: f.Name(), Amount: 20}}})
-				_, other := f.book.Place(ctx, tx, holds.Request{ID: "other", TTL: time.Second, Lines: []holds.Line{{Scope: f.Name(), Amount: 9, Limits: credit}}})
+				_, other := f.book.Place(ctx, tx, holds.Placement{ID: "other", TTL: time.Second, Lines: []holds.Line{{Scope: f.Name(), Amount: 9, Limits: credit}}})
 				_, release := f.book.Release(ctx, tx, holds.Release{IDs: []string{"other"}})
 				return errors.Join(place, capture, other, release)
 			},
@@ -68,7 +68,7 @@ func TestRefusal_DoesNotCountOnTheEndOfItsOwnHolds(t *testing.T) {
 		"others hold, and so does it": {
 			others: 20,
 			do: func(f *fixture, ctx context.Context, tx pgx.Tx) error {
-				_, err := f.book.Place(ctx, tx, holds.Request{TTL: time.Second, Lines: []holds.Line{{Scope: f.Name(), Amount: 40, Limits: credit}}})
+				_, err := f.book.Place(ctx, tx, holds.Placement{TTL: time.Second, Lines: []holds.Line{{Scope: f.Name(), Amount: 40, Limits: credit}}})
 				return err
 			},
 			want: budget.Refusal{Used: -100, Held: 20, OwnHeld: 40, Available: 40, RetryAfter: 5 * time.Minute, HoldDue: 5 * time.Minute},
@@ -86,7 +86,7 @@ func TestRefusal_DoesNotCountOnTheEndOfItsOwnHolds(t *testing.T) {
 			})
 			require.NoError(t, err)
 			if c.others > 0 {
-				f.mustPlace(holds.Request{TTL: 5 * time.Minute, Lines: []holds.Line{{Scope: f.Name(), Amount: c.others}}})
+				f.mustPlace(holds.Placement{TTL: 5 * time.Minute, Lines: []holds.Line{{Scope: f.Name(), Amount: c.others}}})
 			}
 			_, err = do(f, func(ctx context.Context, tx pgx.Tx) (budget.Receipt, error) {
 				if err := c.do(f, ctx, tx); err != nil {
@@ -108,13 +108,13 @@ func TestRefusal_OfACaptureDoesNotCountOnTheEndOfItsHold(t *testing.T) {
 	limits := []budget.Limit{budget.Lifetime(100)}
 	_, err := f.charge(budget.Charge{Scope: "a", Amount: 30})
 	require.NoError(t, err)
-	f.mustPlace(holds.Request{ID: "h", Lines: []holds.Line{{Scope: "a", Amount: 60}}})
+	f.mustPlace(holds.Placement{ID: "h", Lines: []holds.Line{{Scope: "a", Amount: 60}}})
 	over := holds.Capture{IDs: []string{"h"}, Over: holds.OverIfFits, Lines: []holds.Line{{Scope: "a", Amount: 80, Limits: limits}}}
 	_, err = f.capture(over)
 	want := budget.Refusal{Scope: "a", Limit: limits[0], Used: 30, OwnHeld: 60, Requested: 20, Available: 10, RetryAfter: budget.Never}
 	require.Equal(t, want, refusal(t, err))
 
-	f.mustPlace(holds.Request{TTL: 30 * time.Minute, Lines: []holds.Line{{Scope: "a", Amount: 5}}})
+	f.mustPlace(holds.Placement{TTL: 30 * time.Minute, Lines: []holds.Line{{Scope: "a", Amount: 5}}})
 	_, err = f.capture(over)
 	want.Held, want.Available, want.HoldDue = 5, 5, 30*time.Minute
 	require.Equal(t, want, refusal(t, err), "without these 5 there is still too little room")
@@ -131,12 +131,12 @@ func TestPlace_BehindASequenceThatLagsGoesOn(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{})
 	for range 5 {
-		f.mustPlace(holds.Request{Lines: []holds.Line{capacity("a", 1, 99)}})
+		f.mustPlace(holds.Placement{Lines: []holds.Line{capacity("a", 1, 99)}})
 	}
 	_, err := f.pool.Exec(t.Context(), `select setval(pg_get_serial_sequence('metered.holds', 'no'), 1, false)`)
 	require.NoError(t, err)
 	for range 3 {
-		f.mustPlace(holds.Request{Lines: []holds.Line{capacity("a", 1, 99)}})
+		f.mustPlace(holds.Placement{Lines: []holds.Line{capacity("a", 1, 99)}})
 	}
 	require.Equal(t, 8, queryRow[int](t, f.pool, `select count(*) from metered.holds`))
 	f.verify()
@@ -147,10 +147,10 @@ func TestPlace_BehindASequenceThatLagsGoesOn(t *testing.T) {
 func TestRefusal_OwnHoldsReleasedTogetherAreNoLongerHeld(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{})
-	f.mustPlace(holds.Request{TTL: 5 * time.Minute, Lines: []holds.Line{capacity("w", 6, 10)}})
+	f.mustPlace(holds.Placement{TTL: 5 * time.Minute, Lines: []holds.Line{capacity("w", 6, 10)}})
 	_, err := do(f, func(ctx context.Context, tx pgx.Tx) (budget.Receipt, error) {
 		for _, id := range []string{"a", "b"} {
-			_, err := f.book.Place(ctx, tx, holds.Request{ID: id, TTL: time.Minute, Lines: []holds.Line{capacity("w", 2, 10)}})
+			_, err := f.book.Place(ctx, tx, holds.Placement{ID: id, TTL: time.Minute, Lines: []holds.Line{capacity("w", 2, 10)}})
 			require.NoError(t, err)
 		}
 		_, err := f.book.Release(ctx, tx, holds.Release{IDs: []string{"a", "b"}})
@@ -178,12 +178,12 @@ func TestRefusal_OwnHoldsBesideOnesOfOthersThatFellDue(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			f := one.as(t)
 			f.clock.Set(noon)
-			f.mustPlace(holds.Request{ID: name + " kept", TTL: 6 * time.Minute, Lines: []holds.Line{capacity(name, 3, 10)}})
-			f.mustPlace(holds.Request{ID: name + " due", TTL: time.Minute, Lines: []holds.Line{capacity(name, 4, 10)}})
+			f.mustPlace(holds.Placement{ID: name + " kept", TTL: 6 * time.Minute, Lines: []holds.Line{capacity(name, 3, 10)}})
+			f.mustPlace(holds.Placement{ID: name + " due", TTL: time.Minute, Lines: []holds.Line{capacity(name, 4, 10)}})
 			_, err := do(f, func(ctx context.Context, tx pgx.Tx) (budget.Receipt, error) {
 				place := func(ids []string) {
 					for _, id := range ids {
-						_, err := f.book.Place(ctx, tx, holds.Request{ID: id, TTL: time.Minute, Lines: []holds.Line{capacity(name, 2, 10)}})
+						_, err := f.book.Place(ctx, tx, holds.Placement{ID: id, TTL: time.Minute, Lines: []holds.Line{capacity(name, 2, 10)}})
 						require.NoError(t, err)
 					}
 				}
@@ -205,8 +205,8 @@ func TestRefusal_OwnHoldsBesideOnesOfOthersThatFellDue(t *testing.T) {
 func TestRefusal_AfterAnExtensionNamesWhenTheHoldFallsDue(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{})
-	f.mustPlace(holds.Request{ID: "first", TTL: time.Minute, Lines: []holds.Line{capacity("w", 3, 10)}})
-	f.mustPlace(holds.Request{ID: "later", TTL: 5 * time.Minute, Lines: []holds.Line{capacity("w", 3, 10)}})
+	f.mustPlace(holds.Placement{ID: "first", TTL: time.Minute, Lines: []holds.Line{capacity("w", 3, 10)}})
+	f.mustPlace(holds.Placement{ID: "later", TTL: 5 * time.Minute, Lines: []holds.Line{capacity("w", 3, 10)}})
 	_, err := do(f, func(ctx context.Context, tx pgx.Tx) (budget.Receipt, error) {
 		_, err := f.book.Extend(ctx, tx, holds.Extend{IDs: []string{"first"}, By: 2 * time.Minute})
 		require.NoError(t, err)
@@ -221,7 +221,7 @@ func TestRefusal_OwnHoldsOfTwoTenantsUnderOneID(t *testing.T) {
 	f := setUp(t, holds.Config{})
 	_, err := do(f, func(ctx context.Context, tx pgx.Tx) (budget.Receipt, error) {
 		for _, tenant := range []string{"t1", "t2"} {
-			_, err := f.book.Place(ctx, tx, holds.Request{Tenant: tenant, ID: "a", TTL: time.Minute, Lines: []holds.Line{capacity("w", 4, 10)}})
+			_, err := f.book.Place(ctx, tx, holds.Placement{Tenant: tenant, ID: "a", TTL: time.Minute, Lines: []holds.Line{capacity("w", 4, 10)}})
 			require.NoError(t, err)
 		}
 		_, err := f.book.Release(ctx, tx, holds.Release{Tenant: "t2", IDs: []string{"a"}})
@@ -236,7 +236,7 @@ func TestRefusal_OwnHoldsOfTwoTenantsUnderOneID(t *testing.T) {
 func TestReturn_OfTheRestOfAPurgedChargeKeepsEarlierRefunds(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{})
-	f.mustPlace(holds.Request{ID: "h", Lines: []holds.Line{capacity("power", 10, 10), capacity("water", 3, 9)}})
+	f.mustPlace(holds.Placement{ID: "h", Lines: []holds.Line{capacity("power", 10, 10), capacity("water", 3, 9)}})
 	_, err := f.capture(holds.Capture{IDs: []string{"h"}, All: true})
 	require.NoError(t, err)
 	_, err = do(f, func(ctx context.Context, tx pgx.Tx) ([]holds.Hold, error) {

@@ -10,17 +10,17 @@ import (
 const untilTheJobEnds = 3650 * 24 * time.Hour
 
 // preparePark validates the request of a job that waits until it fits.
-func (b *Book) preparePark(r Request) (*ledger.Parking, error) {
+func (b *Book) preparePark(r Placement) (*ledger.Parking, error) {
 	if err := b.made(); err != nil {
 		return nil, err
 	}
 	switch {
 	case r.ID != "" || r.Holder != "":
-		return nil, invalid("Request.ID", "and Holder: the job's are taken")
+		return nil, invalid("Placement.ID", "and Holder: the job's are taken")
 	case len(r.Lines)+len(r.Charges) == 0:
-		return nil, invalid("Request.Lines", "and Charges are none")
+		return nil, invalid("Placement.Lines", "and Charges are none")
 	case r.UpTo:
-		return nil, invalid("Request.UpTo", "is not for a job, which waits until all of it fits")
+		return nil, invalid("Placement.UpTo", "is not for a job, which waits until all of it fits")
 	}
 	ttl, lifetime := r.TTL, b.lifetime()
 	if ttl == 0 {
@@ -33,7 +33,7 @@ func (b *Book) preparePark(r Request) (*ledger.Parking, error) {
 	}
 	switch {
 	case len(priced.Queries) > 0:
-		return nil, invalid("Request.Lines", "have a limit with MaxFrom: a parked job asks jobs.Config.Limits")
+		return nil, invalid("Placement.Lines", "have a limit with MaxFrom: a parked job asks jobs.Config.Limits")
 	}
 	priced.Charges = ledger.Silent(priced.Charges)
 	hold := ledger.NewHold{

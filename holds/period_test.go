@@ -134,7 +134,7 @@ func (d *day) act(f *fixture, r *rand.Rand, scope string, now time.Time) {
 	case act < 5:
 		ttl := time.Duration(1+r.IntN(2000)) * time.Minute
 		var h holds.Hold
-		if h, err = f.place(holds.Request{Holder: "ann", TTL: ttl, Lines: []holds.Line{{Scope: scope, Amount: amount, Limits: []budget.Limit{d.limit}}}}); err == nil {
+		if h, err = f.place(holds.Placement{Holder: "ann", TTL: ttl, Lines: []holds.Line{{Scope: scope, Amount: amount, Limits: []budget.Limit{d.limit}}}}); err == nil {
 			d.open[h.ID] = &held{amount, now.Add(ttl)}
 		}
 	case act == 5 && id != "":

@@ -39,8 +39,8 @@ type Line struct {
 	AtLeast int64
 }
 
-// Request is a hold to place.
-type Request struct {
+// Placement is a hold to place.
+type Placement struct {
 	// ID is unique within Tenant. A UUIDv7 is not placed again after a purge. Defaults to a new
 	// UUIDv7.
 	ID string
@@ -100,12 +100,12 @@ from metered.look_place($1::metered.new_hold, $2::metered.new_charge[], $3::inte
 //
 // It locks the scopes, the ID if the caller chose it, and holds that are due. Errors:
 // *budget.ExceededError, *budget.ScopeError, ErrConflict, ErrRetired, *StateError.
-func (b *Book) Place(ctx context.Context, tx pgx.Tx, r Request) (Hold, error) {
+func (b *Book) Place(ctx context.Context, tx pgx.Tx, r Placement) (Hold, error) {
 	return first(do(ctx, tx, b, "holds.place", (*Book).preparePlace, r))
 }
 
 // preparePlace validates a request as Place does, without any SQL.
-func (b *Book) preparePlace(r Request) (*call, error) {
+func (b *Book) preparePlace(r Placement) (*call, error) {
 	if err := b.made(); err != nil {
 		return nil, err
 	}
@@ -114,7 +114,7 @@ func (b *Book) preparePlace(r Request) (*call, error) {
 		r.ID = uuidv7.New()
 	}
 	if len(r.Lines) == 0 {
-		return nil, invalid("Request.Lines", "are none")
+		return nil, invalid("Placement.Lines", "are none")
 	}
 	priced, err := b.check(&r)
 	if err != nil {
@@ -186,21 +186,21 @@ func (b *Book) preparePlace(r Request) (*call, error) {
 }
 
 // check validates a request, and sets its defaults.
-func (b *Book) check(r *Request) (*charging, error) {
+func (b *Book) check(r *Placement) (*charging, error) {
 	if err := checkNames(r.Tenant, r.Holder, r.ID); err != nil {
 		return nil, err
 	}
-	if err := b.required("Request.Holder", r.Holder); err != nil {
+	if err := b.required("Placement.Holder", r.Holder); err != nil {
 		return nil, err
 	}
 	if r.TTL < b.cfg.MinTTL || r.TTL > b.cfg.MaxTTL {
-		return nil, invalid("Request.TTL", "%v is not from Config.MinTTL, %v, to Config.MaxTTL, %v", r.TTL, b.cfg.MinTTL, b.cfg.MaxTTL)
+		return nil, invalid("Placement.TTL", "%v is not from Config.MinTTL, %v, to Config.MaxTTL, %v", r.TTL, b.cfg.MinTTL, b.cfg.MaxTTL)
 	}
 	if r.Grace < 0 || r.Grace > b.cfg.MaxTTL {
-		return nil, invalid("Request.Grace", "%v is not from 0 to %v", r.Grace, b.cfg.MaxTTL)
+		return nil, invalid("Placement.Grace", "%v is not from 0 to %v", r.Grace, b.cfg.MaxTTL)
 	}
 	if (r.TTL+r.Grace)%time.Microsecond != 0 || r.TTL%time.Microsecond != 0 {
-		return nil, invalid("Request.TTL", "and Grace: %v and %v are not whole microseconds", r.TTL, r.Grace)
+		return nil, invalid("Placement.TTL", "and Grace: %v and %v are not whole microseconds", r.TTL, r.Grace)
 	}
 	if r.Metadata != nil {
 		r.Metadata = bytes.Clone(bytes.TrimSpace(r.Metadata)) // as Get will return it. The caller may change its own
@@ -209,17 +209,17 @@ func (b *Book) check(r *Request) (*charging, error) {
 		r.Metadata = nil
 	}
 	if len(r.Metadata) > bounds.MaxMetadataBytes {
-		return nil, invalid("Request.Metadata", "is %d bytes, want at most %d", len(r.Metadata), bounds.MaxMetadataBytes)
+		return nil, invalid("Placement.Metadata", "is %d bytes, want at most %d", len(r.Metadata), bounds.MaxMetadataBytes)
 	}
 	if r.Metadata != nil && (!json.Valid(r.Metadata) || !utf8.Valid(r.Metadata)) {
-		return nil, invalid("Request.Metadata", "is not JSON")
+		return nil, invalid("Placement.Metadata", "is not JSON")
 	}
-	if err := b.checkNote("Request.Note", r.Note); err != nil {
+	if err := b.checkNote("Placement.Note", r.Note); err != nil {
 		return nil, err
 	}
 	for i, l := range r.Lines {
 		if l.AtLeast < 0 || l.AtLeast > max(l.Amount, 0) {
-			field := index("Request.Lines", i, ".AtLeast")
+			field := index("Placement.Lines", i, ".AtLeast")
 			if r.claim != "" {
 				field = index("Claim.Lines", i-1, ".AtLeast")
 			}
@@ -234,7 +234,7 @@ func (b *Book) check(r *Request) (*charging, error) {
 		if c.Note == (budget.Note{}) {
 			c.Note = r.Note
 		}
-		if err := b.checkNote(index("Request.Charges", i, ".Note"), c.Note); err != nil {
+		if err := b.checkNote(index("Placement.Charges", i, ".Note"), c.Note); err != nil {
 			return nil, err
 		}
 		charges = append(charges, c)
@@ -251,14 +251,14 @@ func (b *Book) check(r *Request) (*charging, error) {
 			priced.Charges[i].Held += line.Amount
 		}
 	}
-	return priced, renamed(err, "Request.Lines", func(i int) string {
+	return priced, renamed(err, "Placement.Lines", func(i int) string {
 		switch lines := len(r.Lines); {
 		case i >= lines:
-			return index("Request.Charges", i-lines, "")
+			return index("Placement.Charges", i-lines, "")
 		case r.claim != "":
 			return index("Claim.Lines", i-1, "")
 		}
-		return index("Request.Lines", i, "")
+		return index("Placement.Lines", i, "")
 	})
 }
 
@@ -306,7 +306,7 @@ func placeFailed(priced *charging, key Key, err error) error {
 }
 
 // placed is the hold of an answer, or the error of a refusal.
-func (b *Book) placed(priced *charging, r Request, a ledger.Placed) ([]Hold, error) {
+func (b *Book) placed(priced *charging, r Placement, a ledger.Placed) ([]Hold, error) {
 	at, deadline, stored := a.At, a.Deadline, a.Stored
 	switch a.Status {
 	case "placed":

@@ -38,8 +38,8 @@ func TestPlace_OfAHoldThatHasEndedSaysHow(t *testing.T) {
 			require.True(t, ended)
 		},
 	}
-	request := func(id string) holds.Request {
-		return holds.Request{ID: id, TTL: time.Minute, Lines: []holds.Line{capacity(id, 1, 1)}}
+	request := func(id string) holds.Placement {
+		return holds.Placement{ID: id, TTL: time.Minute, Lines: []holds.Line{capacity(id, 1, 1)}}
 	}
 	for how, end := range ends {
 		f.mustPlace(request(string(how)))
@@ -68,7 +68,7 @@ func TestEntries_NameTheHoldThatTheyAreAbout(t *testing.T) {
 	f := setUp(t, holds.Config{})
 	place := func(ids ...string) {
 		for _, id := range ids {
-			f.mustPlace(holds.Request{ID: id, Lines: []holds.Line{capacity("a", 2, 9)}})
+			f.mustPlace(holds.Placement{ID: id, Lines: []holds.Line{capacity("a", 2, 9)}})
 		}
 	}
 	place("1", "2", "3", "4")
@@ -110,7 +110,7 @@ func TestForget_AScopeIsKeptWhileAHoldOrAClaimOfItCounts(t *testing.T) {
 	name := holds.Claim{Key: holds.Key{Type: "name", Value: "ann"}, Holder: "ann", TTL: time.Hour}
 	claim, err := f.claim(name)
 	require.NoError(t, err)
-	f.mustPlace(holds.Request{Lines: []holds.Line{{Scope: "stock", Amount: 1}}, TTL: time.Hour})
+	f.mustPlace(holds.Placement{Lines: []holds.Line{{Scope: "stock", Amount: 1}}, TTL: time.Hour})
 	f.clock.Advance(30 * time.Minute)
 	require.Zero(t, f.forget(), "both are held")
 
@@ -138,7 +138,7 @@ func TestForget_AScopeIsKeptWhileAHoldOrAClaimOfItCounts(t *testing.T) {
 	require.NoError(t, err)
 	f.clock.Advance(24 * time.Hour)
 	require.Equal(t, 1, f.forget(), "the claim was released")
-	f.mustPlace(holds.Request{Lines: []holds.Line{{Scope: claim.Lines[0].Scope, Amount: 1, Limits: []budget.Limit{budget.Lifetime(1)}}}})
+	f.mustPlace(holds.Placement{Lines: []holds.Line{{Scope: claim.Lines[0].Scope, Amount: 1, Limits: []budget.Limit{budget.Lifetime(1)}}}})
 	f.verify()
 }
 
@@ -176,7 +176,7 @@ func TestForget_ACaptureThatWasForgottenIsNotRefundedFromAnother(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{})
 	use := func(tenant string) {
-		f.mustPlace(holds.Request{Tenant: tenant, ID: "h", Lines: []holds.Line{{Scope: "stock", Amount: 1}}})
+		f.mustPlace(holds.Placement{Tenant: tenant, ID: "h", Lines: []holds.Line{{Scope: "stock", Amount: 1}}})
 		_, err := f.capture(holds.Capture{Tenant: tenant, IDs: []string{"h"}, All: true})
 		require.NoError(t, err)
 	}
@@ -203,7 +203,7 @@ func TestForget_NorFromOneOfTheSameTime(t *testing.T) {
 	f := setUp(t, holds.Config{})
 	for _, id := range []string{"forgotten", "there"} {
 		f.clock.Set(noon)
-		f.mustPlace(holds.Request{ID: id, Lines: []holds.Line{{Scope: "stock", Amount: 1}}})
+		f.mustPlace(holds.Placement{ID: id, Lines: []holds.Line{{Scope: "stock", Amount: 1}}})
 		_, err := f.capture(holds.Capture{IDs: []string{id}, All: true})
 		require.NoError(t, err)
 		if id == "forgotten" {
@@ -223,8 +223,8 @@ func TestForget_NorFromOneOfTheSameTime(t *testing.T) {
 func TestMemory_CallsTakeNoneFromTheKernel(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
-	f := on(t, pgtest.Open(t), holds.Config{}, nil)                                            // with the real clock, which it is about
-	f.mustPlace(holds.Request{TTL: time.Minute, Lines: []holds.Line{capacity("first", 1, 1)}}) // the first-time work is done here
+	f := on(t, pgtest.Open(t), holds.Config{}, nil)                                              // with the real clock, which it is about
+	f.mustPlace(holds.Placement{TTL: time.Minute, Lines: []holds.Line{capacity("first", 1, 1)}}) // the first-time work is done here
 	f.pool.Reset()
 	conn, err := f.pool.Acquire(t.Context())
 	require.NoError(t, err)
@@ -232,7 +232,7 @@ func TestMemory_CallsTakeNoneFromTheKernel(t *testing.T) {
 	cycle := func(i int) {
 		var h [2]holds.Hold
 		for n := range h {
-			r := holds.Request{TTL: time.Minute, Lines: []holds.Line{capacity(fmt.Sprint("a", i%100), 1, 1_000_000)}}
+			r := holds.Placement{TTL: time.Minute, Lines: []holds.Line{capacity(fmt.Sprint("a", i%100), 1, 1_000_000)}}
 			require.NoError(t, pgx.BeginFunc(t.Context(), conn, func(tx pgx.Tx) (err error) {
 				h[n], err = f.book.Place(t.Context(), tx, r)
 				return err

@@ -33,7 +33,7 @@ func TestPlainHolds_AnswerAsTheFullFunctionsDo(t *testing.T) {
 	for step := range 90 {
 		id := fmt.Sprint("h", step)
 		scope := []string{"a", "b"}[step%2]
-		r := holds.Request{ID: id, TTL: time.Duration(20+step%5*30) * time.Second, Grace: time.Duration(step%2) * time.Second,
+		r := holds.Placement{ID: id, TTL: time.Duration(20+step%5*30) * time.Second, Grace: time.Duration(step%2) * time.Second,
 			Lines: []holds.Line{{Scope: scope, Amount: int64(2 + step%4), Limits: limits[step%4]}}}
 		if step%3 == 0 {
 			r.Holder, r.Metadata, r.Note = "ann", []byte(`{"step": 1}`), budget.Note{Actor: "ann"}
@@ -102,7 +102,7 @@ func TestPlainHolds_AnswerAsTheFullFunctionsDo(t *testing.T) {
 func TestPlainHolds_ACaptureOfTwoLinesTakesBoth(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{})
-	h := f.mustPlace(holds.Request{Lines: []holds.Line{{Scope: "a", Amount: 1}, {Scope: "b", Amount: 2}}})
+	h := f.mustPlace(holds.Placement{Lines: []holds.Line{{Scope: "a", Amount: 1}, {Scope: "b", Amount: 2}}})
 	// As if their locks had one key.
 	_, err := f.pool.Exec(t.Context(), `update metered.holds set keys = keys[1:1]`)
 	require.NoError(t, err)
@@ -118,9 +118,9 @@ func TestPlainHolds_RefuseAndCountAsOthers(t *testing.T) {
 	ctx := t.Context()
 	f := setUp(t, holds.Config{})
 	place := func(scope string, amount int64) holds.Hold {
-		return f.mustPlace(holds.Request{Lines: []holds.Line{{Scope: scope, Amount: amount}}})
+		return f.mustPlace(holds.Placement{Lines: []holds.Line{{Scope: scope, Amount: amount}}})
 	}
-	two := holds.Request{Lines: []holds.Line{{Scope: "a", Amount: 2, Limits: []budget.Limit{budget.Lifetime(3)}}}}
+	two := holds.Placement{Lines: []holds.Line{{Scope: "a", Amount: 2, Limits: []budget.Limit{budget.Lifetime(3)}}}}
 	h := f.mustPlace(two)
 	_, err := f.place(two)
 	require.ErrorIs(t, err, budget.ErrExceeded)

@@ -96,7 +96,7 @@ func TestPlans_ReadNoMoreTheMoreHoldsThereAre(t *testing.T) {
 				conn, err := f.pool.Acquire(t.Context())
 				require.NoError(t, err)
 				defer conn.Release()
-				f.mustPlace(holds.Request{ID: "stays", TTL: time.Hour, Lines: []holds.Line{capacity("room", 1, 1_000_000)}})
+				f.mustPlace(holds.Placement{ID: "stays", TTL: time.Hour, Lines: []holds.Line{capacity("room", 1, 1_000_000)}})
 				few := f.measure(conn) // plans are made and kept
 				old := begin(t, f.pool, pgx.RepeatableRead)
 				_, err = f.book.List(t.Context(), old, holds.Filter{})
@@ -144,7 +144,7 @@ func TestPlans_TheFirstDueIsFoundAtOnce(t *testing.T) {
 	first := f.clock.Now()
 	var open []string
 	for i := range pgtest.Size(450, 2000) {
-		h := f.mustPlace(holds.Request{TTL: time.Hour, Lines: []holds.Line{capacity("room", 1, 1_000_000)}})
+		h := f.mustPlace(holds.Placement{TTL: time.Hour, Lines: []holds.Line{capacity("room", 1, 1_000_000)}})
 		if open = append(open, h.ID); len(open) > 5 {
 			if i%2 == 0 {
 				_, err = f.release(open[0])
@@ -163,7 +163,7 @@ func TestPlans_TheFirstDueIsFoundAtOnce(t *testing.T) {
 	conn, err := f.pool.Acquire(t.Context())
 	require.NoError(t, err)
 	defer conn.Release()
-	refused, err := placeHold(f.book, holds.Request{TTL: time.Minute, Lines: []holds.Line{capacity("room", 1, 0)}})
+	refused, err := placeHold(f.book, holds.Placement{TTL: time.Minute, Lines: []holds.Line{capacity("room", 1, 0)}})
 	require.NoError(t, err)
 	for round := range 7 { // until plans are made
 		all := buffers(t, conn, `select metered._first_due('room', $1, metered.clock())`, first)
@@ -237,7 +237,7 @@ func (f *fixture) measure(conn *pgxpool.Conn) map[string]int {
 		f.clock.Advance(11 * time.Second)
 		pages["locks of a command"] = buffers(f.T, conn, `select metered.lock_all('{1}', '{2}', '{room,none}', array[('', '{stays}', '{null}', '')]::metered.hold_ids[], 1000)`)
 		lines := []holds.Line{capacity("room", 1, 1_000_000)}
-		r := holds.Request{ID: fmt.Sprint("h", f.clock.Now()), TTL: 30 * time.Minute, Lines: lines}
+		r := holds.Placement{ID: fmt.Sprint("h", f.clock.Now()), TTL: 30 * time.Minute, Lines: lines}
 		p, err := placeHold(f.book, r)
 		run("place", p, err)
 		p, err = placeHold(f.book, r)
@@ -250,7 +250,7 @@ func (f *fixture) measure(conn *pgxpool.Conn) map[string]int {
 		require.NoError(f, err)
 		pages["charge"] = buffers(f.T, conn, c.Call.SQL, c.Call.Args(ledger.Sending{WaitMS: 5000})...)
 		pages["get"] = buffers(f.T, conn, `select metered.hold_json(1, metered.clock())`)
-		p, err = placeHold(f.book, holds.Request{ID: "refused", TTL: time.Minute, Lines: []holds.Line{capacity("room", 1, 0)}})
+		p, err = placeHold(f.book, holds.Placement{ID: "refused", TTL: time.Minute, Lines: []holds.Line{capacity("room", 1, 0)}})
 		run("refused", p, err)
 		pages["usage"] = buffers(f.T, conn, `select * from metered.usage('{room}', '{0}', null, true)`)
 		for name, n := range pages {
@@ -328,7 +328,7 @@ func (f *fixture) everyFunction(round int) {
 	f.Helper()
 	id := func(name string) string { return fmt.Sprint(name, round) }
 	place := func(name string, ttl time.Duration) holds.Hold {
-		return f.mustPlace(holds.Request{ID: id(name), TTL: ttl, Lines: []holds.Line{capacity("a", 1, 9999), capacity("b", 1, 9999)}})
+		return f.mustPlace(holds.Placement{ID: id(name), TTL: ttl, Lines: []holds.Line{capacity("a", 1, 9999), capacity("b", 1, 9999)}})
 	}
 	place("captured", time.Hour)
 	place("released", time.Hour)
@@ -358,7 +358,7 @@ func (f *fixture) everyFunction(round int) {
 	place("sees through", time.Hour)
 	_, err = f.book.Sweep(f.Context(), f.pool, holds.SweepOptions{})
 	require.NoError(f, err)
-	_, err = f.place(holds.Request{ID: id("refused"), Lines: []holds.Line{capacity("a", 1, 0)}})
+	_, err = f.place(holds.Placement{ID: id("refused"), Lines: []holds.Line{capacity("a", 1, 0)}})
 	require.ErrorIs(f, err, budget.ErrExceeded)
 	f.usage("a")
 	f.get(id("captured"))

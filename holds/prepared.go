@@ -24,10 +24,10 @@ func Internals(lend.Key) internals { return internals{} }
 type internals struct{}
 
 // Place prepares Book.Place.
-func (internals) Place(b *Book, r Request) (*ledger.Call[[]Hold], error) { return b.preparePlace(r) }
+func (internals) Place(b *Book, r Placement) (*ledger.Call[[]Hold], error) { return b.preparePlace(r) }
 
 // Open prepares the hold of a session.
-func (internals) Open(b *Book, r Request, o *ledger.Opening) (*ledger.Call[[]Hold], error) {
+func (internals) Open(b *Book, r Placement, o *ledger.Opening) (*ledger.Call[[]Hold], error) {
 	return b.prepareOpen(r, o)
 }
 
@@ -57,7 +57,7 @@ func (internals) Return(b *Book, r Return) (*ledger.Call[[]Hold], error) { retur
 
 // Park validates the request of a job that waits until it fits. The job's name becomes the hold's
 // ID and Holder.
-func (internals) Park(b *Book, r Request) (*ledger.Parking, error) {
+func (internals) Park(b *Book, r Placement) (*ledger.Parking, error) {
 	return b.anyHolder().preparePark(r)
 }
 

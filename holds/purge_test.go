@@ -20,7 +20,7 @@ import (
 func TestPlace_OfAHoldThatIsBeingPurgedIsASerializationFailure(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{})
-	r := holds.Request{ID: "h", Lines: []holds.Line{capacity("a", 1, 1)}}
+	r := holds.Placement{ID: "h", Lines: []holds.Line{capacity("a", 1, 1)}}
 	f.mustPlace(r)
 	_, err := f.release("h")
 	require.NoError(t, err)
@@ -44,7 +44,7 @@ func TestPurge_OfAnOlderIDTakesNothingBack(t *testing.T) {
 	older, younger := uuidAt(noon), uuidAt(noon.Add(time.Second))
 	f.clock.Advance(time.Second)
 	for _, id := range []string{older, younger} {
-		f.mustPlace(holds.Request{ID: id, TTL: time.Hour, Lines: line})
+		f.mustPlace(holds.Placement{ID: id, TTL: time.Hour, Lines: line})
 	}
 	for _, id := range []string{younger, older} {
 		_, err := f.release(id)
@@ -53,7 +53,7 @@ func TestPurge_OfAnOlderIDTakesNothingBack(t *testing.T) {
 		n, err := f.purge()
 		require.NoError(t, err)
 		require.Equal(t, int64(1), n)
-		_, err = f.place(holds.Request{ID: younger, Lines: line})
+		_, err = f.place(holds.Placement{ID: younger, Lines: line})
 		require.ErrorIs(t, err, holds.ErrRetired)
 	}
 	f.verify()
@@ -81,11 +81,11 @@ func TestRelease_OfAHoldPlacedWhileItWaitsKeepsNothingBack(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			f := setUp(t, holds.Config{})
-			f.mustPlace(holds.Request{ID: "second", Lines: []holds.Line{capacity("c", 1, 5)}})
+			f.mustPlace(holds.Placement{ID: "second", Lines: []holds.Line{capacity("c", 1, 5)}})
 			_, err := f.release("second")
 			require.NoError(t, err)
 			f.clock.Advance(time.Minute)
-			f.mustPlace(holds.Request{ID: "first", Lines: []holds.Line{capacity("a", 1, 5)}})
+			f.mustPlace(holds.Placement{ID: "first", Lines: []holds.Line{capacity("a", 1, 5)}})
 			require.ErrorIs(t, call(f, "first", "third"), holds.ErrUnknown)
 			busy := begin(t, f.pool, pgx.ReadCommitted)
 			require.NoError(t, f.ledger.Lock(t.Context(), busy, "a"))
@@ -94,7 +94,7 @@ func TestRelease_OfAHoldPlacedWhileItWaitsKeepsNothingBack(t *testing.T) {
 			n, err := f.purge()
 			require.NoError(t, err)
 			require.Equal(t, int64(1), n)
-			f.mustPlace(holds.Request{ID: "second", Lines: []holds.Line{capacity("b", 1, 5)}})
+			f.mustPlace(holds.Placement{ID: "second", Lines: []holds.Line{capacity("b", 1, 5)}})
 			require.NoError(t, busy.Commit(t.Context()))
 			require.ErrorIs(t, <-late, holds.ErrUnknown)
 			require.Equal(t, holds.Held, f.get("first").State)
@@ -112,8 +112,8 @@ func TestPurge_UnderAClockThatIsAheadRetiresNoNewID(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{})
 	line := []holds.Line{capacity("a", 1, 5)}
-	old := f.mustPlace(holds.Request{ID: uuidAt(noon), Lines: line})
-	f.mustPlace(holds.Request{ID: "no time", Lines: line})
+	old := f.mustPlace(holds.Placement{ID: uuidAt(noon), Lines: line})
+	f.mustPlace(holds.Placement{ID: "no time", Lines: line})
 	_, err := f.release(old.ID, "no time")
 	require.NoError(t, err)
 	f.clock.Advance(10 * 24 * time.Hour)
@@ -122,7 +122,7 @@ func TestPurge_UnderAClockThatIsAheadRetiresNoNewID(t *testing.T) {
 	require.Equal(t, int64(2), n)
 	f.clock.Set(noon.Add(time.Second))
 	for id, want := range map[string]error{old.ID: holds.ErrRetired, uuidAt(noon.Add(-time.Hour)): holds.ErrRetired, uuidAt(noon.Add(time.Millisecond)): nil} {
-		_, err = f.place(holds.Request{ID: id, Lines: line})
+		_, err = f.place(holds.Placement{ID: id, Lines: line})
 		require.ErrorIs(t, err, want)
 	}
 }
@@ -133,7 +133,7 @@ func TestPurge_KeepsAnIDWithATimeInTheFuture(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{})
 	line := []holds.Line{capacity("a", 1, 5)}
-	early := f.mustPlace(holds.Request{ID: uuidAt(noon.Add(time.Hour)), Lines: line})
+	early := f.mustPlace(holds.Placement{ID: uuidAt(noon.Add(time.Hour)), Lines: line})
 	_, err := f.release(early.ID)
 	require.NoError(t, err)
 	purge := func() int64 {
@@ -146,10 +146,10 @@ func TestPurge_KeepsAnIDWithATimeInTheFuture(t *testing.T) {
 	}
 	f.clock.Advance(10 * time.Minute)
 	require.Zero(t, purge())
-	f.mustPlace(holds.Request{ID: uuidAt(f.clock.Now()), TTL: time.Second, Lines: line})
+	f.mustPlace(holds.Placement{ID: uuidAt(f.clock.Now()), TTL: time.Second, Lines: line})
 	f.clock.Advance(time.Hour)
 	require.Equal(t, int64(1), purge())
-	_, err = f.place(holds.Request{ID: early.ID, Lines: line})
+	_, err = f.place(holds.Placement{ID: early.ID, Lines: line})
 	require.ErrorIs(t, err, holds.ErrRetired)
 }
 
@@ -157,7 +157,7 @@ func TestPurge_DoesNotWaitForEverForASessionThatSharesTheHorizon(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{})
 	open := begin(t, f.pool, pgx.RepeatableRead)
-	_, err := f.book.Place(t.Context(), open, holds.Request{ID: uuidAt(noon), TTL: time.Minute, Lines: []holds.Line{capacity("a", 1, 5)}})
+	_, err := f.book.Place(t.Context(), open, holds.Placement{ID: uuidAt(noon), TTL: time.Minute, Lines: []holds.Line{capacity("a", 1, 5)}})
 	require.NoError(t, err)
 	ledger, err := budget.New(budget.Config{LockTimeout: 50 * time.Millisecond})
 	require.NoError(t, err)
@@ -175,7 +175,7 @@ func TestPurge_DoesNotWaitForEverForASessionThatSharesTheHorizon(t *testing.T) {
 func TestExpire_OfAHoldPurgedWhileItWaitsIsUnknown(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{Notify: true})
-	h := f.mustPlace(holds.Request{ID: "h", Lines: []holds.Line{capacity("a", 1, 5)}})
+	h := f.mustPlace(holds.Placement{ID: "h", Lines: []holds.Line{capacity("a", 1, 5)}})
 	_, err := f.release("h")
 	require.NoError(t, err)
 	f.clock.Advance(time.Hour)

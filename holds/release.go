@@ -64,7 +64,7 @@ type Return struct {
 	// Lines are the units of one hold to give back, by scope. They have no Limits.
 	Lines []Line
 
-	// SkipPurged leaves purged charges spent (Event.Skipped), but not a claim's own unit.
+	// SkipPurged leaves purged charges spent (HistoryEvent.Skipped), but not a claim's own unit.
 	SkipPurged bool
 	Note       budget.Note
 }

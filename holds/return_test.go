@@ -29,7 +29,7 @@ func TestRelease_OfACapturedHoldReturnsIt(t *testing.T) {
 			return hs, err
 		}
 		for _, id := range []string{"h1", "h2", "h3", "gone", "over"} {
-			f.mustPlace(holds.Request{ID: id, Holder: "ann", TTL: time.Hour, Lines: []holds.Line{capacity("a", 2, 10), capacity(id, 1, 1)}})
+			f.mustPlace(holds.Placement{ID: id, Holder: "ann", TTL: time.Hour, Lines: []holds.Line{capacity("a", 2, 10), capacity(id, 1, 1)}})
 		}
 		_, err := f.capture(holds.Capture{IDs: []string{"h1", "h3"}, All: true})
 		require.NoError(t, err)
@@ -90,7 +90,7 @@ func TestRelease_AndCaptureAtOnceAreInOneOrder(t *testing.T) {
 			var ids []string
 			for i := range pgtest.Size(10, 20) {
 				ids = append(ids, fmt.Sprint(iso, i))
-				f.mustPlace(holds.Request{ID: ids[i], TTL: time.Hour, Lines: []holds.Line{capacity("a", 1, 100)}})
+				f.mustPlace(holds.Placement{ID: ids[i], TTL: time.Hour, Lines: []holds.Line{capacity("a", 1, 100)}})
 			}
 			var going []<-chan error
 			for _, id := range ids {

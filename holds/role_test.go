@@ -27,7 +27,7 @@ func TestRole_ApplicationCanMakeEveryCallButPurge(t *testing.T) {
 	_, err := app.purge()
 	require.Equal(t, sqlstate.InsufficientPrivilege, code(err))
 
-	open := app.mustPlace(holds.Request{ID: "open", TTL: time.Hour, Lines: []holds.Line{capacity("a", 1, 9999)}})
+	open := app.mustPlace(holds.Placement{ID: "open", TTL: time.Hour, Lines: []holds.Line{capacity("a", 1, 9999)}})
 	before := owner.dump()
 	for _, sql := range []string{
 		`insert into metered.holds (placed_at, deadline, due, ceiling, version, state, tenant, id, holder, fingerprint, keys)
@@ -74,7 +74,7 @@ func TestRole_MaintenancePurgesAndNothingElse(t *testing.T) {
 	n, err := maintenance.purge()
 	require.NoError(t, err)
 	require.Positive(t, n)
-	_, err = maintenance.place(holds.Request{Lines: []holds.Line{capacity("a", 1, 1)}})
+	_, err = maintenance.place(holds.Placement{Lines: []holds.Line{capacity("a", 1, 1)}})
 	require.Equal(t, sqlstate.InsufficientPrivilege, code(err))
 	_, err = maintenance.pool.Exec(t.Context(), `delete from metered.holds`)
 	require.Equal(t, sqlstate.InsufficientPrivilege, code(err))
@@ -113,8 +113,8 @@ func TestRole_HostileSearchPathChangesNothing(t *testing.T) {
 	f := on(t, pool, holds.Config{Notify: true}, owner.clock)
 	heard := listen(t, owner)
 
-	h := f.mustPlace(holds.Request{ID: "h", Lines: []holds.Line{capacity("a", 4, 9)}})
-	_, err = f.place(holds.Request{ID: "i", Lines: []holds.Line{capacity("a", 6, 9)}})
+	h := f.mustPlace(holds.Placement{ID: "h", Lines: []holds.Line{capacity("a", 4, 9)}})
+	_, err = f.place(holds.Placement{ID: "i", Lines: []holds.Line{capacity("a", 6, 9)}})
 	require.ErrorIs(t, err, budget.ErrExceeded)
 	hs, err := f.capture(holds.Capture{IDs: []string{"h"}, Keep: true, Lines: []holds.Line{{Scope: "a", Amount: 3}}})
 	require.NoError(t, err)
@@ -136,7 +136,7 @@ func TestRole_AnnouncingAHoldLosesNoneOfItsUnits(t *testing.T) {
 	pgtest.OnEachVersion(t)
 	owner := setUp(t, holds.Config{})
 	app := on(t, pgtest.AsRole(t, owner.pool, metered.GrantSQL, ""), holds.Config{}, owner.clock)
-	owner.mustPlace(holds.Request{ID: "h", Lines: []holds.Line{capacity("a", 10, 10), capacity("b", 10, 10)}})
+	owner.mustPlace(holds.Placement{ID: "h", Lines: []holds.Line{capacity("a", 10, 10), capacity("b", 10, 10)}})
 	owner.clock.Advance(time.Minute)
 	_, err := app.charge(budget.Charge{Scope: "a", Amount: 10, Limits: []budget.Limit{budget.Lifetime(10)}})
 	require.NoError(t, err)
@@ -158,7 +158,7 @@ func TestRole_NoExtensionMakesAHoldUnreadable(t *testing.T) {
 	cfg := holds.Config{NoCeiling: true}
 	app := on(t, pgtest.AsRole(t, owner.pool, metered.GrantSQL, ""), cfg, owner.clock)
 	owner.clock.Advance(72 * 24 * time.Hour) // to February: of an interval Postgres counts the months as of 30 days
-	h := app.mustPlace(holds.Request{ID: "h", Lines: []holds.Line{capacity("a", 1, 1)}})
+	h := app.mustPlace(holds.Placement{ID: "h", Lines: []holds.Line{capacity("a", 1, 1)}})
 	for _, by := range []string{"100000000 days", "9000 years", "3661 days", "1 mon -29 days"} {
 		_, err := app.pool.Exec(t.Context(), `select metered.extend_holds(row('', array['h'], array[null::timestamptz], ''), $1::text::interval, 1000, null, null, false)`, by)
 		require.Equal(t, "22023", code(err), "%s: %v", by, err)
@@ -237,7 +237,7 @@ func TestRefund_RacesGiveBackNoMoreThanWasCaptured(t *testing.T) {
 	for _, iso := range isolations {
 		t.Run(string(iso), func(t *testing.T) {
 			ids, a, b := []string{string(iso)}, "a "+string(iso), "b "+string(iso)
-			f.mustPlace(holds.Request{ID: ids[0], Lines: []holds.Line{capacity(a, 10, 10), capacity(b, 7, 10)}})
+			f.mustPlace(holds.Placement{ID: ids[0], Lines: []holds.Line{capacity(a, 10, 10), capacity(b, 7, 10)}})
 			_, err := f.capture(holds.Capture{IDs: ids, All: true})
 			require.NoError(t, err)
 			_ = pgtest.InParallel(8, func(n int) error {
@@ -273,7 +273,7 @@ func TestRole_AChargeUnderAWrongKeyTakesNoRoomOfAHoldThatItCannotEnd(t *testing.
 	pgtest.OnEachVersion(t)
 	owner := setUp(t, holds.Config{})
 	app := on(t, pgtest.AsRole(t, owner.pool, metered.GrantSQL, ""), holds.Config{}, owner.clock)
-	owner.mustPlace(holds.Request{ID: "h", Lines: []holds.Line{capacity("a", 10, 10)}})
+	owner.mustPlace(holds.Placement{ID: "h", Lines: []holds.Line{capacity("a", 10, 10)}})
 	owner.clock.Advance(time.Minute)
 	before := owner.dump()
 	_, err := app.pool.Exec(t.Context(), wrongKeySQL, 10)
@@ -293,8 +293,8 @@ func TestRole_AChargeUnderAWrongKeyEndsNoHoldEarly(t *testing.T) {
 	owner := setUp(t, holds.Config{})
 	app := on(t, pgtest.AsRole(t, owner.pool, metered.GrantSQL, ""), holds.Config{}, owner.clock)
 	ctx := t.Context()
-	owner.mustPlace(holds.Request{ID: "extended", Lines: []holds.Line{capacity("a", 5, 10)}})
-	owner.mustPlace(holds.Request{ID: "released", Lines: []holds.Line{capacity("a", 5, 10)}, TTL: time.Hour})
+	owner.mustPlace(holds.Placement{ID: "extended", Lines: []holds.Line{capacity("a", 5, 10)}})
+	owner.mustPlace(holds.Placement{ID: "released", Lines: []holds.Line{capacity("a", 5, 10)}, TTL: time.Hour})
 	tx, err := app.pool.Begin(ctx)
 	require.NoError(t, err)
 	defer tx.Rollback(context.Background())
@@ -331,7 +331,7 @@ func TestRole_AChargeUnderAWrongKeyCountsARacingCapture(t *testing.T) {
 	owner := setUp(t, holds.Config{})
 	app := on(t, pgtest.AsRole(t, owner.pool, metered.GrantSQL, ""), holds.Config{}, owner.clock)
 	ctx := t.Context()
-	owner.mustPlace(holds.Request{ID: "h", Lines: []holds.Line{capacity("a", 10, 10)}})
+	owner.mustPlace(holds.Placement{ID: "h", Lines: []holds.Line{capacity("a", 10, 10)}})
 	tx, err := app.pool.Begin(ctx)
 	require.NoError(t, err)
 	defer tx.Rollback(context.Background())
@@ -353,7 +353,7 @@ func TestCapture_OfANegativeAmountIsRefusedByTheFunction(t *testing.T) {
 	f := setUp(t, holds.Config{})
 	_, err := f.charge(budget.Charge{Scope: "a", Amount: 3})
 	require.NoError(t, err)
-	f.mustPlace(holds.Request{ID: "h", Lines: []holds.Line{capacity("a", 2, 9), capacity("b", 2, 9)}})
+	f.mustPlace(holds.Placement{ID: "h", Lines: []holds.Line{capacity("a", 2, 9), capacity("b", 2, 9)}})
 	for _, closing := range []bool{true, false} {
 		for _, policy := range []string{"refuse", "fit", "allow"} {
 			_, err := f.pool.Exec(t.Context(), `select metered.capture_holds(('', '{h}', '{null}', '')::metered.hold_ids,

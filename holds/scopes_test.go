@@ -72,12 +72,12 @@ func TestPlace_OfAScopeThatMustExistAndDoesNot(t *testing.T) {
 		c.Holder, c.Lines = "ann", lines("A")
 		return c
 	}
-	placed := func(r holds.Request) error { _, err := f.place(r); return err }
+	placed := func(r holds.Placement) error { _, err := f.place(r); return err }
 	claimed := func(c holds.Claim) error { _, err := f.claim(c); return err }
 	before := f.dump()
-	require.ErrorIs(t, placed(holds.Request{ID: "h", Lines: lines("a")}), budget.ErrScopeUnknown)
-	require.ErrorIs(t, placed(holds.Request{Lines: lines("a")}), budget.ErrScopeUnknown)
-	require.ErrorIs(t, placed(holds.Request{Lines: lines("A"), Charges: []budget.Charge{{Scope: "typo", Amount: 1, MustExist: true}}}), budget.ErrScopeUnknown)
+	require.ErrorIs(t, placed(holds.Placement{ID: "h", Lines: lines("a")}), budget.ErrScopeUnknown)
+	require.ErrorIs(t, placed(holds.Placement{Lines: lines("a")}), budget.ErrScopeUnknown)
+	require.ErrorIs(t, placed(holds.Placement{Lines: lines("A"), Charges: []budget.Charge{{Scope: "typo", Amount: 1, MustExist: true}}}), budget.ErrScopeUnknown)
 	require.ErrorIs(t, claimed(claim("21A")), budget.ErrScopeUnknown)
 	require.Equal(t, before, f.dump(), "nothing was written")
 
@@ -85,7 +85,7 @@ func TestPlace_OfAScopeThatMustExistAndDoesNot(t *testing.T) {
 	require.NoError(t, err)
 	f.create(scope)
 	require.NoError(t, claimed(claim("21A")))
-	require.NoError(t, placed(holds.Request{ID: "h", Lines: lines("A")}))
+	require.NoError(t, placed(holds.Placement{ID: "h", Lines: lines("A")}))
 	f.retire(scope)
 	require.NoError(t, claimed(claim("21A")), "the same claim is had again")
 	other := claim("21A")
@@ -99,9 +99,9 @@ func TestPlace_OfAScopeThatMustExistAndDoesNot(t *testing.T) {
 	require.NoError(t, err)
 	f.book, err = holds.New(strict, holds.Config{})
 	require.NoError(t, err)
-	require.ErrorIs(t, placed(holds.Request{Lines: []holds.Line{{Scope: "typo", Amount: 1}}}), budget.ErrScopeUnknown)
+	require.ErrorIs(t, placed(holds.Placement{Lines: []holds.Line{{Scope: "typo", Amount: 1}}}), budget.ErrScopeUnknown)
 	require.ErrorIs(t, claimed(holds.Claim{Key: holds.Key{Type: "name", Value: "ann"}, Holder: "ann"}), budget.ErrScopeUnknown)
-	require.NoError(t, placed(holds.Request{Lines: []holds.Line{{Scope: "block/A", Amount: 1}}}))
+	require.NoError(t, placed(holds.Placement{Lines: []holds.Line{{Scope: "block/A", Amount: 1}}}))
 	f.verify()
 }
 
@@ -111,12 +111,12 @@ func TestRetire_OpenHoldsGoOnAndEnd(t *testing.T) {
 	f := setUp(t, holds.Config{})
 	f.create("block/A")
 	for _, id := range []string{"captured", "released", "extended", "expired"} {
-		f.mustPlace(holds.Request{ID: id, Lines: []holds.Line{{Scope: "block/A", Amount: 2, MustExist: true}}})
+		f.mustPlace(holds.Placement{ID: id, Lines: []holds.Line{{Scope: "block/A", Amount: 2, MustExist: true}}})
 	}
-	f.mustPlace(holds.Request{ID: "short", TTL: time.Second, Lines: []holds.Line{{Scope: "block/A", Amount: 5}}})
+	f.mustPlace(holds.Placement{ID: "short", TTL: time.Second, Lines: []holds.Line{{Scope: "block/A", Amount: 5}}})
 	f.clock.Advance(time.Second)
 	require.Equal(t, int64(8), f.retire("block/A").Held, "without due units")
-	_, err := f.place(holds.Request{Lines: []holds.Line{holds.LineOf(blocks, block{"A"}, 1)}})
+	_, err := f.place(holds.Placement{Lines: []holds.Line{holds.LineOf(blocks, block{"A"}, 1)}})
 	require.ErrorIs(t, err, budget.ErrScopeRetired)
 
 	_, err = f.extend(time.Minute, "extended")

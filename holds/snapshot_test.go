@@ -46,7 +46,7 @@ func TestTransitions_OldSnapshotNeverGetsPastAPurge(t *testing.T) {
 					return err
 				},
 				"place": func(tx pgx.Tx, h holds.Hold) error {
-					_, err := f.book.Place(ctx, tx, holds.Request{TTL: time.Minute, Lines: []holds.Line{capacity(h.Lines[0].Scope, 1, 90)}})
+					_, err := f.book.Place(ctx, tx, holds.Placement{TTL: time.Minute, Lines: []holds.Line{capacity(h.Lines[0].Scope, 1, 90)}})
 					return err
 				},
 				"charge": func(tx pgx.Tx, h holds.Hold) error {
@@ -61,7 +61,7 @@ func TestTransitions_OldSnapshotNeverGetsPastAPurge(t *testing.T) {
 					if name == "expire" {
 						ttl = time.Minute
 					}
-					h := f.mustPlace(holds.Request{ID: scope, TTL: ttl, Lines: []holds.Line{capacity(scope, 1, 90)}})
+					h := f.mustPlace(holds.Placement{ID: scope, TTL: ttl, Lines: []holds.Line{capacity(scope, 1, 90)}})
 					if name == "refund" {
 						_, err := f.capture(holds.Capture{IDs: []string{h.ID}, All: true})
 						require.NoError(t, err)
@@ -103,7 +103,7 @@ func TestPlace_AnOldSnapshotGivesNobodyAHoldBack(t *testing.T) {
 		t.Run(string(iso), func(t *testing.T) {
 			t.Parallel()
 			f := setUp(t, holds.Config{})
-			r := holds.Request{ID: "h", TTL: time.Minute, Lines: []holds.Line{capacity("a", 1, 1)}}
+			r := holds.Placement{ID: "h", TTL: time.Minute, Lines: []holds.Line{capacity("a", 1, 1)}}
 			f.mustPlace(r)
 			c := holds.Claim{Key: holds.Key{Type: "name", Value: "ann"}, Holder: "h", TTL: time.Minute}
 			claimed, err := f.claim(c)
@@ -135,14 +135,14 @@ func TestPlace_AnOldSnapshotPlacesNoRetiredIDAgain(t *testing.T) {
 			old := begin(t, f.pool, iso)
 			_, err := f.book.Get(t.Context(), old, "", id, "")
 			require.ErrorIs(t, err, holds.ErrUnknown)
-			f.mustPlace(holds.Request{ID: id, Lines: []holds.Line{capacity("a", 1, 1)}})
+			f.mustPlace(holds.Placement{ID: id, Lines: []holds.Line{capacity("a", 1, 1)}})
 			_, err = f.release(id)
 			require.NoError(t, err)
 			f.clock.Advance(time.Minute)
 			n, err := f.book.Purge(t.Context(), f.pool, holds.PurgeOptions{OlderThan: time.Second})
 			require.NoError(t, err)
 			require.Equal(t, int64(1), n)
-			r := holds.Request{ID: id, TTL: time.Minute, Lines: []holds.Line{capacity("b", 1, 1)}}
+			r := holds.Placement{ID: id, TTL: time.Minute, Lines: []holds.Line{capacity("b", 1, 1)}}
 			_, err = f.book.Place(t.Context(), old, r)
 			if iso == pgx.ReadCommitted {
 				require.ErrorIs(t, err, holds.ErrRetired)
@@ -167,7 +167,7 @@ func TestTransitions_WithoutTheirLocksAreSerializationFailures(t *testing.T) {
 		language plpgsql volatile as 'begin return false; end'`)
 	execute(t, f.pool, `create or replace function metered._goes_short() returns boolean language sql immutable as 'select false'`)
 	place := func(tx pgx.Tx, id, scope string) error {
-		_, err := f.book.Place(ctx, tx, holds.Request{ID: id, TTL: time.Minute, Lines: []holds.Line{capacity(scope, 2, 9)}})
+		_, err := f.book.Place(ctx, tx, holds.Placement{ID: id, TTL: time.Minute, Lines: []holds.Line{capacity(scope, 2, 9)}})
 		return err
 	}
 	for name, call := range map[string]func(tx pgx.Tx, h holds.Hold) error{
@@ -186,7 +186,7 @@ func TestTransitions_WithoutTheirLocksAreSerializationFailures(t *testing.T) {
 		"place": func(tx pgx.Tx, h holds.Hold) error { return place(tx, "another", h.ID) },
 		"id":    func(tx pgx.Tx, h holds.Hold) error { return place(tx, "the same", "elsewhere") },
 	} {
-		h := f.mustPlace(holds.Request{ID: name, Lines: []holds.Line{capacity(name, 2, 9)}})
+		h := f.mustPlace(holds.Placement{ID: name, Lines: []holds.Line{capacity(name, 2, 9)}})
 		first := begin(t, f.pool, pgx.ReadCommitted)
 		if name == "id" {
 			require.NoError(t, place(first, "the same", "there"))
@@ -224,7 +224,7 @@ func TestHistory_OfAHoldPlacedAfterItsFirstLookIsThere(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{})
 	history, err := f.book.History(t.Context(), meanwhile{f.pool, func() {
-		f.mustPlace(holds.Request{ID: "h", Lines: []holds.Line{capacity("a", 1, 1)}})
+		f.mustPlace(holds.Placement{ID: "h", Lines: []holds.Line{capacity("a", 1, 1)}})
 	}}, "", "h", "")
 	require.NoError(t, err)
 	require.Len(t, history, 1)
@@ -238,10 +238,10 @@ func TestPlace_OfAnIDThatIsBeingPlacedElsewhereWaitsForTheOutcome(t *testing.T) 
 	for _, stays := range []bool{true, false} {
 		f := setUp(t, holds.Config{})
 		first := begin(t, f.pool, pgx.ReadCommitted)
-		_, err := f.book.Place(t.Context(), first, holds.Request{ID: "h", TTL: time.Minute, Lines: []holds.Line{capacity("a", 1, 1)}})
+		_, err := f.book.Place(t.Context(), first, holds.Placement{ID: "h", TTL: time.Minute, Lines: []holds.Line{capacity("a", 1, 1)}})
 		require.NoError(t, err)
 		second := pgtest.Going(func() error {
-			_, err := f.place(holds.Request{ID: "h", Lines: []holds.Line{capacity("b", 1, 1)}})
+			_, err := f.place(holds.Placement{ID: "h", Lines: []holds.Line{capacity("b", 1, 1)}})
 			return err
 		})
 		pgtest.WaitQueued(t, f.pool, 1)

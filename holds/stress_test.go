@@ -131,7 +131,7 @@ func (s *stress) recent() (ids []string) {
 func (s *stress) place(ctx context.Context, iso pgx.TxIsoLevel) error {
 	began := time.Now()
 	longest := min(250*time.Millisecond+10*time.Duration(s.took.Load()), 15*time.Second) // the test waits for the last of them
-	r := holds.Request{TTL: (time.Duration(pgtest.Random(s.T).Int64N(int64(longest))) + time.Millisecond).Truncate(time.Microsecond)}
+	r := holds.Placement{TTL: (time.Duration(pgtest.Random(s.T).Int64N(int64(longest))) + time.Millisecond).Truncate(time.Microsecond)}
 	for _, scope := range s.some() {
 		// Only held units are limited: spending leaves the window at once.
 		r.Lines = append(r.Lines, holds.Line{Scope: scope, Amount: 1 + pgtest.Random(s.T).Int64N(3),

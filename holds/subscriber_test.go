@@ -70,8 +70,8 @@ func (f *fixture) vetoed(w *witness, id string, call func(ctx context.Context, t
 func TestSubscriber_HearsEachTransitionOfItsOwnCallAndCanRefuseIt(t *testing.T) {
 	t.Parallel()
 	f, w := subscribed(t, holds.Config{})
-	request := func(id string) holds.Request {
-		return holds.Request{ID: id, TTL: time.Minute, Lines: []holds.Line{capacity("a", 2, 9)}}
+	request := func(id string) holds.Placement {
+		return holds.Placement{ID: id, TTL: time.Minute, Lines: []holds.Line{capacity("a", 2, 9)}}
 	}
 	var last holds.Hold
 	expire := func(ctx context.Context, tx pgx.Tx) error {
@@ -161,14 +161,14 @@ func TestSubscriber_OfASweepGetsHoldsThatOthersEndedUntilItAccepts(t *testing.T)
 	t.Parallel()
 	f, w := subscribed(t, holds.Config{Notify: true})
 	for i := range 5 {
-		f.mustPlace(holds.Request{ID: fmt.Sprint("h", i), Lines: []holds.Line{capacity(fmt.Sprint(i), 1, 1)}})
+		f.mustPlace(holds.Placement{ID: fmt.Sprint("h", i), Lines: []holds.Line{capacity(fmt.Sprint(i), 1, 1)}})
 	}
 	f.clock.Advance(time.Minute)
 	for i := range 5 {
 		w.veto[fmt.Sprint("h", i)] = true
 	}
 	before := f.heard()
-	f.mustPlace(holds.Request{ID: "new", TTL: time.Hour, Lines: []holds.Line{capacity("1", 1, 1)}})
+	f.mustPlace(holds.Placement{ID: "new", TTL: time.Hour, Lines: []holds.Line{capacity("1", 1, 1)}})
 	_, err := f.charge(budget.Charge{Scope: "2", Amount: 1, Limits: []budget.Limit{budget.Lifetime(1)}})
 	require.NoError(t, err)
 	before = append(before, "placed new 1 held")
@@ -225,7 +225,7 @@ func TestSubscriber_ThatSwallowsAFailureRefusesItsOwnTransitionOnly(t *testing.T
 		return nil
 	}}})
 	for _, id := range []string{"a", "bad", "c"} {
-		f.mustPlace(holds.Request{ID: id, Lines: []holds.Line{capacity("s", 5, 99)}})
+		f.mustPlace(holds.Placement{ID: id, Lines: []holds.Line{capacity("s", 5, 99)}})
 	}
 	var refusal *holds.SubscriberError
 	tx := begin(t, f.pool, pgx.ReadCommitted)
@@ -258,10 +258,10 @@ func TestSubscriber_OfACallThatEndsMeanwhileLeavesNothing(t *testing.T) {
 		}
 		return nil
 	}}})
-	last := f.mustPlace(holds.Request{ID: "h", Lines: []holds.Line{capacity("a", 5, 5)}})
+	last := f.mustPlace(holds.Placement{ID: "h", Lines: []holds.Line{capacity("a", 5, 5)}})
 	calls := map[string]func(ctx context.Context, tx pgx.Tx) error{
 		"place": func(ctx context.Context, tx pgx.Tx) error {
-			_, err := f.book.Place(ctx, tx, holds.Request{ID: "new", TTL: time.Minute, Lines: []holds.Line{capacity("b", 1, 1)}})
+			_, err := f.book.Place(ctx, tx, holds.Placement{ID: "new", TTL: time.Minute, Lines: []holds.Line{capacity("b", 1, 1)}})
 			return err
 		},
 		"capture": func(ctx context.Context, tx pgx.Tx) error {

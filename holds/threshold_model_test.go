@@ -236,7 +236,7 @@ func (h *reporting) placeOne() {
 	ttl := time.Duration(1+h.IntN(150)) * time.Second
 	fits := h.fits(limits, amount)
 	err := h.tx(func(ctx context.Context, tx pgx.Tx) error {
-		_, err := h.book.Place(ctx, tx, holds.Request{ID: l.id, TTL: ttl, Lines: []holds.Line{{Scope: h.scope, Amount: amount, AtLeast: l.atl, Limits: limits}}})
+		_, err := h.book.Place(ctx, tx, holds.Placement{ID: l.id, TTL: ttl, Lines: []holds.Line{{Scope: h.scope, Amount: amount, AtLeast: l.atl, Limits: limits}}})
 		return err
 	})
 	if !fits {
@@ -358,7 +358,7 @@ func (h *reporting) thresholds(l budget.Limit) budget.Limit {
 		}
 		list = append(list, t)
 	}
-	return l.Tell(list...)
+	return l.WithThresholds(list...)
 }
 
 // Random histories of charges, alone and in batches, holds, captures of less and of more than is held, releases,

@@ -29,8 +29,8 @@ func TestSpent_IsReportedWithTheCaptureOrNot(t *testing.T) {
 		}
 		return err
 	})
-	limit := budget.Lifetime(100).Tell(spent80...)
-	h := f.mustPlace(holds.Request{Lines: lineOf("a", 90, limit)})
+	limit := budget.Lifetime(100).WithThresholds(spent80...)
+	h := f.mustPlace(holds.Placement{Lines: lineOf("a", 90, limit)})
 	c := holds.Capture{IDs: []string{h.ID}, Lines: lineOf("a", 85, limit)}
 	for _, veto = range []bool{true, false} {
 		require.NoError(t, pgx.BeginFunc(t.Context(), f.pool, func(tx pgx.Tx) error {
@@ -64,8 +64,8 @@ func TestSpent_ConcurrentCapturesReportOnce(t *testing.T) {
 		t.Run(string(level), func(t *testing.T) {
 			scope, workers, each := string(level), pgtest.Size(4, 8), pgtest.Size(12, 10)
 			limits := []budget.Limit{
-				budget.Lifetime(1000).Named("stock").Tell(budget.Threshold{Name: "20", Used: 20, Spent: true}, budget.Threshold{Name: "40", Used: 40, Spent: true}),
-				budget.PerWindow(1000, time.Hour).Tell(budget.Threshold{Name: "30", Used: 30, Spent: true}, budget.Threshold{Name: "held", Used: 70}),
+				budget.Lifetime(1000).Named("stock").WithThresholds(budget.Threshold{Name: "20", Used: 20, Spent: true}, budget.Threshold{Name: "40", Used: 40, Spent: true}),
+				budget.PerWindow(1000, time.Hour).WithThresholds(budget.Threshold{Name: "30", Used: 30, Spent: true}, budget.Threshold{Name: "held", Used: 70}),
 			}
 			var backs atomic.Int64
 			errBack := errors.New("rolled back")
@@ -81,7 +81,7 @@ func TestSpent_ConcurrentCapturesReportOnce(t *testing.T) {
 				for n := range each {
 					id := fmt.Sprint(level, " ", worker, "/", n)
 					err := retried(func(tx pgx.Tx) error {
-						_, err := f.book.Place(t.Context(), tx, holds.Request{ID: id, TTL: time.Minute, Lines: lineOf(scope, 3, limits...)})
+						_, err := f.book.Place(t.Context(), tx, holds.Placement{ID: id, TTL: time.Minute, Lines: lineOf(scope, 3, limits...)})
 						return err
 					})
 					if err != nil {
@@ -121,13 +121,13 @@ func TestSpent_ConcurrentCapturesReportOnce(t *testing.T) {
 func TestSpent_ACaptureBelowTheThresholdCountsNothing(t *testing.T) {
 	t.Parallel()
 	f := setUpReporting(t)
-	limits := []budget.Limit{budget.Per(1000, budget.Month, time.UTC, time.Time{}).Tell(spent80...), budget.PerWindow(1000, time.Hour).Tell(spent80...), budget.Lifetime(2130).Tell(spent80...)}
+	limits := []budget.Limit{budget.Per(1000, budget.Month, time.UTC, time.Time{}).WithThresholds(spent80...), budget.PerWindow(1000, time.Hour).WithThresholds(spent80...), budget.Lifetime(2130).WithThresholds(spent80...)}
 	for range 3 {
 		_, err := f.charge(budget.Charge{Scope: "a", Amount: 300, Limits: limits, NoStandings: true})
 		require.NoError(t, err)
 		f.clock.Advance(31 * 24 * time.Hour)
 	}
-	h := f.mustPlace(holds.Request{Lines: lineOf("a", 790, limits...)})
+	h := f.mustPlace(holds.Placement{Lines: lineOf("a", 790, limits...)})
 	calls := func(do func(tx pgx.Tx) error) int {
 		tx, err := f.pool.Begin(t.Context())
 		require.NoError(t, err)
@@ -155,5 +155,5 @@ func TestSpent_ACaptureBelowTheThresholdCountsNothing(t *testing.T) {
 	}
 	require.Zero(t, calls(capture(limits...)))
 	require.Positive(t, calls(charge))
-	require.Positive(t, calls(capture(budget.PerWindow(400, time.Hour).Tell(spent80...))))
+	require.Positive(t, calls(capture(budget.PerWindow(400, time.Hour).WithThresholds(spent80...))))
 }

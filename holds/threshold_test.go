@@ -56,9 +56,9 @@ var spent80 = []budget.Threshold{{Name: "80", Percent: 80, Spent: true}}
 
 func spentLimits() map[string]budget.Limit {
 	return map[string]budget.Limit{
-		"lifetime": budget.Lifetime(100).Tell(spent80...),
-		"window":   budget.PerWindow(100, time.Hour).Tell(spent80...),
-		"month":    budget.Per(100, budget.Month, time.UTC, time.Time{}).Tell(spent80...),
+		"lifetime": budget.Lifetime(100).WithThresholds(spent80...),
+		"window":   budget.PerWindow(100, time.Hour).WithThresholds(spent80...),
+		"month":    budget.Per(100, budget.Month, time.UTC, time.Time{}).WithThresholds(spent80...),
 	}
 }
 
@@ -71,8 +71,8 @@ func TestSpent_IsReportedByTheCapture(t *testing.T) {
 	t.Parallel()
 	f := setUpReporting(t)
 	for scope, limit := range spentLimits() {
-		both := limit.Tell(append([]budget.Threshold{{Name: "held too", Percent: 80}}, spent80...)...)
-		id := f.mustPlace(holds.Request{Lines: lineOf(scope, 90, both)})
+		both := limit.WithThresholds(append([]budget.Threshold{{Name: "held too", Percent: 80}}, spent80...)...)
+		id := f.mustPlace(holds.Placement{Lines: lineOf(scope, 90, both)})
 		require.Len(t, id.Crossed, 1)
 		require.Equal(t, []string{scope + " held too: 0 used, 90 held, by h"}, f.crossed())
 		_, err := f.charge(budget.Charge{Scope: scope, Amount: 5, Limits: []budget.Limit{both}})
@@ -92,7 +92,7 @@ func TestSpent_IsReportedByTheCapture(t *testing.T) {
 		require.EqualValues(t, []int64{4, 81, 14, 5}, []int64{crossed[0].Seq, crossed[0].Used, crossed[0].Held, crossed[0].Available})
 		require.Equal(t, []string{scope + " 80: 81 used, 14 held, by u"}, f.crossed())
 
-		id = f.mustPlace(holds.Request{Lines: lineOf(scope, 10, both)})
+		id = f.mustPlace(holds.Placement{Lines: lineOf(scope, 10, both)})
 		require.Empty(t, capture(id.ID, 10, false))
 		_, err = f.charge(budget.Charge{Scope: scope, Amount: 1, Limits: []budget.Limit{both}})
 		require.NoError(t, err)
@@ -105,11 +105,11 @@ func TestSpent_IsReportedByTheCapture(t *testing.T) {
 func TestSpent_IsReportedOnceByCoveredAndExcess(t *testing.T) {
 	t.Parallel()
 	f := setUpReporting(t)
-	limit := budget.Lifetime(100).Tell(spent80...)
+	limit := budget.Lifetime(100).WithThresholds(spent80...)
 	for _, over := range []holds.Over{holds.OverIfFits, holds.OverUpTo, holds.OverEvenly, holds.OverAllowed} {
 		for _, held := range []int64{10, 75, 79} {
 			scope := fmt.Sprint(over, held)
-			h := f.mustPlace(holds.Request{Lines: lineOf(scope, held)})
+			h := f.mustPlace(holds.Placement{Lines: lineOf(scope, held)})
 			all, err := f.capture(holds.Capture{IDs: []string{h.ID}, Over: over, Lines: lineOf(scope, 85, limit)})
 			require.NoError(t, err)
 			require.Len(t, all[0].Crossed, 1)
@@ -118,7 +118,7 @@ func TestSpent_IsReportedOnceByCoveredAndExcess(t *testing.T) {
 		scope := string(over)
 		_, err := f.charge(budget.Charge{Scope: scope, Amount: 75})
 		require.NoError(t, err)
-		h := f.mustPlace(holds.Request{Lines: lineOf(scope, 4)})
+		h := f.mustPlace(holds.Placement{Lines: lineOf(scope, 4)})
 		all, err := f.capture(holds.Capture{IDs: []string{h.ID}, Over: over, Lines: lineOf(scope, 10, limit)})
 		require.NoError(t, err)
 		require.Len(t, all[0].Crossed, 1)
@@ -127,8 +127,8 @@ func TestSpent_IsReportedOnceByCoveredAndExcess(t *testing.T) {
 	// As much as there is: it is judged with the requested amount, and reported with the captured one.
 	_, err := f.charge(budget.Charge{Scope: "a", Amount: 20}, budget.Charge{Scope: "b", Amount: 20})
 	require.NoError(t, err)
-	h := f.mustPlace(holds.Request{Lines: append(lineOf("a", 5), lineOf("b", 5)...)})
-	few := budget.Lifetime(50).Tell(budget.Threshold{Name: "80", Used: 80, Spent: true}, budget.Threshold{Name: "all", Spent: true})
+	h := f.mustPlace(holds.Placement{Lines: append(lineOf("a", 5), lineOf("b", 5)...)})
+	few := budget.Lifetime(50).WithThresholds(budget.Threshold{Name: "80", Used: 80, Spent: true}, budget.Threshold{Name: "all", Spent: true})
 	all, err := f.capture(holds.Capture{IDs: []string{h.ID}, Over: holds.OverUpTo, Lines: append(lineOf("a", 70, few), lineOf("b", 6, few)...)})
 	require.NoError(t, err)
 	require.EqualValues(t, []int64{30, 6}, []int64{all[0].Lines[0].Captured, all[0].Lines[1].Captured})
@@ -139,9 +139,9 @@ func TestSpent_IsReportedOnceByCoveredAndExcess(t *testing.T) {
 func TestSpent_OfACaptureOfAll(t *testing.T) {
 	t.Parallel()
 	f := setUpReporting(t)
-	limit := budget.Lifetime(100).Tell(spent80...)
+	limit := budget.Lifetime(100).WithThresholds(spent80...)
 	for scope, lines := range map[string][]holds.Line{"named": lineOf("named", 0, limit), "unnamed": nil} {
-		h := f.mustPlace(holds.Request{Lines: append(lineOf(scope, 85), lineOf(scope+"/2", 3)...)})
+		h := f.mustPlace(holds.Placement{Lines: append(lineOf(scope, 85), lineOf(scope+"/2", 3)...)})
 		all, err := f.capture(holds.Capture{IDs: []string{h.ID}, All: true, Lines: lines})
 		require.NoError(t, err)
 		require.Equal(t, holds.Captured, all[0].State)
@@ -169,7 +169,7 @@ func TestSpent_OfACaptureOfAll(t *testing.T) {
 	require.ErrorAs(t, err, &argument)
 	_, err = f.capture(holds.Capture{IDs: []string{"a", "b"}, All: true, Lines: lineOf("seats", 0, limit)})
 	require.ErrorAs(t, err, &argument)
-	h := f.mustPlace(holds.Request{Lines: lineOf("a", 1)})
+	h := f.mustPlace(holds.Placement{Lines: lineOf("a", 1)})
 	_, err = f.capture(holds.Capture{IDs: []string{h.ID}, All: true, Lines: lineOf("seats", 0, limit)})
 	require.ErrorAs(t, err, &argument, "which it does not keep")
 	f.verify()
@@ -179,8 +179,8 @@ func TestSpent_OfACaptureOfAll(t *testing.T) {
 func TestSpent_IsArmedByReturnedUnits(t *testing.T) {
 	t.Parallel()
 	f := setUpReporting(t)
-	limit := budget.Lifetime(120).Tell(budget.Threshold{Name: "80", Used: 80, Spent: true})
-	held := f.mustPlace(holds.Request{Lines: lineOf("a", 20, limit)})
+	limit := budget.Lifetime(120).WithThresholds(budget.Threshold{Name: "80", Used: 80, Spent: true})
+	held := f.mustPlace(holds.Placement{Lines: lineOf("a", 20, limit)})
 	_, err := f.charge(budget.Charge{Scope: "a", Amount: 80, Limits: []budget.Limit{limit}})
 	require.NoError(t, err)
 	require.Equal(t, []string{"a 80: 80 used, 20 held, by c"}, f.crossed())
@@ -203,7 +203,7 @@ func TestSpent_IsArmedByReturnedUnits(t *testing.T) {
 	require.Equal(t, []string{"a 80: 80 used, 0 held, by c"}, f.crossed(), "72 were spent, whatever was held")
 
 	// The refund arms it, and not the charge after that, which does not carry it.
-	f.mustPlace(holds.Request{Lines: lineOf("c", 20)})
+	f.mustPlace(holds.Placement{Lines: lineOf("c", 20)})
 	for _, c := range []budget.Charge{{Amount: 80, Limits: []budget.Limit{limit}}, {Amount: 8}, {Amount: 1, Limits: []budget.Limit{limit}}} {
 		c.Scope = "c"
 		_, err = f.charge(c)
@@ -219,13 +219,13 @@ func TestSpent_IsArmedByReturnedUnits(t *testing.T) {
 	require.Equal(t, []string{"c 80: 81 used, 20 held, by c"}, f.crossed())
 
 	// In a window, units age: the capture sees that before it adds its own.
-	hour := budget.PerWindow(100, time.Hour).Tell(spent80...)
+	hour := budget.PerWindow(100, time.Hour).WithThresholds(spent80...)
 	_, err = f.charge(budget.Charge{Scope: "b", Amount: 80, Limits: []budget.Limit{hour}})
 	require.NoError(t, err)
 	require.Len(t, f.crossed(), 1)
 	f.clock.Advance(59 * time.Minute)
-	h := f.mustPlace(holds.Request{TTL: time.Hour, Lines: lineOf("b", 20, hour)})
-	other := f.mustPlace(holds.Request{TTL: time.Hour, Lines: lineOf("b", 80)})
+	h := f.mustPlace(holds.Placement{TTL: time.Hour, Lines: lineOf("b", 20, hour)})
+	other := f.mustPlace(holds.Placement{TTL: time.Hour, Lines: lineOf("b", 80)})
 	f.clock.Advance(time.Minute - time.Microsecond)
 	_, err = f.capture(holds.Capture{IDs: []string{h.ID}, Keep: true, Lines: lineOf("b", 1, hour)})
 	require.NoError(t, err)
@@ -248,8 +248,8 @@ func TestSpent_AnExpiredMinimumIsReportedByTheNextCall(t *testing.T) {
 			for _, swept := range []bool{true, false} {
 				for _, by := range []string{"charge", "hold", "capture"} {
 					scope := fmt.Sprint(scope, swept, by)
-					other := f.mustPlace(holds.Request{TTL: 30 * time.Minute, Lines: lineOf(scope, 15, limit)})
-					f.mustPlace(holds.Request{Lines: []holds.Line{{Scope: scope, Amount: 85, AtLeast: 80, Limits: []budget.Limit{limit}}}})
+					other := f.mustPlace(holds.Placement{TTL: 30 * time.Minute, Lines: lineOf(scope, 15, limit)})
+					f.mustPlace(holds.Placement{Lines: []holds.Line{{Scope: scope, Amount: 85, AtLeast: 80, Limits: []budget.Limit{limit}}}})
 					f.clock.Advance(time.Minute)
 					if swept {
 						_, err := f.book.Sweep(t.Context(), f.pool, holds.SweepOptions{})
@@ -262,7 +262,7 @@ func TestSpent_AnExpiredMinimumIsReportedByTheNextCall(t *testing.T) {
 					case "charge":
 						_, err = f.charge(budget.Charge{Scope: scope, Amount: 1, Limits: []budget.Limit{limit}})
 					case "hold":
-						f.mustPlace(holds.Request{Lines: lineOf(scope, 1, limit)})
+						f.mustPlace(holds.Placement{Lines: lineOf(scope, 1, limit)})
 						want = []string{scope + " 80: 80 used, 16 held, by h"}
 					case "capture":
 						_, err = f.capture(holds.Capture{IDs: []string{other.ID}, Lines: lineOf(scope, 1, limit)})
@@ -286,17 +286,17 @@ func TestThresholds_AreNotArmedWhereAMinimumIsDue(t *testing.T) {
 	f := setUpReporting(t)
 	for _, spent := range []bool{false, true} {
 		scope := fmt.Sprint(spent)
-		limit := budget.Lifetime(100).Tell(budget.Threshold{Name: "80", Percent: 80, Spent: spent})
+		limit := budget.Lifetime(100).WithThresholds(budget.Threshold{Name: "80", Percent: 80, Spent: spent})
 		charge := func(amount int64) {
 			_, err := f.charge(budget.Charge{Scope: scope, Amount: amount, Limits: []budget.Limit{limit}})
 			require.NoError(t, err)
 		}
 		charge(5)
-		f.mustPlace(holds.Request{Lines: []holds.Line{{Scope: scope, Amount: 75, AtLeast: 75, Limits: []budget.Limit{limit}}}})
+		f.mustPlace(holds.Placement{Lines: []holds.Line{{Scope: scope, Amount: 75, AtLeast: 75, Limits: []budget.Limit{limit}}}})
 		f.clock.Advance(time.Minute)
 		charge(1)
 		require.Len(t, f.crossed(), 1)
-		f.mustPlace(holds.Request{Lines: []holds.Line{{Scope: scope, Amount: 10, AtLeast: 10, Limits: []budget.Limit{limit}}}})
+		f.mustPlace(holds.Placement{Lines: []holds.Line{{Scope: scope, Amount: 10, AtLeast: 10, Limits: []budget.Limit{limit}}}})
 		f.clock.Advance(time.Minute)
 		_, err := do(f, func(ctx context.Context, tx pgx.Tx) (budget.Posted, error) {
 			return f.ledger.Refund(ctx, tx, budget.Refund{Scope: scope, Seq: 3, Amount: 18}) // of 75
@@ -311,9 +311,9 @@ func TestThresholds_AreNotArmedWhereAMinimumIsDue(t *testing.T) {
 func TestThresholds_AreNotArmedByAHoldThatIsDueByALaterEntryAlone(t *testing.T) {
 	t.Parallel()
 	f := setUpReporting(t)
-	limit := budget.Prepaid(100).Tell(budget.Threshold{Name: "50", Used: 50, Rearm: 20})
-	long := f.mustPlace(holds.Request{TTL: time.Hour, Lines: lineOf("a", 5, limit)})
-	f.mustPlace(holds.Request{TTL: time.Minute, Lines: lineOf("a", 60, limit)})
+	limit := budget.Prepaid(100).WithThresholds(budget.Threshold{Name: "50", Used: 50, Rearm: 20})
+	long := f.mustPlace(holds.Placement{TTL: time.Hour, Lines: lineOf("a", 5, limit)})
+	f.mustPlace(holds.Placement{TTL: time.Minute, Lines: lineOf("a", 60, limit)})
 	require.Equal(t, []string{"a 50: 0 used, 65 held, by h"}, f.crossed())
 	f.clock.Advance(70 * time.Second)
 	_, err := f.capture(holds.Capture{IDs: []string{long.ID}, All: true})
@@ -334,7 +334,7 @@ func TestThresholds_NeverRefuseACostThatWasIncurred(t *testing.T) {
 	t.Parallel()
 	f := setUpReporting(t)
 	allowed := func(scope string, held, amount int64, limit budget.Limit) error {
-		h := f.mustPlace(holds.Request{Lines: lineOf(scope, held)})
+		h := f.mustPlace(holds.Placement{Lines: lineOf(scope, held)})
 		_, err := f.capture(holds.Capture{IDs: []string{h.ID}, Over: holds.OverAllowed, Lines: lineOf(scope, amount, limit)})
 		return err
 	}
@@ -349,7 +349,7 @@ func TestThresholds_NeverRefuseACostThatWasIncurred(t *testing.T) {
 			"day": budget.Per(bounds.MaxLimit, budget.Day, time.UTC, time.Time{})} {
 			scope := name + " " + kind
 			stand(scope, bounds.MaxLimit-20)
-			limit = limit.Tell(budget.Threshold{Name: "all", Spent: spent})
+			limit = limit.WithThresholds(budget.Threshold{Name: "all", Spent: spent})
 			require.NoError(t, allowed(scope, 5, 15, limit), scope)
 			require.Empty(t, f.crossed(), scope)
 			require.NoError(t, allowed(scope, 5, 15, limit), scope)
@@ -358,20 +358,20 @@ func TestThresholds_NeverRefuseACostThatWasIncurred(t *testing.T) {
 			require.Empty(t, f.crossed(), scope)
 		}
 	}
-	limit := budget.Lifetime(bounds.MaxLimit).Tell(budget.Threshold{Name: "all"})
+	limit := budget.Lifetime(bounds.MaxLimit).WithThresholds(budget.Threshold{Name: "all"})
 	stand("end", math.MaxInt64-10)
 	require.ErrorIs(t, allowed("end", 5, 11, limit), budget.ErrOverflow)
 	require.NoError(t, allowed("end", 5, 10, limit), "with the other open holds there is no total to report")
 
 	for n := range bounds.MaxScopeThresholds {
 		name := fmt.Sprint("limit ", n)
-		_, err := f.charge(budget.Charge{Scope: "names", Amount: 1, Limits: []budget.Limit{budget.Lifetime(10_000).Named(name).Tell(budget.Threshold{Name: name, Used: 1})}})
+		_, err := f.charge(budget.Charge{Scope: "names", Amount: 1, Limits: []budget.Limit{budget.Lifetime(10_000).Named(name).WithThresholds(budget.Threshold{Name: name, Used: 1})}})
 		require.NoError(t, err)
 	}
 	require.Len(t, f.crossed(), bounds.MaxScopeThresholds)
-	one := budget.Lifetime(10_000).Named("one more").Tell(budget.Threshold{Name: "one more", Used: 1})
+	one := budget.Lifetime(10_000).Named("one more").WithThresholds(budget.Threshold{Name: "one more", Used: 1})
 	require.NoError(t, allowed("names", 5, 10, one))
-	require.NoError(t, allowed("names", 5, 3, one.Tell(budget.Threshold{Name: "one more", Used: 1, Spent: true})), "a capture has no one to refuse, either")
+	require.NoError(t, allowed("names", 5, 3, one.WithThresholds(budget.Threshold{Name: "one more", Used: 1, Spent: true})), "a capture has no one to refuse, either")
 	require.Empty(t, f.crossed())
 	results, err := do(f, func(ctx context.Context, tx pgx.Tx) ([]budget.Result, error) {
 		return f.ledger.ChargeEach(ctx, tx, budget.Charge{Scope: "names", Amount: 1, Limits: []budget.Limit{one}}, budget.Charge{Scope: "other", Amount: 1})
@@ -387,7 +387,7 @@ func TestThresholds_NeverRefuseACostThatWasIncurred(t *testing.T) {
 	f.clock.Advance(time.Hour)
 	_, err = f.ledger.Purge(t.Context(), f.pool, budget.PurgeOptions{OlderThan: time.Minute, Scope: "purged"})
 	require.NoError(t, err)
-	unknown := budget.PerWindow(bounds.MaxLimit, 2*time.Hour).Tell(budget.Threshold{Name: "all", Used: 1, Spent: true})
+	unknown := budget.PerWindow(bounds.MaxLimit, 2*time.Hour).WithThresholds(budget.Threshold{Name: "all", Used: 1, Spent: true})
 	require.NoError(t, allowed("purged", 5, 3, unknown), "the window reaches purged entries")
 	require.Empty(t, f.crossed())
 	f.verify()

@@ -27,7 +27,7 @@ func TestVerify_IsQuietUnderTraffic(t *testing.T) {
 			id := fmt.Sprintf("%d-%d", w, i)
 			lines := []holds.Line{capacity(scopes[i%3], 2, 1000), capacity(scopes[(i+1)%3], 1, 1000)}
 			_ = pgx.BeginFunc(t.Context(), f.pool, func(tx pgx.Tx) error {
-				_, err := f.book.Place(t.Context(), tx, holds.Request{ID: id, TTL: 3 * time.Second, Lines: lines})
+				_, err := f.book.Place(t.Context(), tx, holds.Placement{ID: id, TTL: 3 * time.Second, Lines: lines})
 				return err
 			})
 			switch i % 4 {
@@ -65,7 +65,7 @@ func TestVerify_IsQuietUnderTraffic(t *testing.T) {
 func TestRefund_AfterAPurgeOfOneOfTwoCaptures(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{})
-	f.mustPlace(holds.Request{ID: "h", TTL: 50 * time.Minute, Lines: []holds.Line{capacity("power", 10, 10)}})
+	f.mustPlace(holds.Placement{ID: "h", TTL: 50 * time.Minute, Lines: []holds.Line{capacity("power", 10, 10)}})
 	_, err := f.capture(holds.Capture{IDs: []string{"h"}, Keep: true, Lines: []holds.Line{{Scope: "power", Amount: 1}}})
 	require.NoError(t, err)
 	for range 40 {

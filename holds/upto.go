@@ -10,17 +10,17 @@ import (
 func checkUpTo(lines []Line) error {
 	for i, l := range lines {
 		if l.Amount != lines[0].Amount {
-			return invalid(index("Request.Lines", i, ".Amount"), "%d is not that of the first line, %d: UpTo needs the same for all", l.Amount, lines[0].Amount)
+			return invalid(index("Placement.Lines", i, ".Amount"), "%d is not that of the first line, %d: UpTo needs the same for all", l.Amount, lines[0].Amount)
 		}
 		if slices.ContainsFunc(lines[:i], func(before Line) bool { return before.Scope == l.Scope }) {
-			return invalid(index("Request.Lines", i, ".Scope"), "%q has a line already: UpTo needs one for each scope", l.Scope)
+			return invalid(index("Placement.Lines", i, ".Scope"), "%q has a line already: UpTo needs one for each scope", l.Scope)
 		}
 	}
 	return nil
 }
 
 // fewest are the units that each line must have, 0 without UpTo.
-func (r *Request) fewest() (units int64) {
+func (r *Placement) fewest() (units int64) {
 	if !r.UpTo {
 		return 0
 	}

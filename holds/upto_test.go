@@ -38,7 +38,7 @@ func TestPlace_UpToHoldsTheSameOfEachLine(t *testing.T) {
 	f := setUp(t, holds.Config{})
 	fee := budget.Charge{Scope: "fees", Amount: 2, Limits: []budget.Limit{budget.Lifetime(5)}}
 	same := budget.Charge{Scope: "user", Amount: 3}
-	r := holds.Request{ID: "a", UpTo: true, Lines: twoLevels(60, 33, 40), Charges: []budget.Charge{fee, same}, Metadata: []byte(`{"row": 7}`)}
+	r := holds.Placement{ID: "a", UpTo: true, Lines: twoLevels(60, 33, 40), Charges: []budget.Charge{fee, same}, Metadata: []byte(`{"row": 7}`)}
 	h := f.mustPlace(r)
 	require.True(t, h.Created)
 	require.Equal(t, []int64{30, 30}, openUnits(h), "the user's 33, less the charge of 3")
@@ -51,8 +51,8 @@ func TestPlace_UpToHoldsTheSameOfEachLine(t *testing.T) {
 	again := f.mustPlace(r)
 	require.False(t, again.Created)
 	require.Equal(t, openUnits(h), openUnits(again))
-	for _, other := range []func(r *holds.Request){
-		func(r *holds.Request) { r.UpTo = false }, func(r *holds.Request) { r.Lines = twoLevels(30, 33, 40) },
+	for _, other := range []func(r *holds.Placement){
+		func(r *holds.Placement) { r.UpTo = false }, func(r *holds.Placement) { r.Lines = twoLevels(30, 33, 40) },
 	} {
 		changed := r
 		other(&changed)
@@ -89,7 +89,7 @@ func TestPlace_UpToHoldsTheSameOfEachLine(t *testing.T) {
 func TestPlace_UpToIsAtLeastTheMinimum(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{})
-	r := holds.Request{ID: "a", UpTo: true, Lines: twoLevels(60, 10, 40)}
+	r := holds.Placement{ID: "a", UpTo: true, Lines: twoLevels(60, 10, 40)}
 	r.Lines[0].AtLeast, r.Lines[1].AtLeast = 4, 11
 	_, err := f.place(r)
 	var exceeded *budget.ExceededError
@@ -113,12 +113,12 @@ func TestPlace_UpToInACommand(t *testing.T) {
 	t.Parallel()
 	pool, c := pgtest.SetUp(t, metered.Config{})
 	cmd := func(id string) metered.Command {
-		return metered.Command{ID: id, Input: 1, Holds: []holds.Request{{ID: id, UpTo: true, TTL: time.Hour, Lines: twoLevels(60, 30, 40)}}}
+		return metered.Command{ID: id, Input: 1, Holds: []holds.Placement{{ID: id, UpTo: true, TTL: time.Hour, Lines: twoLevels(60, 30, 40)}}}
 	}
 	ran := 0
 	fn := func(ctx context.Context, tx *metered.Tx) (any, error) {
 		ran++
-		_, err := tx.Place(ctx, holds.Request{ID: tx.Placed[0] + ", beside", UpTo: true, TTL: time.Hour, Lines: []holds.Line{capacity("org", 60, 40)}}, nil)
+		_, err := tx.Place(ctx, holds.Placement{ID: tx.Placed[0] + ", beside", UpTo: true, TTL: time.Hour, Lines: []holds.Line{capacity("org", 60, 40)}}, nil)
 		return nil, err
 	}
 	for replayed := range 2 {
@@ -186,11 +186,11 @@ func TestCapture_OverEvenlyTakesTheSameOfEqualLines(t *testing.T) {
 		}
 		return all
 	}
-	f.mustPlace(holds.Request{ID: "a", Lines: used(10, 10, 10)})
+	f.mustPlace(holds.Placement{ID: "a", Lines: used(10, 10, 10)})
 	require.Equal(t, []int64{16, 16, 16}, captured("a", holds.OverEvenly, used(16, 16, 16)), "all of it fits")
-	f.mustPlace(holds.Request{ID: "b", Lines: used(5, 5, 5)})
+	f.mustPlace(holds.Placement{ID: "b", Lines: used(5, 5, 5)})
 	require.Equal(t, []int64{10, 10, 10}, captured("b", holds.OverEvenly, used(30, 30, 30)), "the user has 5 more")
-	f.mustPlace(holds.Request{ID: "c", Lines: []holds.Line{{Scope: "key", Amount: 5}, {Scope: "user", Amount: 5}, {Scope: "team", Amount: 5}}})
+	f.mustPlace(holds.Placement{ID: "c", Lines: []holds.Line{{Scope: "key", Amount: 5}, {Scope: "user", Amount: 5}, {Scope: "team", Amount: 5}}})
 	require.Equal(t, []int64{5, 4, 5}, captured("c", holds.OverEvenly, used(9, 9, 4)), "the key, the team and the user")
 	f.verify()
 }
@@ -208,7 +208,7 @@ func TestPlace_UpToByConcurrentCallersHoldsEachUnitOnce(t *testing.T) {
 			retry := &retrier{pool: f.pool}
 			require.NoError(t, pgtest.InParallel(5, func(worker int) error {
 				for n := 0; ; n++ {
-					r := holds.Request{UpTo: true, TTL: time.Minute, Lines: []holds.Line{capacity(fmt.Sprint(iso, worker%2), 6, limit), capacity(org, 6, limit)}}
+					r := holds.Placement{UpTo: true, TTL: time.Minute, Lines: []holds.Line{capacity(fmt.Sprint(iso, worker%2), 6, limit), capacity(org, 6, limit)}}
 					if n%2 == 0 {
 						r.ID = fmt.Sprintf("%s %d/%d", iso, worker, n)
 					}
@@ -244,7 +244,7 @@ func TestPlace_UpToByConcurrentCallersHoldsEachUnitOnce(t *testing.T) {
 func TestPlace_UpToOfArgumentsThatNobodySends(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{})
-	call, err := placeHold(f.book, holds.Request{ID: "a", UpTo: true, TTL: time.Minute, Lines: twoLevels(20, 30, 40)})
+	call, err := placeHold(f.book, holds.Placement{ID: "a", UpTo: true, TTL: time.Minute, Lines: twoLevels(20, 30, 40)})
 	require.NoError(t, err)
 	args := call.Args(ledger.Sending{WaitMS: 1000})
 	for what, change := range map[string]string{

@@ -22,9 +22,9 @@ type call struct {
 	run   func(ctx context.Context, b *holds.Book, tx pgx.Tx) error
 }
 
-func placeCall(field string, change func(r *holds.Request)) call {
+func placeCall(field string, change func(r *holds.Placement)) call {
 	return call{field, func(ctx context.Context, b *holds.Book, tx pgx.Tx) error {
-		r := holds.Request{Lines: []holds.Line{line}, TTL: time.Minute}
+		r := holds.Placement{Lines: []holds.Line{line}, TTL: time.Minute}
 		change(&r)
 		_, err := b.Place(ctx, tx, r)
 		if _, prepared := placeHold(b, r); fmt.Sprint(prepared) != fmt.Sprint(err) {
@@ -83,11 +83,11 @@ func badTextCalls() (table []call) {
 		one := []string{"h"}
 		notes := map[string]budget.Note{"Actor": {Actor: text}, "Tenant": {Tenant: text}, "Correlation": {Correlation: text}, "Reason": {Reason: text}}
 		table = append(table,
-			placeCall("ID", func(r *holds.Request) { r.ID = text }),
-			placeCall("Tenant", func(r *holds.Request) { r.Tenant = text }),
-			placeCall("Holder", func(r *holds.Request) { r.Holder = text }),
-			placeCall("Request.Lines[0].Scope", func(r *holds.Request) { r.Lines[0].Scope = text }),
-			placeCall("Request.Charges[0].Scope", func(r *holds.Request) { r.Charges = []budget.Charge{{Scope: text, Amount: 1}} }),
+			placeCall("ID", func(r *holds.Placement) { r.ID = text }),
+			placeCall("Tenant", func(r *holds.Placement) { r.Tenant = text }),
+			placeCall("Holder", func(r *holds.Placement) { r.Holder = text }),
+			placeCall("Placement.Lines[0].Scope", func(r *holds.Placement) { r.Lines[0].Scope = text }),
+			placeCall("Placement.Charges[0].Scope", func(r *holds.Placement) { r.Charges = []budget.Charge{{Scope: text, Amount: 1}} }),
 			claimCall("Tenant", func(c *holds.Claim) { c.Tenant = text }),
 			claimCall("Holder", func(c *holds.Claim) { c.Holder = text }),
 			claimCall("Key.Type", func(c *holds.Claim) { c.Key.Type = text }),
@@ -100,7 +100,7 @@ func badTextCalls() (table []call) {
 		table = append(table, named("ID", "", "", []string{"h", text}, budget.Note{})...)
 		for field, note := range notes {
 			table = append(table, named("Note."+field, "", "", one, note)...)
-			table = append(table, placeCall("Request.Note."+field, func(r *holds.Request) { r.Note = note }),
+			table = append(table, placeCall("Placement.Note."+field, func(r *holds.Placement) { r.Note = note }),
 				call{"Expire.Note." + field, func(ctx context.Context, b *holds.Book, tx pgx.Tx) error {
 					_, _, err := b.Expire(ctx, tx, holds.Expire{ID: "h", Deadline: noon, Note: note})
 					return err
@@ -162,39 +162,39 @@ func tooMany[T any](n int, of func(name string) T) (all []T) {
 func wrongCalls() []call {
 	name := func(name string) string { return name }
 	table := []call{
-		placeCall("Request.Lines", func(r *holds.Request) { r.Lines = nil }),
-		placeCall("Request.Lines", func(r *holds.Request) { r.Lines, r.Charges = nil, []budget.Charge{{Scope: "a", Amount: 1}} }),
-		placeCall("Request.Lines", func(r *holds.Request) {
+		placeCall("Placement.Lines", func(r *holds.Placement) { r.Lines = nil }),
+		placeCall("Placement.Lines", func(r *holds.Placement) { r.Lines, r.Charges = nil, []budget.Charge{{Scope: "a", Amount: 1}} }),
+		placeCall("Placement.Lines", func(r *holds.Placement) {
 			r.Lines = tooMany(bounds.MaxScopes, func(n string) holds.Line { return holds.Line{Scope: n, Amount: 1} })
 		}),
-		placeCall("Request.Lines[0].Scope", func(r *holds.Request) { r.Lines[0].Scope = "" }),
-		placeCall("Request.Lines[0].Amount", func(r *holds.Request) { r.Lines[0].Amount = 0 }),
-		placeCall("Request.Lines[1].Amount", func(r *holds.Request) { r.Lines = []holds.Line{line, {Scope: "b", Amount: -1}} }),
-		placeCall("Request.Lines[0].Amount", func(r *holds.Request) { r.Lines[0].Amount = bounds.MaxAmount + 1 }),
-		placeCall("Request.Lines[1].Amount", func(r *holds.Request) { r.Lines = []holds.Line{line, {Scope: "a", Amount: bounds.MaxAmount}} }),
-		placeCall("Request.Lines[0].Limits[0].Max", func(r *holds.Request) { r.Lines = limited(budget.Lifetime(-1)) }),
-		placeCall("Request.Lines[0].Limits[0].Max", func(r *holds.Request) { r.Lines = limited(budget.Lifetime(bounds.MaxLimit + 1)) }),
-		placeCall("Request.Lines[0].Limits[1].Window", func(r *holds.Request) { r.Lines = limited(budget.Prepaid(0), budget.Limit{Window: -1}) }),
-		placeCall("Request.Lines[0].Limits[0].Window", func(r *holds.Request) { r.Lines = limited(budget.Limit{Window: bounds.MaxWindow + time.Microsecond}) }),
-		placeCall("Request.Lines[0].Limits[0].Window", func(r *holds.Request) { r.Lines = limited(budget.Limit{Window: 1500}) }),
-		placeCall("Request.Lines[0].Limits", func(r *holds.Request) { r.Lines = limited(make([]budget.Limit, bounds.MaxLimits+1)...) }),
-		placeCall("Request.Lines[1].Amount", func(r *holds.Request) {
+		placeCall("Placement.Lines[0].Scope", func(r *holds.Placement) { r.Lines[0].Scope = "" }),
+		placeCall("Placement.Lines[0].Amount", func(r *holds.Placement) { r.Lines[0].Amount = 0 }),
+		placeCall("Placement.Lines[1].Amount", func(r *holds.Placement) { r.Lines = []holds.Line{line, {Scope: "b", Amount: -1}} }),
+		placeCall("Placement.Lines[0].Amount", func(r *holds.Placement) { r.Lines[0].Amount = bounds.MaxAmount + 1 }),
+		placeCall("Placement.Lines[1].Amount", func(r *holds.Placement) { r.Lines = []holds.Line{line, {Scope: "a", Amount: bounds.MaxAmount}} }),
+		placeCall("Placement.Lines[0].Limits[0].Max", func(r *holds.Placement) { r.Lines = limited(budget.Lifetime(-1)) }),
+		placeCall("Placement.Lines[0].Limits[0].Max", func(r *holds.Placement) { r.Lines = limited(budget.Lifetime(bounds.MaxLimit + 1)) }),
+		placeCall("Placement.Lines[0].Limits[1].Window", func(r *holds.Placement) { r.Lines = limited(budget.Prepaid(0), budget.Limit{Window: -1}) }),
+		placeCall("Placement.Lines[0].Limits[0].Window", func(r *holds.Placement) { r.Lines = limited(budget.Limit{Window: bounds.MaxWindow + time.Microsecond}) }),
+		placeCall("Placement.Lines[0].Limits[0].Window", func(r *holds.Placement) { r.Lines = limited(budget.Limit{Window: 1500}) }),
+		placeCall("Placement.Lines[0].Limits", func(r *holds.Placement) { r.Lines = limited(make([]budget.Limit, bounds.MaxLimits+1)...) }),
+		placeCall("Placement.Lines[1].Amount", func(r *holds.Placement) {
 			r.UpTo, r.Lines = true, []holds.Line{line, {Scope: "b", Amount: line.Amount + 1}}
 		}),
-		placeCall("Request.Lines[1].Scope", func(r *holds.Request) { r.UpTo, r.Lines = true, []holds.Line{line, line} }),
-		placeCall("Request.Charges[0].Amount", func(r *holds.Request) { r.Charges = []budget.Charge{{Scope: "b"}} }),
-		placeCall("Request.Charges[1].Note.Actor", func(r *holds.Request) {
+		placeCall("Placement.Lines[1].Scope", func(r *holds.Placement) { r.UpTo, r.Lines = true, []holds.Line{line, line} }),
+		placeCall("Placement.Charges[0].Amount", func(r *holds.Placement) { r.Charges = []budget.Charge{{Scope: "b"}} }),
+		placeCall("Placement.Charges[1].Note.Actor", func(r *holds.Placement) {
 			r.Charges = []budget.Charge{{Scope: "b", Amount: 1}, {Scope: "c", Amount: 1, Note: budget.Note{Actor: long}}}
 		}),
-		placeCall("Request.Grace", func(r *holds.Request) { r.Grace = -1 }),
-		placeCall("Request.Grace", func(r *holds.Request) { r.Grace = time.Hour + time.Microsecond }),
-		placeCall("Request.TTL", func(r *holds.Request) { r.TTL++ }),
-		placeCall("Request.TTL", func(r *holds.Request) { r.Grace = 1 }),
-		placeCall("Request.TTL", func(r *holds.Request) { r.TTL, r.Grace = r.TTL+500, 500 }),
-		placeCall("Request.Metadata", func(r *holds.Request) { r.Metadata = json.RawMessage("{") }),
-		placeCall("Request.Metadata", func(r *holds.Request) { r.Metadata = json.RawMessage("1 2") }),
-		placeCall("Request.Metadata", func(r *holds.Request) { r.Metadata = json.RawMessage("\"\xff\"") }),
-		placeCall("Request.Metadata", func(r *holds.Request) {
+		placeCall("Placement.Grace", func(r *holds.Placement) { r.Grace = -1 }),
+		placeCall("Placement.Grace", func(r *holds.Placement) { r.Grace = time.Hour + time.Microsecond }),
+		placeCall("Placement.TTL", func(r *holds.Placement) { r.TTL++ }),
+		placeCall("Placement.TTL", func(r *holds.Placement) { r.Grace = 1 }),
+		placeCall("Placement.TTL", func(r *holds.Placement) { r.TTL, r.Grace = r.TTL+500, 500 }),
+		placeCall("Placement.Metadata", func(r *holds.Placement) { r.Metadata = json.RawMessage("{") }),
+		placeCall("Placement.Metadata", func(r *holds.Placement) { r.Metadata = json.RawMessage("1 2") }),
+		placeCall("Placement.Metadata", func(r *holds.Placement) { r.Metadata = json.RawMessage("\"\xff\"") }),
+		placeCall("Placement.Metadata", func(r *holds.Placement) {
 			r.Metadata = json.RawMessage(`"` + strings.Repeat("a", bounds.MaxMetadataBytes-1) + `"`)
 		}),
 		claimCall("Claim.Holder", func(c *holds.Claim) { c.Holder = "" }),

@@ -269,7 +269,7 @@ func TestWrite_WantOfCreditIs402WhileHoldsAreOpen(t *testing.T) {
 	in := func(fn func(tx pgx.Tx) error) error { return pgx.BeginFunc(ctx, pool, fn) }
 	place := func(scope string, limit budget.Limit) {
 		require.NoError(t, in(func(tx pgx.Tx) error {
-			_, err := c.Holds.Place(ctx, tx, holds.Request{
+			_, err := c.Holds.Place(ctx, tx, holds.Placement{
 				TTL: time.Minute, Lines: []holds.Line{{Scope: scope, Amount: 5, Limits: []budget.Limit{limit}}},
 			})
 			return err

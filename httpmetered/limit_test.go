@@ -32,7 +32,7 @@ func ways(t *testing.T, pool *pgxpool.Pool, cfg httpmetered.LimitConfig) map[str
 	t.Helper()
 	ledger, err := budget.New(budget.Config{})
 	require.NoError(t, err)
-	leased, err := leases.New(pool, ledger, leases.Config{Rules: []leases.Rule{{Prefix: "leased/", Least: 1}}})
+	leased, err := leases.New(pool, ledger, leases.Config{Rules: []leases.Rule{{Prefix: "leased/", MinSlice: 1}}})
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = leased.Close(t.Context()) })
 	cfg.Kind = "exact"

@@ -215,7 +215,7 @@ func TestIdempotent_ARefusedCommandAnswersTheRefusal(t *testing.T) {
 func TestIdempotent_AMistakeOfTheProgramIs500(t *testing.T) {
 	t.Parallel()
 	for field, limit := range map[string]budget.Limit{
-		"Limits[0].Tell":        budget.PerWindow(10, time.Hour).Named("hourly").Tell(budget.Threshold{Name: "most", Percent: 80}),
+		"Limits[0].Tell":        budget.PerWindow(10, time.Hour).Named("hourly").WithThresholds(budget.Threshold{Name: "most", Percent: 80}),
 		"Limits[0].Window":      {Max: 10},
 		"Limits[0].Period.Zone": budget.Per(10, budget.Day, time.Local, time.Time{}),
 	} {

@@ -63,7 +63,7 @@ func TestCitus_ATenantMovesBetweenWorkers(t *testing.T) {
 		callers = append(callers, c.router(node, 1))
 	}
 	spend := metered.Command{ID: "1", Tenant: "acme", Charges: []budget.Charge{{Scope: "acme/uploads", Amount: 3}},
-		Holds: []holds.Request{{Tenant: "acme", ID: "kept", TTL: time.Hour, Lines: []holds.Line{{Scope: "acme/seats", Amount: 2}}}}}
+		Holds: []holds.Placement{{Tenant: "acme", ID: "kept", TTL: time.Hour, Lines: []holds.Line{{Scope: "acme/seats", Amount: 2}}}}}
 	for n, to := range []int{1, 0, 1} {
 		for i, r := range callers {
 			require.NoError(t, r.Run(ctx, "acme", func(ctx context.Context, tenant *metered.Client) error {

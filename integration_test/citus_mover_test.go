@@ -76,7 +76,7 @@ func (a *traffic) act(ctx context.Context, r *cells.Router, id string, n int) er
 	case 0:
 		cmd.Charges = []budget.Charge{{Scope: "acme/uploads", Amount: 1, Limits: []budget.Limit{budget.Lifetime(a.most)}}}
 	case 1:
-		cmd.Holds = []holds.Request{{Tenant: "acme", ID: id, TTL: time.Hour, Lines: []holds.Line{{Scope: "acme/seats", Amount: heldUnits}}}}
+		cmd.Holds = []holds.Placement{{Tenant: "acme", ID: id, TTL: time.Hour, Lines: []holds.Line{{Scope: "acme/seats", Amount: heldUnits}}}}
 	case 2:
 		fn = func(book *wallet.Book) metered.Func[int] {
 			return func(_ context.Context, tx *metered.Tx) (int, error) {

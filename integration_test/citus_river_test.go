@@ -66,9 +66,9 @@ func (c *citus) river(node string, pool *pgxpool.Pool, pollOnly bool) *citusRive
 		r.worked.Add(1)
 		return fails(job.Args.N, job.Attempt)
 	}))
-	river.AddWorker(workers, holdjobs.NewWorker(pool, book, func(_ context.Context, job *river.Job[costedJob]) (holdjobs.Cost, error) {
+	river.AddWorker(workers, holdjobs.NewWorker(pool, book, func(_ context.Context, job *river.Job[costedJob]) (holdjobs.JobCost, error) {
 		r.worked.Add(1)
-		return holdjobs.Cost{Lines: []holds.Line{{Scope: "tokens", Amount: job.Args.cost()}}, Write: func(ctx context.Context, tx pgx.Tx) error {
+		return holdjobs.JobCost{Lines: []holds.Line{{Scope: "tokens", Amount: job.Args.cost()}}, Write: func(ctx context.Context, tx pgx.Tx) error {
 			_, err := tx.Exec(ctx, "insert into metered.uploads (name) values ($1)", fmt.Sprint(job.Args.N))
 			return err
 		}}, fails(job.Args.N, job.Attempt)

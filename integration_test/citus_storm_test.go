@@ -191,7 +191,7 @@ func (s *storm) command(ctx context.Context, node, id, secret string, limit int6
 	return metered.Do(ctx, s.clients[node], metered.Command{
 		ID: id, Input: 1, Isolation: s.level, Token: &metered.Redeem{Purpose: "p", Subject: id, Presented: secret},
 		Charges: []budget.Charge{{Scope: "stormed", Amount: 1, Limits: []budget.Limit{{Max: limit, Window: time.Hour}}}, {Scope: "of " + id, Amount: 1}},
-		Holds:   []holds.Request{{ID: id, TTL: time.Hour, Lines: []holds.Line{{Scope: "seats", Amount: 1}}}},
+		Holds:   []holds.Placement{{ID: id, TTL: time.Hour, Lines: []holds.Line{{Scope: "seats", Amount: 1}}}},
 	}, func(ctx context.Context, tx *metered.Tx) (any, error) {
 		if _, err := tx.Exec(ctx, "insert into metered.uploads values ($1)", id); err != nil {
 			return nil, err

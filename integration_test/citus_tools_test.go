@@ -39,9 +39,9 @@ func (c *citus) shown() {
 	for _, id := range []string{"seen", "seen more"} {
 		_, err = metered.Do(t.Context(), client, metered.Command{
 			ID: id, Name: "see", Input: 1, Charges: []budget.Charge{{Scope: "seen units", Amount: 3, Limits: hourly}},
-			Holds: []holds.Request{{ID: id, TTL: time.Hour, Lines: []holds.Line{{Scope: "seen seats", Amount: 1}}}},
+			Holds: []holds.Placement{{ID: id, TTL: time.Hour, Lines: []holds.Line{{Scope: "seen seats", Amount: 1}}}},
 		}, func(ctx context.Context, tx *metered.Tx) (any, error) {
-			_, err := tx.Enqueue(ctx, process{id}, &jobs.Options{Key: id, Hold: &holds.Request{
+			_, err := tx.Enqueue(ctx, process{id}, &jobs.Options{Key: id, Hold: &holds.Placement{
 				Lines: []holds.Line{{Scope: "seen slots", Amount: 1, Limits: []budget.Limit{budget.Lifetime(1)}}}}})
 			return nil, err
 		})

@@ -150,7 +150,7 @@ func (w *watched) ticket(minute int) {
 	w.t.Helper()
 	ctx := w.t.Context()
 	require.NoError(w.t, pgx.BeginFunc(ctx, w.pool, func(tx pgx.Tx) error {
-		h, err := w.client.Holds.Place(ctx, tx, holds.Request{
+		h, err := w.client.Holds.Place(ctx, tx, holds.Placement{
 			Tenant: "acme", ID: fmt.Sprintf("order-%04d", 300+minute), Holder: "user:ann", TTL: 40 * time.Minute,
 			Lines: []holds.Line{{Scope: "org/acme/requests", Amount: int64(5 + minute%9), Limits: requestLimits("/requests")}},
 		})

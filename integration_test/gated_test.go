@@ -82,8 +82,8 @@ func workGated(ctx context.Context, connString string) error {
 	river.AddWorker(workers, river.WorkFunc(func(_ context.Context, job *river.Job[plainJob]) error {
 		return fails(job.Args.N, job.Attempt)
 	}))
-	river.AddWorker(workers, holdjobs.NewWorker(pool, book, func(_ context.Context, job *river.Job[costedJob]) (holdjobs.Cost, error) {
-		return holdjobs.Cost{Lines: []holds.Line{{Scope: "tokens", Amount: job.Args.cost()}}, Write: func(ctx context.Context, tx pgx.Tx) error {
+	river.AddWorker(workers, holdjobs.NewWorker(pool, book, func(_ context.Context, job *river.Job[costedJob]) (holdjobs.JobCost, error) {
+		return holdjobs.JobCost{Lines: []holds.Line{{Scope: "tokens", Amount: job.Args.cost()}}, Write: func(ctx context.Context, tx pgx.Tx) error {
 			_, err := tx.Exec(ctx, "insert into uploads (id, scope, amount) values ($1, 'tokens', $2)", fmt.Sprint(job.Args.N), job.Args.cost())
 			return err
 		}}, fails(job.Args.N, job.Attempt)
@@ -118,7 +118,7 @@ func gatedWorker(t *testing.T, connString string) *exec.Cmd {
 // enqueueGated enqueues a job in a command, which is repeated until it is committed.
 func (s *system) enqueueGated(ctx context.Context, n int, timeout time.Duration) error {
 	slot := holds.Line{Scope: "slots", Amount: int64(1 + n%2), Limits: []budget.Limit{budget.Lifetime(slotsOfAll)}}
-	opts := &jobs.Options{Key: fmt.Sprint(n), Fair: fmt.Sprint(n % 3), GiveBack: n%3 > 0, Hold: &holds.Request{Lines: []holds.Line{slot}}}
+	opts := &jobs.Options{Key: fmt.Sprint(n), FairKey: fmt.Sprint(n % 3), GiveBack: n%3 > 0, Hold: &holds.Placement{Lines: []holds.Line{slot}}}
 	var args river.JobArgs = plainJob{n}
 	if n%2 == 0 {
 		args = costedJob{n}

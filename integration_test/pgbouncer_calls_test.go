@@ -17,7 +17,7 @@ import (
 // placed is a hold that was placed without the bouncer, and then captured if captured is set.
 func (b *behind) placed(captured bool) holds.Hold {
 	return given(b, func(ctx context.Context, tx pgx.Tx) (holds.Hold, error) {
-		h, err := b.d.Holds.Place(ctx, tx, holds.Request{Lines: []holds.Line{{Scope: "held", Amount: 1, Limits: hourly}}, TTL: time.Hour})
+		h, err := b.d.Holds.Place(ctx, tx, holds.Placement{Lines: []holds.Line{{Scope: "held", Amount: 1, Limits: hourly}}, TTL: time.Hour})
 		if err == nil && captured {
 			_, err = b.d.Holds.Capture(ctx, tx, holds.Capture{IDs: []string{h.ID}, All: true})
 		}
@@ -30,7 +30,7 @@ func (b *behind) holds() {
 	ids := func(captured bool) []string { return []string{b.placed(captured).ID} }
 	key := holds.Key{Type: "name", Value: b.id("claimed")}
 	b.tx("Book.Place", func(ctx context.Context, tx pgx.Tx) error {
-		return second(book.Place(ctx, tx, holds.Request{Lines: []holds.Line{{Scope: "held", Amount: 1, Limits: hourly}}, TTL: time.Hour}))
+		return second(book.Place(ctx, tx, holds.Placement{Lines: []holds.Line{{Scope: "held", Amount: 1, Limits: hourly}}, TTL: time.Hour}))
 	})
 	b.tx("Book.Claim", func(ctx context.Context, tx pgx.Tx) error {
 		return second(book.Claim(ctx, tx, holds.Claim{Key: holds.Key{Type: "name", Value: b.id("name")}, Holder: "ann", TTL: time.Hour}))
@@ -108,7 +108,7 @@ func (b *behind) jobs() {
 	gated := func(q *jobs.Enqueuer) func(ctx context.Context, tx pgx.Tx) (jobs.Result, error) {
 		return func(ctx context.Context, tx pgx.Tx) (jobs.Result, error) {
 			one := holds.Line{Scope: scope, Amount: 1, Limits: []budget.Limit{budget.Lifetime(1)}}
-			return q.Enqueue(ctx, tx, process{"gated"}, &jobs.Options{Hold: &holds.Request{Lines: []holds.Line{one}}})
+			return q.Enqueue(ctx, tx, process{"gated"}, &jobs.Options{Hold: &holds.Placement{Lines: []holds.Line{one}}})
 		}
 	}
 	given(b, gated(b.d.Jobs)) // it has the unit

@@ -211,7 +211,7 @@ func (b *behind) commands() {
 			_, err = tx.Enqueue(ctx, process{b.id("job")}, &jobs.Options{Key: b.id("command")})
 		}
 		if err == nil {
-			_, err = tx.Place(ctx, holds.Request{Lines: []holds.Line{{Scope: "seats", Amount: 1}}, TTL: time.Hour}, nil)
+			_, err = tx.Place(ctx, holds.Placement{Lines: []holds.Line{{Scope: "seats", Amount: 1}}, TTL: time.Hour}, nil)
 		}
 		return nil, err
 	}
@@ -324,7 +324,7 @@ func (b *behind) ledger() {
 		return second(l.Refund(ctx, tx, budget.Refund{Scope: scope, Seq: posted.Seq, Amount: 1}))
 	})
 	b.tx("Ledger.Ingest", func(ctx context.Context, tx pgx.Tx) error {
-		return second(l.Ingest(ctx, tx, budget.Event{ID: b.id("event"), Charge: charge, OccurredAt: time.Now()}))
+		return second(l.Ingest(ctx, tx, budget.UsageEvent{ID: b.id("event"), Charge: charge, OccurredAt: time.Now()}))
 	})
 	b.tx("Ledger.Lock", func(ctx context.Context, tx pgx.Tx) error { return l.Lock(ctx, tx, scope) })
 	b.try("Ledger.Entries", func(ctx context.Context) error {
@@ -349,8 +349,8 @@ func (b *behind) ledger() {
 	b.try("Ledger.SearchEntries", func(ctx context.Context) error {
 		return second(l.SearchEntries(ctx, b.pool, scope, budget.EntrySearch{Note: budget.Note{Actor: "ann"}}))
 	})
-	b.try("Ledger.Ahead", func(ctx context.Context) error {
-		for _, err := range l.Ahead(ctx, b.pool, time.Minute) {
+	b.try("Ledger.ClockAhead", func(ctx context.Context) error {
+		for _, err := range l.ClockAhead(ctx, b.pool, time.Minute) {
 			if err != nil {
 				return err
 			}
@@ -429,7 +429,7 @@ func (b *behind) batches() {
 	charge := budget.Charge{Scope: "batched", Amount: 1, Limits: hourly}
 	b.try("Batcher.Charge", func(ctx context.Context) error { return second(batcher.Charge(ctx, charge)) })
 	b.try("Batcher.Ingest", func(ctx context.Context) error {
-		return second(batcher.Ingest(ctx, budget.Event{ID: b.id("batched"), Charge: charge}))
+		return second(batcher.Ingest(ctx, budget.UsageEvent{ID: b.id("batched"), Charge: charge}))
 	})
 	b.try("Batcher.Close", batcher.Close)
 }

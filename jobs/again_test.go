@@ -337,7 +337,7 @@ func TestGiveBack_NeedsLines(t *testing.T) {
 	g := openGated(t, nil)
 	_, err := g.enqueue(process{"a"}, &jobs.Options{GiveBack: true})
 	require.ErrorIs(t, err, jobs.ErrArgument)
-	_, err = g.enqueue(process{"a"}, &jobs.Options{GiveBack: true, Hold: &holds.Request{Charges: []budget.Charge{{Scope: "s", Amount: 1}}}})
+	_, err = g.enqueue(process{"a"}, &jobs.Options{GiveBack: true, Hold: &holds.Placement{Charges: []budget.Charge{{Scope: "s", Amount: 1}}}})
 	require.ErrorContains(t, err, "GiveBack")
 }
 
@@ -391,7 +391,7 @@ func TestRun_JobsThatFailTakeTurnsInTheSlots(t *testing.T) {
 	run(t, e, g.pool, func(err error) { t.Error(err) })
 	for i := range 16 {
 		o := givesBack(slots("gpu", 1, 2))
-		o.InsertOpts.MaxAttempts, o.Fair = 3, fmt.Sprint(i%3)
+		o.InsertOpts.MaxAttempts, o.FairKey = 3, fmt.Sprint(i%3)
 		g.mustEnqueue(process{[]string{"works", "fails", "discarded", "snoozes"}[i%4]}, o)
 	}
 	pgtest.WaitFor(t, "all jobs have ended", func() bool { return g.states() == "completed 12, discarded 4" })
@@ -476,7 +476,7 @@ func TestGiveBack_AJobThatComesToRestBeforeItsEndIsEnded(t *testing.T) {
 		go func() { done <- end(g, a.JobID) }()
 		g.untilSomebodyWaits()
 		require.NoError(t, jobs.Internals(lend.Key{}).Rest(g.ctx, g.Enqueuer, rests, "", []string{jobs.HoldOf(a.Job)}))
-		_, err = g.book.Place(g.ctx, rests, holds.Request{ID: "other", TTL: time.Hour, Lines: []holds.Line{slots("gpu", 1, 1)}})
+		_, err = g.book.Place(g.ctx, rests, holds.Placement{ID: "other", TTL: time.Hour, Lines: []holds.Line{slots("gpu", 1, 1)}})
 		require.NoError(t, err)
 		_, err = g.ReleaseIn(g.ctx, rests, "gpu")
 		require.NoError(t, err)

@@ -66,7 +66,7 @@ type waits struct {
 }
 
 func noWaits(at string, opts *Options) error {
-	if opts.Burst != nil || opts.Fair != "" || opts.GiveBack || opts.MaxWait != 0 || opts.MaxParked != 0 {
+	if opts.Burst != nil || opts.FairKey != "" || opts.GiveBack || opts.MaxWait != 0 || opts.MaxParked != 0 {
 		return invalid(at+"Options.Hold", "is nil: without it no job waits, and Burst, Fair, GiveBack, MaxWait and MaxParked mean nothing")
 	}
 	return nil
@@ -99,14 +99,14 @@ func (e *Enqueuer) prepareHold(at string, p *prepared, opts *Options) error {
 		return invalid(at+"InsertOpts", "with a Hold a job starts when its units fit: neither ScheduledAt nor Pending")
 	case isUnique(p.opts.UniqueOpts) || isUnique(own.UniqueOpts):
 		return invalid(at+"InsertOpts.UniqueOpts", "cannot be combined with a Hold: use Key")
-	case len(opts.Fair) > maxFair || !storable(opts.Fair):
-		return invalid(at+"Fair", "want at most %d bytes of UTF-8 without NUL", maxFair)
+	case len(opts.FairKey) > maxFair || !storable(opts.FairKey):
+		return invalid(at+"FairKey", "want at most %d bytes of UTF-8 without NUL", maxFair)
 	case opts.MaxWait < 0 || opts.MaxWait > maxWaiting || opts.MaxWait%time.Microsecond != 0:
 		return invalid(at+"MaxWait", "%v is not from 1µs to %v, in whole microseconds", opts.MaxWait, maxWaiting)
 	case opts.MaxParked < 0 || opts.MaxParked > maxParked:
 		return invalid(at+"MaxParked", "%d is not from 1 to %d", opts.MaxParked, maxParked)
 	}
-	p.waits = waits{fair: cmp.Or(opts.Fair, opts.Tenant), most: opts.MaxParked, maxWait: opts.MaxWait, giveBack: opts.GiveBack}
+	p.waits = waits{fair: cmp.Or(opts.FairKey, opts.Tenant), most: opts.MaxParked, maxWait: opts.MaxWait, giveBack: opts.GiveBack}
 	var err error
 	if p.parking, err = e.prepareChoice(at, "Hold", opts, *opts.Hold); err == nil && opts.Burst != nil {
 		p.burst, err = e.prepareChoice(at, "Burst", opts, *opts.Burst)
@@ -115,7 +115,7 @@ func (e *Enqueuer) prepareHold(at string, p *prepared, opts *Options) error {
 }
 
 // prepareChoice prepares Options.Hold or Options.Burst.
-func (e *Enqueuer) prepareChoice(at, name string, opts *Options, r holds.Request) (*ledger.Parking, error) {
+func (e *Enqueuer) prepareChoice(at, name string, opts *Options, r holds.Placement) (*ledger.Parking, error) {
 	switch {
 	case r.Tenant != "" && r.Tenant != opts.Tenant:
 		return nil, invalid(at+name+".Tenant", "is not Options.Tenant")
@@ -125,7 +125,7 @@ func (e *Enqueuer) prepareChoice(at, name string, opts *Options, r holds.Request
 	r.Tenant = opts.Tenant
 	parking, err := inHolds.Park(e.gate.book, r)
 	if refused := (*fault.Argument)(nil); errors.As(err, &refused) {
-		return nil, invalid(at+strings.Replace(refused.Field, "Request.", name+".", 1), "%s", refused.Reason)
+		return nil, invalid(at+strings.Replace(refused.Field, "Placement.", name+".", 1), "%s", refused.Reason)
 	}
 	return parking, err
 }

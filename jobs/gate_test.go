@@ -61,7 +61,7 @@ func slots(scope string, amount, most int64) holds.Line {
 }
 
 func needs(lines ...holds.Line) *jobs.Options {
-	return &jobs.Options{Hold: &holds.Request{Lines: lines}}
+	return &jobs.Options{Hold: &holds.Placement{Lines: lines}}
 }
 
 func (g *gated) in(level pgx.TxIsoLevel, fn func(tx pgx.Tx) error) {
@@ -289,7 +289,7 @@ func TestGated_AWindowThatRollsFreeIsLookedAtInTime(t *testing.T) {
 	g := openGated(t, nil)
 	clock := pgtest.SetClock(t, g.pool, pgtest.Tomorrow(9))
 	rate := func() *jobs.Options {
-		return &jobs.Options{Hold: &holds.Request{Charges: []budget.Charge{{Scope: "rate", Amount: 1, Limits: []budget.Limit{budget.PerWindow(1, time.Minute)}}}}}
+		return &jobs.Options{Hold: &holds.Placement{Charges: []budget.Charge{{Scope: "rate", Amount: 1, Limits: []budget.Limit{budget.PerWindow(1, time.Minute)}}}}}
 	}
 	first := g.mustEnqueue(process{"a"}, rate())
 	require.False(t, first.Parked)
@@ -467,7 +467,7 @@ func TestGated_EachWayToFreeUnitsMarksTheLine(t *testing.T) {
 		}},
 		"capture of a part": {func(_ *testing.T, g *gated) *jobs.Options {
 			g.in(pgx.ReadCommitted, func(tx pgx.Tx) error {
-				_, err := g.book.Place(g.ctx, tx, holds.Request{ID: "h", TTL: time.Hour, Lines: []holds.Line{{Scope: "s", Amount: 3}}})
+				_, err := g.book.Place(g.ctx, tx, holds.Placement{ID: "h", TTL: time.Hour, Lines: []holds.Line{{Scope: "s", Amount: 3}}})
 				return err
 			})
 			return lines("s", 2, budget.Lifetime(3))
@@ -589,7 +589,7 @@ func TestGated_AJobInItsNextLineIsLookedAtInTime(t *testing.T) {
 	both := needs(slots("gpu", 1, 1))
 	both.Hold.Charges = rate
 	require.True(t, g.mustEnqueue(process{"b"}, both).Parked)
-	require.False(t, g.mustEnqueue(process{"c"}, &jobs.Options{Hold: &holds.Request{Charges: rate}}).Parked)
+	require.False(t, g.mustEnqueue(process{"c"}, &jobs.Options{Hold: &holds.Placement{Charges: rate}}).Parked)
 	g.end(first.JobID)
 	require.Zero(t, g.release().Released)
 	require.Equal(t, 1, pgtest.Value[int](t, g.pool, "select count(*) from metered.parked_jobs where scope = 'rate'"))
@@ -693,7 +693,7 @@ func TestGated_TenantsTakeTurnsBehindCapsOfTheirOwn(t *testing.T) {
 				var items []jobs.Item
 				for range n {
 					o := needs(lines(tenant)...)
-					o.Fair = tenant
+					o.FairKey = tenant
 					items = append(items, jobs.Item{Args: process{tenant}, Options: o})
 				}
 				g.in(pgx.ReadCommitted, func(tx pgx.Tx) error {

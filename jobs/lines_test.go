@@ -21,7 +21,7 @@ func TestGated_AJobGetsItsTurnInTheLineThatItJoins(t *testing.T) {
 	pgtest.SetClock(t, g.pool, pgtest.Tomorrow(9))
 	enqueue := func(tenant string, lines ...holds.Line) jobs.Result {
 		o := needs(lines...)
-		o.Fair = tenant
+		o.FairKey = tenant
 		return g.mustEnqueue(process{tenant}, o)
 	}
 	own := enqueue("acme", slots("own", 1, 1))

@@ -29,15 +29,15 @@ type Options struct {
 	// even if the job goes on. No limit has MaxFrom. Thresholds of limits are reported by the next
 	// call that carries them, not by the job's start. It excludes UniqueOpts, ScheduledAt and
 	// Pending
-	Hold *holds.Request
+	Hold *holds.Placement
 
 	// Burst are the units that the job takes where those of Hold do not fit. A parked job waits
 	// for both.
-	Burst *holds.Request
+	Burst *holds.Placement
 
-	// Fair is the key by which parked jobs take turns, in up to 255 bytes. InsertOpts.Priority
+	// FairKey is the key by which parked jobs take turns, in up to 255 bytes. InsertOpts.Priority
 	// goes first. Defaults to Tenant.
-	Fair string
+	FairKey string
 
 	// GiveBack makes a job that failed or is snoozed give the units of its Lines back, and wait
 	// for them again from the time on that River has for its next attempt. Until it starts, it is
@@ -74,7 +74,7 @@ type Result struct {
 	Parked bool `json:"parked,omitempty"`
 }
 
-// Enqueued is a new job in a metered.Notice, with River's id.
+// Enqueued is a new job in a metered.CommandNotice, with River's id.
 type Enqueued struct {
 	ID     int64  `json:"id"`
 	Queue  string `json:"queue"`

@@ -46,7 +46,7 @@ func TestPlans_AParkedJobIsTheSameWorkHoweverManyWait(t *testing.T) {
 			var items []jobs.Item
 			for i := range min(1000, n-at) {
 				o := needs(slots("gpu", 1, 1))
-				o.Fair = fmt.Sprint(i % 50)
+				o.FairKey = fmt.Sprint(i % 50)
 				items = append(items, jobs.Item{Args: process{"waits"}, Options: o})
 			}
 			g.in(pgx.ReadCommitted, func(tx pgx.Tx) error { _, err := g.EnqueueMany(g.ctx, tx, items); return err })

@@ -171,7 +171,7 @@ func TestGated_AJobThatJoinsDuringALookIsNotForgotten(t *testing.T) {
 	g := openGated(t, nil)
 	clock := pgtest.SetClock(t, g.pool, pgtest.Tomorrow(9))
 	charge := func(amount, most int64, window time.Duration, priority int) *jobs.Options {
-		o := &jobs.Options{Hold: &holds.Request{Charges: []budget.Charge{{Scope: "rate", Amount: amount, Limits: []budget.Limit{budget.PerWindow(most, window)}}}}}
+		o := &jobs.Options{Hold: &holds.Placement{Charges: []budget.Charge{{Scope: "rate", Amount: amount, Limits: []budget.Limit{budget.PerWindow(most, window)}}}}}
 		o.InsertOpts.Priority = priority
 		return o
 	}
@@ -256,7 +256,7 @@ func TestRun_KilledConnectionsLoseNoJobAndNoUnit(t *testing.T) {
 	require.NoError(t, pgtest.InParallel(4, func(w int) error {
 		for i := range total / 4 {
 			o := needs(slots("gpu", 1, most))
-			o.Key, o.Fair = fmt.Sprintf("%d/%d", w, i), fmt.Sprint(i%3)
+			o.Key, o.FairKey = fmt.Sprintf("%d/%d", w, i), fmt.Sprint(i%3)
 			o.Hold.Charges = []budget.Charge{{Scope: "calls", Amount: 3, Limits: []budget.Limit{budget.PerWindow(1_000_000, time.Hour)}}}
 			for { // on a hot scope, an old snapshot collides again and again
 				err := pgtest.Retried(g.ctx, g.pool, isolationLevels[i%3], func(tx pgx.Tx) error {
@@ -326,7 +326,7 @@ func TestRun_HearsOfFreedUnitsAndOfEarlierLooksAtOnce(t *testing.T) {
 	run(t, g.Enqueuer, g.pool, func(err error) { t.Error(err) })
 	place := func(id string) {
 		g.in(pgx.ReadCommitted, func(tx pgx.Tx) error {
-			_, err := g.book.Place(g.ctx, tx, holds.Request{ID: id, TTL: time.Hour, Lines: []holds.Line{{Scope: id, Amount: 3}}})
+			_, err := g.book.Place(g.ctx, tx, holds.Placement{ID: id, TTL: time.Hour, Lines: []holds.Line{{Scope: id, Amount: 3}}})
 			return err
 		})
 	}

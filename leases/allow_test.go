@@ -43,7 +43,7 @@ func (f *fixture) warmAllow(p *leases.Pool, c budget.Charge) (allowed int64) {
 func TestAllow_WithoutPostgresGoesOnAsLongAsItsSlicesLast(t *testing.T) {
 	t.Parallel()
 	f := setUp(t)
-	p, w := f.tapped(leases.Rule{Least: 50, Most: 50, TTL: time.Minute, Idle: time.Minute}, true)
+	p, w := f.tapped(leases.Rule{MinSlice: 50, MaxSlice: 50, TTL: time.Minute, Idle: time.Minute}, true)
 	c := charge(1, budget.Lifetime(100_000))
 	allowed := f.warmAllow(p, c)
 	w.Refuse(true)
@@ -184,12 +184,12 @@ func TestAllow_RefusesFromMemoryUntilTheRetryTime(t *testing.T) {
 	require.NoError(t, p.Allow(t.Context(), c))
 }
 
-// A credit, and a release, end a refusal that is remembered within Rule.Refuse.
+// A credit, and a release, end a refusal that is remembered within Rule.RememberRefusal.
 func TestAllow_ARememberedRefusalEndsWithACredit(t *testing.T) {
 	t.Parallel()
 	f := setUp(t)
 	const remembered = 200 * time.Millisecond
-	p, w := f.tapped(leases.Rule{Refuse: remembered}, true)
+	p, w := f.tapped(leases.Rule{RememberRefusal: remembered}, true)
 	c := charge(1, budget.Lifetime(10))
 	for range 10 {
 		require.NoError(t, p.Allow(t.Context(), c))
@@ -222,7 +222,7 @@ func TestRecall_UnitsOfOtherProcessesComeSoon(t *testing.T) {
 		t.Run(use, func(t *testing.T) {
 			t.Parallel()
 			f := setUp(t)
-			rule := leases.Rule{Share: 1, Least: 1000, TTL: time.Hour, Idle: time.Hour}
+			rule := leases.Rule{Share: 1, MinSlice: 1000, TTL: time.Hour, Idle: time.Hour}
 			has, wants := f.pool(rule), f.pool(leases.Rule{})
 			limit := budget.Lifetime(1000)
 			scopes := []string{"one", "two", "three"}
@@ -281,7 +281,7 @@ func TestRecall_UnitsOfADeadProcessAreThereAtTheEnd(t *testing.T) {
 			clock := pgtest.SetClock(t, f.db, pgtest.Tomorrow(9))
 			dead := f.open("rows", 100, 10*time.Second)
 			require.NoError(t, dead.spend(t.Context(), f.db, 0, 1))
-			p, _ := f.tapped(leases.Rule{Refuse: 20 * time.Millisecond}, true)
+			p, _ := f.tapped(leases.Rule{RememberRefusal: 20 * time.Millisecond}, true)
 			ask := func() error {
 				if use == "allow" {
 					return p.Allow(t.Context(), charge(1, budget.Lifetime(100)))
@@ -309,7 +309,7 @@ func TestAllow_AnEndedLeaseThatNobodySettlesHasARetryTime(t *testing.T) {
 	_, err := f.db.Exec(t.Context(), `update metered.leases set mode = 'r', child = 'away'`)
 	require.NoError(t, err)
 	clock.Advance(time.Hour)
-	p, w := f.tapped(leases.Rule{Refuse: time.Minute}, true)
+	p, w := f.tapped(leases.Rule{RememberRefusal: time.Minute}, true)
 	limit := budget.Lifetime(100)
 	w.Each(func(*pgtest.Flush) {})
 	for range 1000 {

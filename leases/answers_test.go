@@ -26,7 +26,7 @@ func TestRetire_EndsTheLeasesOfItsScope(t *testing.T) {
 			f := setUp(t)
 			in := func(g func(tx pgx.Tx) error) error { return pgx.BeginFunc(f.Context(), f.db, g) }
 			require.NoError(t, in(func(tx pgx.Tx) error { _, err := f.ledger.Create(f.Context(), tx, "hot"); return err }))
-			p := f.pool(leases.Rule{Least: 1000})
+			p := f.pool(leases.Rule{MinSlice: 1000})
 			c := charge(1, budget.Lifetime(1<<40))
 			c.MustExist = true
 			f.warm(p, c)
@@ -81,7 +81,7 @@ func TestRetire_RecallsWhatAllowHasInMemory(t *testing.T) {
 			} else {
 				require.NoError(t, f.in(pgx.ReadCommitted, func(tx pgx.Tx) error { _, err := f.ledger.Create(f.Context(), tx, "hot"); return err }))
 			}
-			p := f.pool(leases.Rule{Least: 1 << 30, TTL: time.Hour, Idle: time.Hour})
+			p := f.pool(leases.Rule{MinSlice: 1 << 30, TTL: time.Hour, Idle: time.Hour})
 			c := charge(1, limit)
 			c.MustExist = ended == "retired"
 			f.warmAllow(p, c)
@@ -105,7 +105,7 @@ func TestRecall_ReachesASliceOnItsWay(t *testing.T) {
 	var err error
 	f.ledger, err = budget.New(budget.Config{LockTimeout: time.Minute})
 	require.NoError(t, err)
-	p := f.pool(leases.Rule{Least: 1 << 30, TTL: time.Hour, Idle: time.Hour})
+	p := f.pool(leases.Rule{MinSlice: 1 << 30, TTL: time.Hour, Idle: time.Hour})
 	c := charge(1, budget.Lifetime(1<<40))
 	other := c
 	other.Scope = "other"

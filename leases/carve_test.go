@@ -78,7 +78,7 @@ func (f *carving) charge(level pgx.TxIsoLevel, scope string, amount int64, limit
 
 func (f *carving) hold(id, scope string, amount int64, ttl time.Duration) error {
 	return f.in(pgx.ReadCommitted, func(tx pgx.Tx) error {
-		_, err := f.book.Place(context.Background(), tx, holds.Request{ID: id, TTL: ttl, Lines: []holds.Line{{Scope: scope, Amount: amount}}})
+		_, err := f.book.Place(context.Background(), tx, holds.Placement{ID: id, TTL: ttl, Lines: []holds.Line{{Scope: scope, Amount: amount}}})
 		return err
 	})
 }
@@ -154,7 +154,7 @@ func TestCarve_AClosedChildLetsNothingIn(t *testing.T) {
 				return err
 			},
 			"a hold": func(tx pgx.Tx) error {
-				_, err := f.book.Place(t.Context(), tx, holds.Request{TTL: time.Minute, Lines: []holds.Line{{Scope: "run", Amount: 1}}})
+				_, err := f.book.Place(t.Context(), tx, holds.Placement{TTL: time.Minute, Lines: []holds.Line{{Scope: "run", Amount: 1}}})
 				return err
 			},
 			"a credit": func(tx pgx.Tx) error {

@@ -86,11 +86,11 @@ func TestLeases_OfCommands(t *testing.T) {
 		for _, level := range pgtest.Size(pgtest.IsolationLevels[i:i+1], pgtest.IsolationLevels) {
 			t.Run(mode.String()+" "+string(level), func(t *testing.T) {
 				t.Parallel()
-				l := newLeased(t, metered.Config{}, leases.Rule{Least: 1000, TTL: time.Minute, Idle: time.Minute}, mode)
+				l := newLeased(t, metered.Config{}, leases.Rule{MinSlice: 1000, TTL: time.Minute, Idle: time.Minute}, mode)
 				spent := l.warm(millionth)
 				cmd := metered.Command{ID: "op", Input: 1, Isolation: level, Token: pgtest.Redeem(pgtest.Mint(t, l.db, l.c)), Charges: []budget.Charge{
 					{Scope: "hot", Amount: 5, Limits: []budget.Limit{millionth}}, pgtest.Charge("cold", 7, 100)},
-					Holds: []holds.Request{{ID: "h", TTL: time.Hour, Lines: []holds.Line{{Scope: "room", Amount: 2}}}}}
+					Holds: []holds.Placement{{ID: "h", TTL: time.Hour, Lines: []holds.Line{{Scope: "room", Amount: 2}}}}}
 				function := func(ctx context.Context, tx *metered.Tx) (pgtest.Uploaded, error) {
 					if err := tx.Charge(pgtest.Charge("own", 3, 100), budget.Charge{Scope: "hot", Amount: 2, Limits: []budget.Limit{millionth}}); err != nil {
 						return pgtest.Uploaded{}, err
@@ -183,7 +183,7 @@ func TestLeases_OneThatClosesMeanwhileIsLeftForAnother(t *testing.T) {
 func TestLeases_TheFirstLookDoesNotRefuseUnitsOfALease(t *testing.T) {
 	t.Parallel()
 	refusals := 0
-	l := newLeased(t, metered.Config{EarlyLook: true, OnRefusal: func(context.Context, metered.Refusal) { refusals++ }}, leases.Rule{Share: 1, Least: 50, Most: 1000, TTL: time.Minute, Idle: time.Minute, Lasts: time.Minute}, pgx.QueryExecModeCacheStatement)
+	l := newLeased(t, metered.Config{EarlyLook: true, OnRefusal: func(context.Context, metered.RefusedCommand) { refusals++ }}, leases.Rule{Share: 1, MinSlice: 50, MaxSlice: 1000, TTL: time.Minute, Idle: time.Minute, SliceLasts: time.Minute}, pgx.QueryExecModeCacheStatement)
 	limit := budget.Lifetime(200)
 	spent := l.warm(limit)
 	u, err := l.c.Budget.Usage(t.Context(), l.db, budget.Query{Scope: "hot"})

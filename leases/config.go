@@ -54,15 +54,15 @@ type Rule struct {
 	// Prefix is what the scopes begin with, such as "org/". "" matches all scopes.
 	Prefix string
 
-	// Least is the smallest slice, in units, from 1 to 2^53. Defaults to 16.
-	Least int64
+	// MinSlice is the smallest slice, in units, from 1 to 2^53. Defaults to 16.
+	MinSlice int64
 
-	// Most is the largest slice, in units, from Least to 2^53. Defaults to 1<<20.
-	Most int64
+	// MaxSlice is the largest slice, in units, from MinSlice to 2^53. Defaults to 1<<20.
+	MaxSlice int64
 
-	// Lasts is how long a slice should last at the present rate of spending: slices grow and
+	// SliceLasts is how long a slice should last at the present rate of spending: slices grow and
 	// shrink to it. It is from 10ms to 1m. Defaults to 500ms.
-	Lasts time.Duration
+	SliceLasts time.Duration
 
 	// Idle is how long an unused slice is kept before its units are returned, from 10ms to TTL.
 	// Defaults to 1s.
@@ -76,9 +76,9 @@ type Rule struct {
 	// greater Share leaves more for other processes. Defaults to 32.
 	Share int
 
-	// Refuse is how long a refusal is remembered, for the same amount, where a credit or a release
+	// RememberRefusal is how long a refusal is remembered, for the same amount, where a credit or a release
 	// could end it earlier. It is from 0 to 1m. Defaults to 100ms.
-	Refuse time.Duration
+	RememberRefusal time.Duration
 }
 
 func (r *Rule) complete(i int) error {
@@ -88,7 +88,7 @@ func (r *Rule) complete(i int) error {
 		otherwise  int64
 		name       string
 		least, max int64
-	}{{&r.Least, 16, "Least", 1, bounds.MaxAmount}, {&r.Most, max(1<<20, r.Least), "Most", r.Least, bounds.MaxAmount}} {
+	}{{&r.MinSlice, 16, "MinSlice", 1, bounds.MaxAmount}, {&r.MaxSlice, max(1<<20, r.MinSlice), "MaxSlice", r.MinSlice, bounds.MaxAmount}} {
 		if *d.value == 0 {
 			*d.value = d.otherwise
 		}
@@ -111,8 +111,8 @@ func (r *Rule) complete(i int) error {
 		name       string
 		least, max time.Duration
 	}{
-		{&r.TTL, 0, "TTL", 100 * time.Millisecond, time.Hour}, {&r.Lasts, 500 * time.Millisecond, "Lasts", 10 * time.Millisecond, time.Minute},
-		{&r.Idle, min(time.Second, r.TTL), "Idle", 10 * time.Millisecond, r.TTL}, {&r.Refuse, 100 * time.Millisecond, "Refuse", 0, time.Minute},
+		{&r.TTL, 0, "TTL", 100 * time.Millisecond, time.Hour}, {&r.SliceLasts, 500 * time.Millisecond, "SliceLasts", 10 * time.Millisecond, time.Minute},
+		{&r.Idle, min(time.Second, r.TTL), "Idle", 10 * time.Millisecond, r.TTL}, {&r.RememberRefusal, 100 * time.Millisecond, "RememberRefusal", 0, time.Minute},
 	} {
 		if *d.value == 0 {
 			*d.value = d.otherwise

@@ -213,7 +213,7 @@ func (h *history) place() {
 	h.serial++
 	id, amount := fmt.Sprint(h.scope, "/", h.serial), h.amount()
 	if h.refusedOr(h.in(func(tx pgx.Tx) error {
-		_, err := h.book.Place(h.Context(), tx, holds.Request{ID: id, TTL: time.Hour, Lines: []holds.Line{{Scope: h.scope, Amount: amount, Limits: h.limits}}})
+		_, err := h.book.Place(h.Context(), tx, holds.Placement{ID: id, TTL: time.Hour, Lines: []holds.Line{{Scope: h.scope, Amount: amount, Limits: h.limits}}})
 		return err
 	})) {
 		return

@@ -57,7 +57,7 @@ func (p *Pool) open(ctx context.Context, s *slot) (_ *slice, err error) {
 	if s.memory {
 		mode = "memory"
 	}
-	terms := ledger.LeaseTerms{Mode: mode, Owner: p.cfg.Owner, Least: s.rule.Least, Share: s.rule.Share, TTL: s.rule.TTL}
+	terms := ledger.LeaseTerms{Mode: mode, Owner: p.cfg.Owner, Least: s.rule.MinSlice, Share: s.rule.Share, TTL: s.rule.TTL}
 	call, err := inBudget.Charges(p.ledger, budget.Charge{Scope: s.scope, Amount: size, Limits: s.limits, MustExist: s.mustExist, Note: p.note()})
 	if err != nil {
 		return nil, err

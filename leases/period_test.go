@@ -21,7 +21,7 @@ func TestPeriods_ALeaseOverTheEndNeverLetsTooManyIn(t *testing.T) {
 	midnight := time.Date(2026, 3, 2, 0, 0, 0, 0, time.UTC)
 	clock := pgtest.SetClock(t, f.db, midnight.Add(-10*time.Minute))
 	limit := budget.Per(1000, budget.Day, time.UTC, time.Time{})
-	p := f.pool(leases.Rule{Prefix: "hot", TTL: time.Hour, Least: 100, Most: 100, Share: 1, Idle: time.Hour})
+	p := f.pool(leases.Rule{Prefix: "hot", TTL: time.Hour, MinSlice: 100, MaxSlice: 100, Share: 1, Idle: time.Hour})
 	spent := f.warm(p, charge(1, limit))
 
 	var ends time.Time

@@ -131,7 +131,7 @@ func (s *slot) measure(used int64, since time.Time) {
 
 // size is the size of the next slice: enough to last for a while, at the demand seen.
 func (s *slot) size() int64 {
-	return min(max(int64(s.rate*s.rule.Lasts.Seconds()), s.rule.Least), s.rule.Most)
+	return min(max(int64(s.rate*s.rule.SliceLasts.Seconds()), s.rule.MinSlice), s.rule.MaxSlice)
 }
 
 // prefetch asks for the next slice in the background.
@@ -282,7 +282,7 @@ func (s *slot) refuse(amount int64, refused *budget.ExceededError) {
 	for _, x := range refused.Refusals {
 		r.sure = r.sure && (x.Limit.Window > 0 || !x.Limit.Period.IsZero()) && x.Held+x.OwnHeld+x.Leased == 0
 	}
-	lasts := s.rule.Refuse
+	lasts := s.rule.RememberRefusal
 	if r.sure {
 		lasts = max(lasts, sureFor)
 	}

@@ -18,7 +18,7 @@ func TestSlot_ARefusalIsRememberedForSecondsAndForItsAmount(t *testing.T) {
 		return &budget.ExceededError{Refusals: []budget.Refusal{
 			{Limit: limit, Requested: amount, RetryAfter: after}, {Limit: limit, Requested: amount, RetryAfter: after / 2}}}
 	}
-	s := &slot{rule: &Rule{Refuse: 100 * time.Millisecond}}
+	s := &slot{rule: &Rule{RememberRefusal: 100 * time.Millisecond}}
 	for _, c := range []struct {
 		amount       int64
 		limit        budget.Limit

@@ -35,10 +35,10 @@ func TestThreshold_IsReportedByLeasesAndCarvings(t *testing.T) {
 	}
 	ledger, err := budget.New(cfg)
 	require.NoError(t, err)
-	p, err := leases.New(f.db, ledger, leases.Config{Rules: []leases.Rule{{Share: 2, Least: 200, TTL: time.Minute, Idle: time.Minute}}, OnError: func(err error) { t.Log(err) }})
+	p, err := leases.New(f.db, ledger, leases.Config{Rules: []leases.Rule{{Share: 2, MinSlice: 200, TTL: time.Minute, Idle: time.Minute}}, OnError: func(err error) { t.Log(err) }})
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = p.Close(context.Background()) })
-	limit := budget.Lifetime(1000).Tell(budget.Threshold{Name: "5", Used: 5}, budget.Threshold{Name: "200", Used: 200, Rearm: 150})
+	limit := budget.Lifetime(1000).WithThresholds(budget.Threshold{Name: "5", Used: 5}, budget.Threshold{Name: "200", Used: 200, Rearm: 150})
 
 	f.warm(p, charge(5, limit))
 	require.Equal(t, 1, told("hot", "5"), "by the first charge, which went to the ledger")
@@ -90,11 +90,11 @@ func TestThreshold_OnSpendingIsReportedWhenALeaseIsSettled(t *testing.T) {
 		require.NoError(t, err)
 		return all
 	}
-	limit := budget.Lifetime(1000).Tell(budget.Threshold{Name: "20", Used: 20, Spent: true}, budget.Threshold{Name: "100", Used: 100, Spent: true})
+	limit := budget.Lifetime(1000).WithThresholds(budget.Threshold{Name: "20", Used: 20, Spent: true}, budget.Threshold{Name: "100", Used: 100, Spent: true})
 	ledger, err := budget.New(cfg)
 	require.NoError(t, err)
 	pool := func() *leases.Pool {
-		p, err := leases.New(f.db, ledger, leases.Config{Rules: []leases.Rule{{Share: 2, Least: 200, TTL: time.Minute, Idle: time.Minute}}, OnError: func(err error) { t.Log(err) }})
+		p, err := leases.New(f.db, ledger, leases.Config{Rules: []leases.Rule{{Share: 2, MinSlice: 200, TTL: time.Minute, Idle: time.Minute}}, OnError: func(err error) { t.Log(err) }})
 		require.NoError(t, err)
 		t.Cleanup(func() { _ = p.Close(context.Background()) })
 		return p
@@ -117,7 +117,7 @@ func TestThreshold_OnSpendingIsReportedWhenALeaseIsSettled(t *testing.T) {
 
 	fail.Store(true)
 	p = pool()
-	late := budget.Lifetime(1000).Tell(budget.Threshold{Name: "150", Used: 150, Spent: true})
+	late := budget.Lifetime(1000).WithThresholds(budget.Threshold{Name: "150", Used: 150, Spent: true})
 	warm := f.warmAllow(p, budget.Charge{Scope: "other", Amount: 1, Limits: []budget.Limit{late}})
 	require.NoError(t, p.Allow(t.Context(), budget.Charge{Scope: "other", Amount: 150, Limits: []budget.Limit{late}}))
 	require.NoError(t, p.Close(t.Context()), "the lease is settled although the report fails")

@@ -30,7 +30,7 @@ func ExampleRun() {
 				return err
 			}
 		}
-		_, err := book.Place(ctx, tx, holds.Request{ID: "h1", TTL: time.Minute, Lines: []holds.Line{{Scope: "room", Amount: 1}}})
+		_, err := book.Place(ctx, tx, holds.Placement{ID: "h1", TTL: time.Minute, Lines: []holds.Line{{Scope: "room", Amount: 1}}})
 		return err
 	}))
 	setClock(start.AddDate(0, 0, 401))

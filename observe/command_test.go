@@ -133,7 +133,7 @@ func TestObserver_HearsOfRefusalsByLimit(t *testing.T) {
 			return err
 		},
 		"Do of a hold": func() error {
-			_, err := metered.Do[any](ctx, c, metered.Command{ID: "op", Input: 1, Holds: []holds.Request{{Lines: []holds.Line{{Scope: "a", Amount: 10, Limits: all.Limits}}, TTL: time.Minute}}}, nil)
+			_, err := metered.Do[any](ctx, c, metered.Command{ID: "op", Input: 1, Holds: []holds.Placement{{Lines: []holds.Line{{Scope: "a", Amount: 10, Limits: all.Limits}}, TTL: time.Minute}}}, nil)
 			return err
 		},
 		"Do of a sticky charge": func() error {
@@ -162,7 +162,7 @@ func TestObserver_HearsOfRefusalsByLimit(t *testing.T) {
 		},
 		"Place": func() error {
 			return in(func(tx pgx.Tx) error {
-				_, err := c.Holds.Place(ctx, tx, holds.Request{Lines: []holds.Line{{Scope: "a", Amount: 10, Limits: all.Limits}}, TTL: time.Minute})
+				_, err := c.Holds.Place(ctx, tx, holds.Placement{Lines: []holds.Line{{Scope: "a", Amount: 10, Limits: all.Limits}}, TTL: time.Minute})
 				return err
 			})
 		},

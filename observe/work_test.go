@@ -108,7 +108,7 @@ func TestObserver_HearsHowAnUnknownOutcomeIsResolved(t *testing.T) {
 		each := func(f *pgtest.Flush) bool { return f.Has("charge_each(") }
 		r.Forget()
 		w.Once(each, func(f *pgtest.Flush) { f.LoseAnswer() })
-		_, err = b.Ingest(t.Context(), budget.Event{ID: "e", Charge: pgtest.Charge("a", 1, 5)})
+		_, err = b.Ingest(t.Context(), budget.UsageEvent{ID: "e", Charge: pgtest.Charge("a", 1, 5)})
 		require.NoError(t, err)
 		require.Equal(t, []string{"commit_lost  1", "commit_resolved committed 1"}, r.Told())
 		require.NoError(t, b.Close(t.Context()))
@@ -128,8 +128,8 @@ func TestObserver_HearsOfHoldsSweepsAndPurges(t *testing.T) {
 	pool, c := pgtest.SetUp(t, metered.Config{Observer: &r, Holds: holds.Config{Subscribers: []holds.Subscriber{subscriber}}})
 	ctx := t.Context()
 	clock := pgtest.SetClock(t, pool, pgtest.Tomorrow(9))
-	request := func(id string) holds.Request {
-		return holds.Request{ID: id, Lines: []holds.Line{{Scope: "s", Amount: 3}}, TTL: time.Minute}
+	request := func(id string) holds.Placement {
+		return holds.Placement{ID: id, Lines: []holds.Line{{Scope: "s", Amount: 3}}, TTL: time.Minute}
 	}
 	in := func(f func(tx pgx.Tx) error) { t.Helper(); require.NoError(t, pgx.BeginFunc(ctx, pool, f)) }
 	r.Forget()
@@ -157,7 +157,7 @@ func TestObserver_HearsOfHoldsSweepsAndPurges(t *testing.T) {
 		r.Names(t, observe.Call))
 
 	for _, id := range []string{"held up", "x", "y"} {
-		_, err := metered.Do[any](ctx, c, metered.Command{ID: id, Input: 1, Holds: []holds.Request{request(id)}}, nil)
+		_, err := metered.Do[any](ctx, c, metered.Command{ID: id, Input: 1, Holds: []holds.Placement{request(id)}}, nil)
 		require.NoError(t, err)
 	}
 	r.Forget()
@@ -214,7 +214,7 @@ func TestObserver_HearsOfLeases(t *testing.T) {
 	db := pgtest.Open(t)
 	ledger, err := budget.New(budget.Config{Observer: &r})
 	require.NoError(t, err)
-	p, err := leases.New(db, ledger, leases.Config{Rules: []leases.Rule{{Share: 2, Least: 10}}})
+	p, err := leases.New(db, ledger, leases.Config{Rules: []leases.Rule{{Share: 2, MinSlice: 10}}})
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = p.Close(context.Background()) })
 	limit := budget.Lifetime(1000)

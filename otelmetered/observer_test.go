@@ -152,7 +152,7 @@ func (s *service) upload(ctx context.Context, id, token string) error {
 	_, err := metered.Do(ctx, s.client, metered.Command{
 		ID: id, Name: "upload", Tenant: "ann", Input: 1, Token: &metered.Redeem{Purpose: "upload", Subject: "ann", Presented: token},
 		Charges: []budget.Charge{{Scope: "org", Amount: 6, Limits: []budget.Limit{budget.PerWindow(10, time.Hour).Named("hourly")}}},
-		Holds:   []holds.Request{{Lines: []holds.Line{{Scope: "disk", Amount: 1}}, TTL: time.Second}},
+		Holds:   []holds.Placement{{Lines: []holds.Line{{Scope: "disk", Amount: 1}}, TTL: time.Second}},
 	}, func(ctx context.Context, tx *metered.Tx) (int64, error) {
 		job, err := tx.Enqueue(ctx, thumbnail{1}, &jobs.Options{Key: id})
 		return job.JobID, err

@@ -91,7 +91,7 @@ func (s *service) parked(clock *pgtest.Clock) {
 	}})
 	require.NoError(t, err)
 	for i := range 3 {
-		opts := &jobs.Options{Hold: &holds.Request{Lines: []holds.Line{{Scope: "gated", Amount: 1, Limits: []budget.Limit{budget.Lifetime(most)}}}}}
+		opts := &jobs.Options{Hold: &holds.Placement{Lines: []holds.Line{{Scope: "gated", Amount: 1, Limits: []budget.Limit{budget.Lifetime(most)}}}}}
 		if i == 2 {
 			opts.MaxWait = time.Minute
 		}
@@ -121,7 +121,7 @@ func (s *service) threshold() {
 	s.T.Helper()
 	l, err := budget.New(budget.Config{Observer: s.w, OnThreshold: func(context.Context, pgx.Tx, budget.Crossing) error { return nil }})
 	require.NoError(s.T, err)
-	limit := budget.Lifetime(10).Named("hourly").Tell(budget.Threshold{Name: "half", Percent: 50})
+	limit := budget.Lifetime(10).Named("hourly").WithThresholds(budget.Threshold{Name: "half", Percent: 50})
 	require.NoError(s.T, pgx.BeginFunc(s.T.Context(), s.pool, func(tx pgx.Tx) error {
 		_, err := l.Charge(s.T.Context(), tx, budget.Charge{Scope: "told", Amount: 5, Limits: []budget.Limit{limit}})
 		return err
@@ -175,7 +175,7 @@ func (s *service) lease() {
 	t, ctx := s.T, s.T.Context()
 	ledger, err := budget.New(budget.Config{Observer: s.w})
 	require.NoError(t, err)
-	p, err := leases.New(s.pool, ledger, leases.Config{Rules: []leases.Rule{{Share: 2, Least: 10}}})
+	p, err := leases.New(s.pool, ledger, leases.Config{Rules: []leases.Rule{{Share: 2, MinSlice: 10}}})
 	require.NoError(t, err)
 	limit := []budget.Limit{budget.Lifetime(1000).Named("stock")}
 	for opened := false; !opened; {

@@ -70,7 +70,7 @@ func replicate(t *testing.T, opts pgserver.Options) *replication {
 func (r *replication) place(id string) replica.LSN {
 	r.Helper()
 	require.NoError(r, pgx.BeginFunc(r.Context(), r.primary, func(tx pgx.Tx) error {
-		_, err := r.book.Place(r.Context(), tx, holds.Request{
+		_, err := r.book.Place(r.Context(), tx, holds.Placement{
 			ID: id, Holder: "ann", TTL: time.Hour, Lines: []holds.Line{{Scope: "room", Amount: 1}},
 			Charges: []budget.Charge{{Scope: "user/ann", Amount: 1}},
 		})
@@ -237,7 +237,7 @@ func TestReadLSN_IsAfterEarlierReads(t *testing.T) {
 		require.NoError(t, r.readAt(before, time.Minute, noRead))
 		r.replay("pg_wal_replay_pause")
 		_, err = metered.Do(ctx, r.client, metered.Command{ID: id, Input: 1}, func(ctx context.Context, tx *metered.Tx) (string, error) {
-			return tx.Place(ctx, holds.Request{ID: id, TTL: time.Hour, Lines: []holds.Line{{Scope: "room", Amount: 1}}}, nil)
+			return tx.Place(ctx, holds.Placement{ID: id, TTL: time.Hour, Lines: []holds.Line{{Scope: "room", Amount: 1}}}, nil)
 		})
 		require.NoError(t, err)
 		var lsn replica.LSN

@@ -90,7 +90,7 @@ func (s set) whole(t *testing.T, id string) (metered.Command, metered.Func[strin
 			require.NoError(t, err)
 			_, err = tx.Enqueue(ctx, process{id}, &jobs.Options{Key: id})
 			require.NoError(t, err)
-			_, err = tx.Place(ctx, holds.Request{ID: id, Lines: []holds.Line{{Scope: "seats", Amount: 1}}, TTL: time.Hour}, nil)
+			_, err = tx.Place(ctx, holds.Placement{ID: id, Lines: []holds.Line{{Scope: "seats", Amount: 1}}, TTL: time.Hour}, nil)
 			return "done", err
 		}
 }

@@ -91,7 +91,7 @@ func TestSweep_AnnouncesWhatADueHoldGaveBackToAnEndedLot(t *testing.T) {
 		f.grant(wallet.Grant{Amount: 1000, For: 90 * time.Minute})
 		_, err := do(f, func(ctx context.Context, tx pgx.Tx) (_ struct{}, err error) {
 			for i := range n {
-				r := holds.Request{ID: fmt.Sprint(i), TTL: 2*time.Hour + time.Duration(i)*time.Microsecond, Lines: []holds.Line{f.book.Line("ann", 2)}}
+				r := holds.Placement{ID: fmt.Sprint(i), TTL: 2*time.Hour + time.Duration(i)*time.Microsecond, Lines: []holds.Line{f.book.Line("ann", 2)}}
 				if _, err := f.holds.Place(ctx, tx, r); err != nil {
 					return struct{}{}, err
 				}

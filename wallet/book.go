@@ -105,7 +105,7 @@ func New(l *budget.Ledger, cfg Config) (*Book, error) {
 	}
 	cfg.Priorities, cfg.Subscribers = priorities, slices.Clone(cfg.Subscribers)
 	b := &Book{ledger: l, cfg: cfg, schema: name, wait: wait, sql: render(name), observer: inBudget.Observer(l)}
-	b.limit = budget.Prepaid(cfg.Overdraft).Named("credit").Tell(cfg.Thresholds...)
+	b.limit = budget.Prepaid(cfg.Overdraft).Named("credit").WithThresholds(cfg.Thresholds...)
 	b.cfg.Thresholds = b.limit.Thresholds()
 	_, err := b.priced("-", someone)
 	var argument *fault.Argument

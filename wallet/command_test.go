@@ -259,8 +259,8 @@ func TestCommand_AHoldOfAWalletOutlivesTheLot(t *testing.T) {
 	p := newPurse(t, wallet.Config{})
 	p.grant("ann", 10, time.Hour)
 	p.grant("ann", 5, 0)
-	hold := holds.Request{ID: "stream", Lines: []holds.Line{p.book.Line("ann", 8)}, TTL: 3 * time.Hour}
-	_, err := metered.Do[pgtest.Uploaded](t.Context(), p.c, metered.Command{ID: "begin", Holds: []holds.Request{hold}}, nil)
+	hold := holds.Placement{ID: "stream", Lines: []holds.Line{p.book.Line("ann", 8)}, TTL: 3 * time.Hour}
+	_, err := metered.Do[pgtest.Uploaded](t.Context(), p.c, metered.Command{ID: "begin", Holds: []holds.Placement{hold}}, nil)
 	require.NoError(t, err)
 	p.clock.Advance(2 * time.Hour)
 	require.EqualValues(t, 5, p.left("ann"), "2 lapsed, and 8 are held")
@@ -304,7 +304,7 @@ func TestLeases_OfAWalletAreOfItsLots(t *testing.T) {
 	p := newPurse(t, wallet.Config{})
 	p.grant("hot", 600, 5*time.Minute)
 	p.grant("hot", 400, 0)
-	lent, err := leases.New(p.pool, p.c.Budget, leases.Config{Rules: []leases.Rule{{Prefix: "hot", Share: 1, Least: 70, TTL: time.Hour, Idle: time.Hour}}, NoRecall: true})
+	lent, err := leases.New(p.pool, p.c.Budget, leases.Config{Rules: []leases.Rule{{Prefix: "hot", Share: 1, MinSlice: 70, TTL: time.Hour, Idle: time.Hour}}, NoRecall: true})
 	require.NoError(t, err)
 	defer func() { _ = lent.Close(context.Background()) }()
 	c := pgtest.NewClient(t, p.pool, metered.Config{Leases: lent})

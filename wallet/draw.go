@@ -39,7 +39,7 @@ type Drawn struct {
 	Amount int64     `json:"amount"`
 
 	// Lots are the lots that were drawn, in order.
-	Lots []Move `json:"lots,omitempty"`
+	Lots []LotMove `json:"lots,omitempty"`
 
 	// Overdrawn are the units that no lot covers.
 	Overdrawn int64 `json:"overdrawn"`

@@ -155,7 +155,7 @@ func TestCharge_KeepsTheLimitsThatItNames(t *testing.T) {
 	refusedBy(charge(f.book.Charge("ann", 41, month)), "month")
 	refusedBy(charge(f.book.Charge("ann", 111)), "credit")
 	_, err := do(f, func(ctx context.Context, tx pgx.Tx) (holds.Hold, error) {
-		return f.holds.Place(ctx, tx, holds.Request{TTL: time.Minute, Lines: []holds.Line{f.book.Line("ann", 41, month)}})
+		return f.holds.Place(ctx, tx, holds.Placement{TTL: time.Minute, Lines: []holds.Line{f.book.Line("ann", 41, month)}})
 	})
 	refusedBy(err, "month")
 	require.NoError(t, charge(f.book.Charge("ann", 40, month)))

@@ -49,7 +49,7 @@ func TestDueHolds_OfAWalletEndTogether(t *testing.T) {
 		_, err := do(f, func(ctx context.Context, tx pgx.Tx) (_ struct{}, err error) {
 			for i := range n {
 				line := f.book.Line("ann", 20*many/int64(n)) // together they hold all of it
-				if _, err := f.holds.Place(ctx, tx, holds.Request{ID: fmt.Sprint(i), TTL: time.Hour + time.Duration(i%7)*time.Minute, Lines: []holds.Line{line}}); err != nil {
+				if _, err := f.holds.Place(ctx, tx, holds.Placement{ID: fmt.Sprint(i), TTL: time.Hour + time.Duration(i%7)*time.Minute, Lines: []holds.Line{line}}); err != nil {
 					return struct{}{}, err
 				}
 			}
@@ -133,7 +133,7 @@ func TestDueHolds_ASumEndsWithTheLotOfItsUnits(t *testing.T) {
 	f.grant(wallet.Grant{Amount: 60, Reference: "b", Expires: noon.Add(90*time.Minute + time.Microsecond)})
 	_, err := do(f, func(ctx context.Context, tx pgx.Tx) (_ struct{}, err error) {
 		for i := range 60 {
-			r := holds.Request{ID: fmt.Sprint(i), TTL: time.Hour + time.Duration(i)*time.Minute, Lines: []holds.Line{f.book.Line("ann", 2)}}
+			r := holds.Placement{ID: fmt.Sprint(i), TTL: time.Hour + time.Duration(i)*time.Minute, Lines: []holds.Line{f.book.Line("ann", 2)}}
 			if _, err := f.holds.Place(ctx, tx, r); err != nil {
 				return struct{}{}, err
 			}

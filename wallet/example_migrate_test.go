@@ -69,9 +69,9 @@ func Example_migrate() {
 	// Shadow: the old system decides. Each event is recorded here, too, without a limit, so nothing is refused.
 	record := func(events ...oldEvent) (counted int) {
 		check(pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-			var all []budget.Event
+			var all []budget.UsageEvent
 			for _, e := range events {
-				all = append(all, budget.Event{
+				all = append(all, budget.UsageEvent{
 					Tenant: "old system", ID: e.id, OccurredAt: e.at, Charge: budget.Charge{Scope: e.wallet, Amount: e.units},
 				})
 			}

@@ -49,7 +49,7 @@ func Example() {
 	reservations, err := holds.New(ledger, holds.Config{})
 	check(err)
 	check(pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-		h, err := reservations.Place(ctx, tx, holds.Request{TTL: time.Minute, Lines: []holds.Line{book.Line("ann", 500)}})
+		h, err := reservations.Place(ctx, tx, holds.Placement{TTL: time.Minute, Lines: []holds.Line{book.Line("ann", 500)}})
 		if err != nil {
 			return err
 		}

@@ -57,7 +57,7 @@ func ExampleBook_Draw_use() {
 	show()
 
 	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-		_, err := reservations.Place(ctx, tx, holds.Request{TTL: time.Minute, Lines: []holds.Line{book.Line("ann", 30)}, Note: images})
+		_, err := reservations.Place(ctx, tx, holds.Placement{TTL: time.Minute, Lines: []holds.Line{book.Line("ann", 30)}, Note: images})
 		return err
 	})
 	check(err)

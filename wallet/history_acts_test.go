@@ -249,7 +249,7 @@ func (h *history) draw() {
 		if l.uses != nil {
 			seenActs.add("drawn for a use")
 		}
-		want.Lots = append(want.Lots, wallet.Move{Lot: h.nos[p.lot], Reference: cmp.Or(l.reference, l.shown), Category: l.category, Amount: p.amount})
+		want.Lots = append(want.Lots, wallet.LotMove{Lot: h.nos[p.lot], Reference: cmp.Or(l.reference, l.shown), Category: l.category, Amount: p.amount})
 	}
 	require.Equal(h.T, want, drawn)
 }

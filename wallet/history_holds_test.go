@@ -18,7 +18,7 @@ import (
 
 func (h *history) reserve() {
 	h.ids++
-	r := holds.Request{ID: fmt.Sprint(h.scope, "/", h.ids), TTL: h.seconds("ttl", 3, 8, 20, 40)}
+	r := holds.Placement{ID: fmt.Sprint(h.scope, "/", h.ids), TTL: h.seconds("ttl", 3, 8, 20, 40)}
 	r.Note.Use = h.use()
 	available := h.m.settled(h.now).available(r.Note.Use)
 	amount := h.units("amount", 1, 15)

@@ -17,7 +17,7 @@ import (
 func (f *fixture) place(id string, amount int64, ttl time.Duration) holds.Hold {
 	f.Helper()
 	h, err := do(f, func(ctx context.Context, tx pgx.Tx) (holds.Hold, error) {
-		return f.holds.Place(ctx, tx, holds.Request{ID: id, TTL: ttl, Lines: []holds.Line{f.book.Line("ann", amount)}})
+		return f.holds.Place(ctx, tx, holds.Placement{ID: id, TTL: ttl, Lines: []holds.Line{f.book.Line("ann", amount)}})
 	})
 	require.NoError(f, err)
 	return h

@@ -76,7 +76,7 @@ var killedActs = []struct {
 		return err
 	}, 35},
 	{"reserve", func(ctx context.Context, k *killable, tx pgx.Tx, w string) error {
-		_, err := k.client.Holds.Place(ctx, tx, holds.Request{ID: "h", TTL: time.Minute, Lines: []holds.Line{k.book.Line(w, 11)}})
+		_, err := k.client.Holds.Place(ctx, tx, holds.Placement{ID: "h", TTL: time.Minute, Lines: []holds.Line{k.book.Line(w, 11)}})
 		return err
 	}, 24},
 }

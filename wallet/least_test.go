@@ -25,7 +25,7 @@ func TestReservation_AMinimumIsDrawnFromItsOwnLots(t *testing.T) {
 	line := f.book.Line("ann", 60)
 	line.AtLeast = 30
 	_, err := do(f, func(ctx context.Context, tx pgx.Tx) (holds.Hold, error) {
-		return f.holds.Place(ctx, tx, holds.Request{ID: "h", TTL: 5 * time.Minute, Lines: []holds.Line{line}})
+		return f.holds.Place(ctx, tx, holds.Placement{ID: "h", TTL: 5 * time.Minute, Lines: []holds.Line{line}})
 	})
 	require.NoError(t, err)
 	f.clock.Advance(10 * time.Minute)
@@ -114,7 +114,7 @@ func minimumsReadTheSame(t *testing.T, seed uint64) {
 			line := f.book.Line(name, 1+r.Int64N(25))
 			line.AtLeast = r.Int64N(line.Amount + 1)
 			_, _ = do(f, func(ctx context.Context, tx pgx.Tx) (holds.Hold, error) {
-				return f.holds.Place(ctx, tx, holds.Request{ID: fmt.Sprint(name, "-", n), TTL: time.Duration(1+r.IntN(8)) * time.Minute, Lines: []holds.Line{line}})
+				return f.holds.Place(ctx, tx, holds.Placement{ID: fmt.Sprint(name, "-", n), TTL: time.Duration(1+r.IntN(8)) * time.Minute, Lines: []holds.Line{line}})
 			})
 		}
 	}

@@ -65,9 +65,9 @@ func TestPlans_NoCallReadsMoreTheLongerTheHistory(t *testing.T) {
 				case "refund overdraft":
 					_, err = ledger.Refund(ctx, tx, budget.Refund{Scope: "bob", Seq: over.Seq, Amount: 2})
 				case "place":
-					_, err = held.Place(ctx, tx, holds.Request{ID: id, TTL: 10 * time.Minute, Lines: []holds.Line{book.Line("ann", 5)}})
+					_, err = held.Place(ctx, tx, holds.Placement{ID: id, TTL: 10 * time.Minute, Lines: []holds.Line{book.Line("ann", 5)}})
 					if err == nil {
-						_, err = held.Place(ctx, tx, holds.Request{ID: id + "r", TTL: 10 * time.Minute, Lines: []holds.Line{book.Line("ann", 5)}})
+						_, err = held.Place(ctx, tx, holds.Placement{ID: id + "r", TTL: 10 * time.Minute, Lines: []holds.Line{book.Line("ann", 5)}})
 					}
 				case "capture":
 					_, err = held.Capture(ctx, tx, holds.Capture{IDs: []string{id}, Lines: []holds.Line{{Scope: "ann", Amount: 3}}})

@@ -67,7 +67,7 @@ func TestWallet_AddsUpInRandomHistories(t *testing.T) {
 			id := fmt.Sprint("h", n)
 			what = "place"
 			_, err = do(f, func(ctx context.Context, tx pgx.Tx) (holds.Hold, error) {
-				return f.holds.Place(ctx, tx, holds.Request{ID: id, TTL: time.Duration(1+r.IntN(6)) * time.Hour, Lines: []holds.Line{f.book.Line("ann", 1+r.Int64N(15))}})
+				return f.holds.Place(ctx, tx, holds.Placement{ID: id, TTL: time.Duration(1+r.IntN(6)) * time.Hour, Lines: []holds.Line{f.book.Line("ann", 1+r.Int64N(15))}})
 			})
 			if err == nil {
 				open = append(open, id)

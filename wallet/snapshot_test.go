@@ -70,7 +70,7 @@ func TestSnapshot_OfBeforeGivesNoFinalAnswer(t *testing.T) {
 			return err
 		}},
 		"reserve after a grant": {grant("c", 20), func(ctx context.Context, f *fixture, tx pgx.Tx) error {
-			_, err := f.holds.Place(ctx, tx, holds.Request{ID: "h", TTL: day, Lines: []holds.Line{f.book.Line("ann", 25)}})
+			_, err := f.holds.Place(ctx, tx, holds.Placement{ID: "h", TTL: day, Lines: []holds.Line{f.book.Line("ann", 25)}})
 			return err
 		}},
 		"a command that draws after a grant": {grant("c", 20), func(ctx context.Context, f *fixture, tx pgx.Tx) error {

@@ -11,22 +11,22 @@ import (
 	"github.com/pgmetered/metered/internal/answer"
 )
 
-// Line is an entry, with its effect on lots.
-type Line struct {
+// StatementLine is an entry, with its effect on lots.
+type StatementLine struct {
 	budget.Entry
 
 	// Balance is the balance after the entry: Credited - Spent + Refunded - Held.
 	Balance int64 `json:"balance"`
 
 	// Lots are the effects of the entry on lots, in order.
-	Lots []Move `json:"lots,omitempty"`
+	Lots []LotMove `json:"lots,omitempty"`
 }
 
 // MoveKind says what an entry did to a lot: a participle, such as "lapsed". The entry itself is of a
 // budget.EntryKind, a verb, such as "lapse".
 type MoveKind string
 
-// Kinds of moves (Move.Kind).
+// Kinds of moves (LotMove.Kind).
 const (
 	MoveCredited   MoveKind = "credited"    // a new lot has units
 	MoveTaken      MoveKind = "taken"       // by a charge
@@ -66,8 +66,8 @@ var moveKinds = map[string]MoveKind{
 	"m": MoveReinstated,
 }
 
-// Move is the effect of an entry on a lot.
-type Move struct {
+// LotMove is the effect of an entry on a lot.
+type LotMove struct {
 	Lot       int64  `json:"lot"` // 0 for units that no lot covers
 	Reference string `json:"reference,omitempty"`
 	Category  string `json:"category,omitempty"`
@@ -86,16 +86,16 @@ order by m.seq, m.nth`
 const statementPage = 200
 
 // Statement is budget.Ledger.Entries with the balance and the effect on lots (docs/credit.md).
-func (b *Book) Statement(ctx context.Context, db budget.Querier, wallet string, opts budget.EntriesOptions) iter.Seq2[Line, error] {
-	return func(yield func(Line, error) bool) {
+func (b *Book) Statement(ctx context.Context, db budget.Querier, wallet string, opts budget.EntriesOptions) iter.Seq2[StatementLine, error] {
+	return func(yield func(StatementLine, error) bool) {
 		if err := cmp.Or(b.made(), notNil("db", db), checkWallet("wallet", wallet)); err != nil {
-			yield(Line{}, err)
+			yield(StatementLine{}, err)
 			return
 		}
-		page := make([]Line, 0, statementPage)
+		page := make([]StatementLine, 0, statementPage)
 		flush := func() bool {
 			if err := b.moves(ctx, db, wallet, page); err != nil {
-				return yield(Line{}, err) && false
+				return yield(StatementLine{}, err) && false
 			}
 			for _, line := range page {
 				if !yield(line, nil) {
@@ -107,10 +107,10 @@ func (b *Book) Statement(ctx context.Context, db budget.Querier, wallet string, 
 		}
 		for e, err := range b.ledger.Entries(ctx, db, wallet, opts) {
 			if err != nil {
-				yield(Line{}, err)
+				yield(StatementLine{}, err)
 				return
 			}
-			page = append(page, Line{Entry: e, Balance: e.Credited - e.Spent + e.Refunded - e.Held})
+			page = append(page, StatementLine{Entry: e, Balance: e.Credited - e.Spent + e.Refunded - e.Held})
 			if len(page) == statementPage && !flush() {
 				return
 			}
@@ -122,18 +122,18 @@ func (b *Book) Statement(ctx context.Context, db budget.Querier, wallet string, 
 }
 
 // moves adds their effects on lots to a page of entries.
-func (b *Book) moves(ctx context.Context, db budget.Querier, wallet string, page []Line) error {
+func (b *Book) moves(ctx context.Context, db budget.Querier, wallet string, page []StatementLine) error {
 	first, last := page[0].Seq, page[len(page)-1].Seq
 	rows, err := answer.Query(ctx, db, b.sql.moves, wallet, min(first, last), max(first, last))
 	if err != nil {
 		return failed("statement", err)
 	}
-	lines := make(map[int64]*Line, len(page))
+	lines := make(map[int64]*StatementLine, len(page))
 	for i := range page {
 		lines[page[i].Seq] = &page[i]
 	}
 	var seq int64
-	var m Move
+	var m LotMove
 	var kind string
 	_, err = pgx.ForEachRow(rows, []any{&seq, &m.Lot, &m.Reference, &m.Category, &kind, &m.Amount}, func() error {
 		if line := lines[seq]; line != nil {

@@ -189,8 +189,8 @@ func (s *stress) draw() {
 
 func (s *stress) reserve() {
 	id := fmt.Sprint(s.name, "/h", s.serial.Add(1))
-	hold := holds.Request{ID: id, Lines: []holds.Line{s.book.Line(s.name, 1+pgtest.Random(s.T).Int64N(15))}, TTL: time.Duration(1+pgtest.Random(s.T).IntN(8)) * time.Second}
-	_, err := doUntilKnown[int](s, metered.Command{Holds: []holds.Request{hold}}, nil)
+	hold := holds.Placement{ID: id, Lines: []holds.Line{s.book.Line(s.name, 1+pgtest.Random(s.T).Int64N(15))}, TTL: time.Duration(1+pgtest.Random(s.T).IntN(8)) * time.Second}
+	_, err := doUntilKnown[int](s, metered.Command{Holds: []holds.Placement{hold}}, nil)
 	if !s.expect(err, budget.ErrExceeded) || pgtest.Random(s.T).IntN(5) == 0 {
 		return // the sweeper's
 	}

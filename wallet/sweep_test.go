@@ -102,7 +102,7 @@ func (f *fixture) manyDue() {
 	_, err := do(f, func(ctx context.Context, tx pgx.Tx) (_ holds.Hold, err error) {
 		for i := range 60 {
 			line := f.book.Line("ann", 1)
-			if _, err = f.holds.Place(ctx, tx, holds.Request{ID: fmt.Sprint(i), TTL: time.Minute + time.Duration(i)*time.Second, Lines: []holds.Line{line}}); err != nil {
+			if _, err = f.holds.Place(ctx, tx, holds.Placement{ID: fmt.Sprint(i), TTL: time.Minute + time.Duration(i)*time.Second, Lines: []holds.Line{line}}); err != nil {
 				break
 			}
 		}
@@ -188,7 +188,7 @@ func TestZone_ThatTheServerHasLostStopsNoSweepOfHolds(t *testing.T) {
 			for _, name := range []string{"ann", "bob"} {
 				_, err := do(f, func(ctx context.Context, tx pgx.Tx) (_ holds.Hold, err error) {
 					for i := range map[string]int{"ann": many, "bob": 1}[name] {
-						if _, err = f.holds.Place(ctx, tx, holds.Request{ID: fmt.Sprint(name, i), TTL: 2*day + time.Duration(i)*time.Second, Lines: []holds.Line{f.book.Line(name, 1)}}); err != nil {
+						if _, err = f.holds.Place(ctx, tx, holds.Placement{ID: fmt.Sprint(name, i), TTL: 2*day + time.Duration(i)*time.Second, Lines: []holds.Line{f.book.Line(name, 1)}}); err != nil {
 							break
 						}
 					}

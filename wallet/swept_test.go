@@ -39,7 +39,7 @@ func (f *fixture) placeAtLeast(id string, amount, least int64, ttl time.Duration
 	_, err := do(f, func(ctx context.Context, tx pgx.Tx) (holds.Hold, error) {
 		line := f.book.Line("ann", amount)
 		line.AtLeast = least
-		return f.holds.Place(ctx, tx, holds.Request{ID: id, TTL: ttl, Lines: []holds.Line{line}})
+		return f.holds.Place(ctx, tx, holds.Placement{ID: id, TTL: ttl, Lines: []holds.Line{line}})
 	})
 	return err
 }

@@ -96,7 +96,7 @@ func TestThresholds_CountUnitsThatWereFreedBeforeTheirLotEnded(t *testing.T) {
 		f := setUpReporting(t, low(50), nil)
 		f.grant(wallet.Grant{Amount: 100, Reference: "a", For: 2 * time.Hour, RollCap: 100, RollFor: day})
 		_, err := do(f, func(ctx context.Context, tx pgx.Tx) (holds.Hold, error) { // without thresholds: it reports none
-			return f.holds.Place(ctx, tx, holds.Request{ID: "h", TTL: time.Hour, Lines: []holds.Line{{Scope: "ann", Amount: 80}}})
+			return f.holds.Place(ctx, tx, holds.Placement{ID: "h", TTL: time.Hour, Lines: []holds.Line{{Scope: "ann", Amount: 80}}})
 		})
 		require.NoError(t, err)
 		f.clock.Set(noon.Add(2 * time.Hour))

@@ -282,7 +282,7 @@ func TestThresholds_OnSpendingIgnoreHeldUnits(t *testing.T) {
 	}
 	place := func(wallet, id string, amount int64) {
 		_, err := do(f, func(ctx context.Context, tx pgx.Tx) (holds.Hold, error) {
-			return f.holds.Place(ctx, tx, holds.Request{ID: id, TTL: day, Lines: []holds.Line{f.book.Line(wallet, amount)}})
+			return f.holds.Place(ctx, tx, holds.Placement{ID: id, TTL: day, Lines: []holds.Line{f.book.Line(wallet, amount)}})
 		})
 		require.NoError(t, err)
 	}
@@ -388,7 +388,7 @@ func TestThresholds_ADrawBeyondTheirNumberIsRefused(t *testing.T) {
 		name := fmt.Sprint("limit ", n)
 		_, err := do(f, func(ctx context.Context, tx pgx.Tx) (budget.Receipt, error) {
 			return f.ledger.Charge(ctx, tx, budget.Charge{Scope: "ann", Amount: 1, Limits: []budget.Limit{
-				budget.PerWindow(10_000, 1000*time.Hour).Named(name).Tell(budget.Threshold{Name: name, Used: 1})}})
+				budget.PerWindow(10_000, 1000*time.Hour).Named(name).WithThresholds(budget.Threshold{Name: name, Used: 1})}})
 		})
 		require.NoError(t, err)
 	}

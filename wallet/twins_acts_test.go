@@ -281,7 +281,7 @@ func (w *twins) place(n int) {
 }
 
 func (w *twins) reserve(id string, amount, least int64, ttl time.Duration, use string) {
-	r := holds.Request{ID: id, TTL: ttl, Note: budget.Note{Use: use}}
+	r := holds.Placement{ID: id, TTL: ttl, Note: budget.Note{Use: use}}
 	ok := w.call(fmt.Sprintf("place %s %d at least %d for %v use %q", r.ID, amount, least, r.TTL, r.Note.Use), func(ctx context.Context, tx pgx.Tx, tw *twin) (said, error) {
 		r.Lines = []holds.Line{tw.book.Line("ann", amount)}
 		r.Lines[0].AtLeast = least

@@ -135,7 +135,7 @@ func (w *twins) manyHolds(n int) {
 		for i := range many {
 			line := tw.book.Line("ann", 2)
 			line.AtLeast = least * int64(i%3)
-			r := holds.Request{ID: fmt.Sprint("m", n, "/", i), TTL: time.Hour + time.Duration(i)*apart, Note: budget.Note{Use: use}, Lines: []holds.Line{line}}
+			r := holds.Placement{ID: fmt.Sprint("m", n, "/", i), TTL: time.Hour + time.Duration(i)*apart, Note: budget.Note{Use: use}, Lines: []holds.Line{line}}
 			if _, err := tw.holds.Place(ctx, tx, r); err != nil {
 				return said{}, err
 			}

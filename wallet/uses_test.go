@@ -165,7 +165,7 @@ func TestUses_AHoldGivesUnitsBackToTheirUse(t *testing.T) {
 	f.grantForUses()
 	place := func(id string, amount int64) {
 		_, err := do(f, func(ctx context.Context, tx pgx.Tx) (holds.Hold, error) {
-			return f.holds.Place(ctx, tx, holds.Request{ID: id, TTL: time.Hour, Lines: []holds.Line{f.book.Line("ann", amount)}, Note: budget.Note{Use: "images"}})
+			return f.holds.Place(ctx, tx, holds.Placement{ID: id, TTL: time.Hour, Lines: []holds.Line{f.book.Line("ann", amount)}, Note: budget.Note{Use: "images"}})
 		})
 		require.NoError(f, err)
 	}
@@ -256,7 +256,7 @@ func TestUses_InCommandsSessionsChecksAndBatches(t *testing.T) {
 	cmd := metered.Command{ID: "a", Input: 1, Charges: []budget.Charge{charge(10, "images")}, EarlyLook: true}
 	first, err := metered.Do(t.Context(), p.c, cmd, p.drawing(forUse("images", 20)))
 	require.NoError(t, err)
-	require.Equal(t, []wallet.Move{{Lot: first.Draws[0].Lots[0].Lot, Reference: "images", Amount: 20}}, first.Draws[0].Lots)
+	require.Equal(t, []wallet.LotMove{{Lot: first.Draws[0].Lots[0].Lot, Reference: "images", Amount: 20}}, first.Draws[0].Lots)
 	again, err := metered.Do(t.Context(), p.c, cmd, p.drawing(forUse("images", 20)))
 	require.NoError(t, err)
 	require.True(t, again.Replayed)
@@ -421,7 +421,7 @@ func TestUses_UnderStressAllSumsAreExact(t *testing.T) {
 					default:
 						id := fmt.Sprint("h", ids.Add(1))
 						err = try(func(tx pgx.Tx) error {
-							_, err := f.holds.Place(ctx, tx, holds.Request{ID: id, TTL: time.Hour, Lines: []holds.Line{f.book.Line(w.wallet, d.Amount)}, Note: d.Note})
+							_, err := f.holds.Place(ctx, tx, holds.Placement{ID: id, TTL: time.Hour, Lines: []holds.Line{f.book.Line(w.wallet, d.Amount)}, Note: d.Note})
 							return err
 						})
 						if err != nil {

@@ -74,7 +74,7 @@ func (f *fixture) holdsDue(scope string, n int, least int64, line holds.Line) {
 	_, err := do(f, func(ctx context.Context, tx pgx.Tx) (_ struct{}, err error) {
 		for i := range n {
 			line.AtLeast = least * int64(i%2)
-			r := holds.Request{ID: fmt.Sprint(scope, "/", i), TTL: time.Hour + time.Duration(i)*time.Microsecond, Lines: []holds.Line{line}}
+			r := holds.Placement{ID: fmt.Sprint(scope, "/", i), TTL: time.Hour + time.Duration(i)*time.Microsecond, Lines: []holds.Line{line}}
 			if _, err := f.holds.Place(ctx, tx, r); err != nil {
 				return struct{}{}, err
 			}
@@ -210,7 +210,7 @@ func (f *fixture) calledOn(plain bool) map[string]func(ctx context.Context, tx p
 			return err
 		},
 		"place": func(ctx context.Context, tx pgx.Tx, scope string) error {
-			_, err := f.holds.Place(ctx, tx, holds.Request{ID: "new", TTL: time.Hour, Lines: []holds.Line{{Scope: scope, Amount: 1}}})
+			_, err := f.holds.Place(ctx, tx, holds.Placement{ID: "new", TTL: time.Hour, Lines: []holds.Line{{Scope: scope, Amount: 1}}})
 			return err
 		},
 		"draw": func(ctx context.Context, tx pgx.Tx, scope string) error {

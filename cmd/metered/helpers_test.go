@@ -226,7 +226,7 @@ func fill(t testing.TB, pool *pgxpool.Pool) {
 	})
 	place := func(tenant, id, holder string, ttl time.Duration) {
 		inTx(func(tx pgx.Tx) error {
-			_, err := c.Holds.Place(ctx, tx, holds.Request{ID: id, Tenant: tenant, Holder: holder, TTL: ttl,
+			_, err := c.Holds.Place(ctx, tx, holds.Placement{ID: id, Tenant: tenant, Holder: holder, TTL: ttl,
 				Lines: []holds.Line{{Scope: "org/acme", Amount: 4, Limits: []budget.Limit{budget.Lifetime(1000)}}}})
 			return err
 		})

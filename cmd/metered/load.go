@@ -28,7 +28,7 @@ import (
 // The limits of the load's scopes.
 var (
 	orgLimits = []budget.Limit{
-		budget.PerWindow(300, time.Minute).Named("a minute").Tell(budget.Threshold{Name: "80%", Percent: 80}),
+		budget.PerWindow(300, time.Minute).Named("a minute").WithThresholds(budget.Threshold{Name: "80%", Percent: 80}),
 		budget.PerWindow(20_000, 24*time.Hour).Named("a day"),
 	}
 	seatLimits   = []budget.Limit{budget.Lifetime(1).Named("seats")}
@@ -160,7 +160,7 @@ func (l *load) print(ctx context.Context) error {
 	return l.inTx(ctx, func(ctx context.Context, tx pgx.Tx) error {
 		_, err := l.client.Jobs.Enqueue(ctx, tx, printArgs{1 + rand.IntN(30)}, &jobs.Options{
 			Tenant: fmt.Sprintf("user-%d", rand.IntN(4)), MaxWait: 30 * time.Second,
-			Hold: &holds.Request{Lines: []holds.Line{{Scope: "seat/printer", Amount: 1, Limits: seatLimits}}},
+			Hold: &holds.Placement{Lines: []holds.Line{{Scope: "seat/printer", Amount: 1, Limits: seatLimits}}},
 		})
 		return err
 	})
@@ -255,7 +255,7 @@ func (l *load) inTx(ctx context.Context, f func(ctx context.Context, tx pgx.Tx) 
 func (l *load) place(ctx context.Context) error {
 	var id string
 	err := l.inTx(ctx, func(ctx context.Context, tx pgx.Tx) error {
-		h, err := l.client.Holds.Place(ctx, tx, holds.Request{
+		h, err := l.client.Holds.Place(ctx, tx, holds.Placement{
 			Tenant: "hall", Holder: fmt.Sprintf("user-%d", rand.IntN(50)), TTL: time.Duration(5+rand.IntN(60)) * time.Second,
 			Lines: []holds.Line{{Scope: fmt.Sprintf("seat/hall/%d", rand.IntN(loadSeats)), Amount: 1, Limits: seatLimits}},
 		})

@@ -53,7 +53,7 @@ repaired before an interruption stay so.`,
 
 func scopesAhead(ctx context.Context, pool *pgxpool.Pool, ledger *budget.Ledger, tolerance time.Duration, only []string) (all []budget.ClockState, err error) {
 	err = readOnly(ctx, pool, func(tx pgx.Tx) error {
-		for s, err := range ledger.Ahead(ctx, tx, tolerance) {
+		for s, err := range ledger.ClockAhead(ctx, tx, tolerance) {
 			if err != nil {
 				return err
 			}

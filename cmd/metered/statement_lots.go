@@ -41,7 +41,7 @@ func (a *app) statementByLot(ctx context.Context, tx pgx.Tx, scope string, sums 
 			return err
 		}
 		if of.lot != 0 {
-			line.Lots = slices.DeleteFunc(line.Lots, func(m wallet.Move) bool { return m.Lot != of.lot })
+			line.Lots = slices.DeleteFunc(line.Lots, func(m wallet.LotMove) bool { return m.Lot != of.lot })
 			if len(line.Lots) == 0 {
 				continue
 			}
@@ -53,7 +53,7 @@ func (a *app) statementByLot(ctx context.Context, tx pgx.Tx, scope string, sums 
 			continue
 		}
 		if len(line.Lots) == 0 {
-			line.Lots = []wallet.Move{{}}
+			line.Lots = []wallet.LotMove{{}}
 		}
 		for _, m := range line.Lots {
 			cells := lotCells(m)
@@ -84,7 +84,7 @@ func (a *app) statementByLot(ctx context.Context, tx pgx.Tx, scope string, sums 
 
 // lotCells are the lot, its reference and category, its change and the units, empty for an entry
 // that changed no lots.
-func lotCells(m wallet.Move) []string {
+func lotCells(m wallet.LotMove) []string {
 	if m.Kind == "" {
 		return []string{"", "", "", "", ""}
 	}

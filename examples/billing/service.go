@@ -106,7 +106,7 @@ func (a account) month() (budget.Limit, error) {
 		return budget.Limit{}, err
 	}
 	limit := budget.Per(plans[a.Plan].Cap, budget.Month, zone, a.Since).Named("month")
-	return limit.Tell(budget.Threshold{Name: "80%", Percent: 80}), nil
+	return limit.WithThresholds(budget.Threshold{Name: "80%", Percent: 80}), nil
 }
 
 // now is the account's month by the database's clock.

@@ -100,7 +100,7 @@ type submitted struct {
 // submit holds the largest cost of the work and enqueues it, or does neither, in the command of its request.
 func (a *app) submit(ctx context.Context, tx *metered.Tx, account string, number int64) (submitted, error) {
 	estimate := units(atMost(number))
-	id, err := tx.Place(ctx, holds.Request{
+	id, err := tx.Place(ctx, holds.Placement{
 		Tenant: account, TTL: queueTime,
 		Lines: []holds.Line{{Scope: scopeOf(account), Amount: estimate, Limits: a.limits}},
 	}, nil)
@@ -117,13 +117,13 @@ func (a *app) submit(ctx context.Context, tx *metered.Tx, account string, number
 
 // work does a job, and returns its cost. The capture, Write's rows and the end of the job commit together. A failed
 // job is tried again, and its last failure releases the hold.
-func (a *app) work(ctx context.Context, job *river.Job[task]) (holdjobs.Cost, error) {
+func (a *app) work(ctx context.Context, job *river.Job[task]) (holdjobs.JobCost, error) {
 	hold := job.Args.Hold
 	factors, divisions, err := factorize(ctx, job.Args.Number)
 	if err != nil {
-		return holdjobs.Cost{}, err
+		return holdjobs.JobCost{}, err
 	}
-	return holdjobs.Cost{
+	return holdjobs.JobCost{
 		Lines: []holds.Line{{Scope: scopeOf(hold.Tenant), Amount: units(divisions)}},
 		Write: func(ctx context.Context, tx pgx.Tx) error {
 			_, err := tx.Exec(ctx, `update tasks set factors = $3 where account = $1 and id = $2`, hold.Tenant, hold.ID, factors)

@@ -46,7 +46,7 @@ func reserve(t *testing.T) *reserved {
 		},
 	}}})
 	s.clock = pgtest.SetClock(t, s.pool, time.Now())
-	r := holds.Request{ID: "h", Tenant: "acme", TTL: time.Minute, Lines: []holds.Line{room("seat", 1, 1)}}
+	r := holds.Placement{ID: "h", Tenant: "acme", TTL: time.Minute, Lines: []holds.Line{room("seat", 1, 1)}}
 	_, err := metered.Do(t.Context(), s.c, metered.Command{ID: "op", Input: 1}, func(ctx context.Context, tx *metered.Tx) (string, error) {
 		return tx.Place(ctx, r, &holdjobs.Cleanup{Delay: 7 * time.Second})
 	})
@@ -135,7 +135,7 @@ func TestCleanup_AnnouncesHoldsThatAnotherPlacementEnded(t *testing.T) {
 	s := reserve(t)
 	s.clock.Advance(time.Minute)
 	s.inTx(t, func(tx pgx.Tx) error {
-		_, err := s.c.Holds.Place(t.Context(), tx, holds.Request{ID: "h2", Tenant: "acme", TTL: time.Minute, Lines: []holds.Line{room("seat", 1, 1)}})
+		_, err := s.c.Holds.Place(t.Context(), tx, holds.Placement{ID: "h2", Tenant: "acme", TTL: time.Minute, Lines: []holds.Line{room("seat", 1, 1)}})
 		return err
 	})
 	require.Zero(t, s.expired.Load())
@@ -237,7 +237,7 @@ func TestCleanup_IsTriedAsOftenAsItSaysInItsQueue(t *testing.T) {
 	t.Parallel()
 	s := reserve(t)
 	place := func(id string, c holdjobs.Cleanup) (job int64, err error) {
-		r := holds.Request{ID: id, Tenant: "acme", TTL: time.Minute, Lines: []holds.Line{room("seat "+id, 1, 1)}}
+		r := holds.Placement{ID: id, Tenant: "acme", TTL: time.Minute, Lines: []holds.Line{room("seat "+id, 1, 1)}}
 		_, err = metered.Do(t.Context(), s.c, metered.Command{ID: id, Input: 1}, func(ctx context.Context, tx *metered.Tx) (string, error) {
 			return tx.Place(ctx, r, &c)
 		})

@@ -30,7 +30,7 @@ func settlingJob(t *testing.T, statement string, strike func(w *pgtest.Wire, own
 	job = submit(t, c, 5)
 	pool, w := pgtest.Tap(t, owner, func(c *pgxpool.Config) { c.MaxConns = 16 })
 	runs = new(atomic.Int64)
-	client = workHeld(t, pool, pgtest.NewClient(t, pool, metered.Config{}), holdjobs.Options{}, func(ctx context.Context, j *rendering) (holdjobs.Cost, error) {
+	client = workHeld(t, pool, pgtest.NewClient(t, pool, metered.Config{}), holdjobs.Options{}, func(ctx context.Context, j *rendering) (holdjobs.JobCost, error) {
 		runs.Add(1)
 		cost, err := costs(7, holds.OverRefused)(ctx, j)
 		own, armed := cost.Write, false
@@ -169,10 +169,10 @@ func TestHeldWorker_AJobThatWasTakenAwayIsNotCharged(t *testing.T) {
 		pool, c := setUp(t, metered.Config{})
 		submit(t, c, 1)
 		ended := make(chan struct{})
-		client := workHeld(t, pool, c, holdjobs.Options{}, func(ctx context.Context, j *rendering) (holdjobs.Cost, error) {
+		client := workHeld(t, pool, c, holdjobs.Options{}, func(ctx context.Context, j *rendering) (holdjobs.JobCost, error) {
 			_, err := pool.Exec(ctx, sql, j.ID)
 			if err != nil {
-				return holdjobs.Cost{}, err
+				return holdjobs.JobCost{}, err
 			}
 			defer close(ended)
 			return costs(7, holds.OverRefused)(ctx, j)
@@ -198,11 +198,11 @@ func TestHeldWorker_OfTwoWorkersOfOneJobOneCharges(t *testing.T) {
 	job := submit(t, c, 5)
 	var runs atomic.Int64
 	both := make(chan struct{})
-	workHeld(t, pool, c, holdjobs.Options{}, func(ctx context.Context, j *rendering) (holdjobs.Cost, error) {
+	workHeld(t, pool, c, holdjobs.Options{}, func(ctx context.Context, j *rendering) (holdjobs.JobCost, error) {
 		if runs.Add(1) == 2 {
 			close(both)
 		} else if _, err := pool.Exec(ctx, `update river_job set state = 'available' where id = $1`, j.ID); err != nil {
-			return holdjobs.Cost{}, err
+			return holdjobs.JobCost{}, err
 		}
 		<-both
 		return costs(7, holds.OverRefused)(ctx, j)

@@ -38,8 +38,8 @@ func ExampleNewWorker() {
 	check(err)
 	client, err := metered.New(pool, metered.Config{River: riverClient})
 	check(err)
-	river.AddWorker(workers, holdjobs.NewWorker(pool, client.Holds, func(_ context.Context, job *river.Job[Transcribe]) (holdjobs.Cost, error) {
-		return holdjobs.Cost{
+	river.AddWorker(workers, holdjobs.NewWorker(pool, client.Holds, func(_ context.Context, job *river.Job[Transcribe]) (holdjobs.JobCost, error) {
+		return holdjobs.JobCost{
 			Lines: []holds.Line{{Scope: "org/acme", Amount: job.Args.Words}},
 			Over:  holds.OverAllowed, // the work is done, also if it cost more than the estimate
 		}, nil
@@ -50,7 +50,7 @@ func ExampleNewWorker() {
 
 	_, err = metered.Do(ctx, client, metered.Command{ID: "request-1", Tenant: "ann", Name: "transcribe", Input: "recording.wav"},
 		func(ctx context.Context, tx *metered.Tx) (any, error) {
-			id, err := tx.Place(ctx, holds.Request{
+			id, err := tx.Place(ctx, holds.Placement{
 				TTL:   10 * time.Minute, // for the wait in the queue
 				Lines: []holds.Line{{Scope: "org/acme", Amount: 500, Limits: []budget.Limit{budget.PerWindow(1_000, time.Hour)}}},
 			}, nil)

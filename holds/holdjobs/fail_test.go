@@ -35,11 +35,11 @@ func TestHeldWorker_AFailedAttemptStaysHeldUntilTheNext(t *testing.T) {
 		return h.Remaining()
 	}
 	atStart := make(chan time.Duration, 3)
-	workHeld(t, pool, c, opts, func(ctx context.Context, j *rendering) (holdjobs.Cost, error) {
+	workHeld(t, pool, c, opts, func(ctx context.Context, j *rendering) (holdjobs.JobCost, error) {
 		atStart <- left()
 		if runs.Add(1) < 3 {
 			clock.Advance(opts.Timeout + opts.Margin - time.Second) // the latest that it can be
-			return holdjobs.Cost{}, errOwn
+			return holdjobs.JobCost{}, errOwn
 		}
 		return costs(7, holds.OverRefused)(ctx, j)
 	})
@@ -79,8 +79,8 @@ func TestHeldWorker_TheLastFailureAndACancellationRelease(t *testing.T) {
 		t.Run(reason, func(t *testing.T) {
 			pool, c := setUp(t, metered.Config{})
 			job := submit(t, c, test.attempts)
-			workHeld(t, pool, c, holdjobs.Options{}, func(ctx context.Context, j *rendering) (holdjobs.Cost, error) {
-				return holdjobs.Cost{}, test.end(ctx, river.ClientFromContext[pgx.Tx](ctx), j)
+			workHeld(t, pool, c, holdjobs.Options{}, func(ctx context.Context, j *rendering) (holdjobs.JobCost, error) {
+				return holdjobs.JobCost{}, test.end(ctx, river.ClientFromContext[pgx.Tx](ctx), j)
 			})
 			awaitJob(t, pool, job, test.job)
 			require.Equal(t, books{Job: test.job, Hold: holds.Released}, booksOf(t, pool, c, job), reason)
@@ -95,7 +95,7 @@ func TestHeldWorker_AJobIsWorkedInTheGraceOfItsHold(t *testing.T) {
 	pool, c := setUp(t, metered.Config{})
 	clock := pgtest.SetClock(t, pool, time.Now())
 	out, err := metered.Do(t.Context(), c, metered.Command{ID: "op", Input: 1}, func(ctx context.Context, tx *metered.Tx) (int64, error) {
-		id, err := tx.Place(ctx, holds.Request{ID: "h", TTL: time.Minute, Grace: time.Hour, Lines: []holds.Line{room("gpu", 10, 100)}}, nil)
+		id, err := tx.Place(ctx, holds.Placement{ID: "h", TTL: time.Minute, Grace: time.Hour, Lines: []holds.Line{room("gpu", 10, 100)}}, nil)
 		if err != nil {
 			return 0, err
 		}
@@ -115,17 +115,19 @@ func TestHeldWorker_ActsForTheProgramWithAnyBook(t *testing.T) {
 	t.Parallel()
 	for want, work := range map[holds.State]holdjobs.Work[render]{
 		holds.Captured: costs(7, holds.OverRefused),
-		holds.Released: func(context.Context, *rendering) (holdjobs.Cost, error) { return holdjobs.Cost{Nothing: true}, nil },
-		holds.Expired:  nil,
+		holds.Released: func(context.Context, *rendering) (holdjobs.JobCost, error) {
+			return holdjobs.JobCost{Nothing: true}, nil
+		},
+		holds.Expired: nil,
 	} {
 		t.Run(string(want), func(t *testing.T) {
 			pool, c := setUp(t, metered.Config{Holds: holds.Config{RequireHolder: true, RequireActor: true, NoCeiling: true}})
 			clock := pgtest.SetClock(t, pool, time.Now())
 			note := budget.Note{Actor: holds.User("ann")}
 			out, err := metered.Do(t.Context(), c, metered.Command{ID: "op", Input: 1}, func(ctx context.Context, tx *metered.Tx) (int64, error) {
-				_, err := tx.Place(ctx, holds.Request{ID: "other", TTL: time.Minute, Lines: []holds.Line{room("gpu", 10, 100)}, Note: note}, nil)
+				_, err := tx.Place(ctx, holds.Placement{ID: "other", TTL: time.Minute, Lines: []holds.Line{room("gpu", 10, 100)}, Note: note}, nil)
 				require.ErrorIs(t, err, budget.ErrArgument, "the program itself is held to it")
-				id, err := tx.Place(ctx, holds.Request{ID: "h", Holder: "ann", TTL: time.Minute, Lines: []holds.Line{room("gpu", 10, 100)}, Note: note}, &holdjobs.Cleanup{})
+				id, err := tx.Place(ctx, holds.Placement{ID: "h", Holder: "ann", TTL: time.Minute, Lines: []holds.Line{room("gpu", 10, 100)}, Note: note}, &holdjobs.Cleanup{})
 				if err != nil || work == nil {
 					return 0, err
 				}
@@ -167,10 +169,10 @@ func TestHeldWorker_ABusyScopeIsWaitedForBeforeTheWorkAndAfter(t *testing.T) {
 		}
 	}
 	working, failing := make(chan bool), make(chan bool)
-	workHeld(t, pool, c, holdjobs.Options{}, func(context.Context, *rendering) (holdjobs.Cost, error) {
+	workHeld(t, pool, c, holdjobs.Options{}, func(context.Context, *rendering) (holdjobs.JobCost, error) {
 		working <- true
 		<-failing
-		return holdjobs.Cost{}, errOwn
+		return holdjobs.JobCost{}, errOwn
 	})
 	refused(2)
 	release()
@@ -188,7 +190,7 @@ func TestHeldWorker_APanicThatIsNotTheLastKeepsTheHoldAndItsTrace(t *testing.T) 
 	pool, c := setUp(t, metered.Config{})
 	job := submit(t, c, 2)
 	var runs atomic.Int64
-	workHeld(t, pool, c, holdjobs.Options{RetryAfter: time.Millisecond}, func(ctx context.Context, j *rendering) (holdjobs.Cost, error) {
+	workHeld(t, pool, c, holdjobs.Options{RetryAfter: time.Millisecond}, func(ctx context.Context, j *rendering) (holdjobs.JobCost, error) {
 		if runs.Add(1) == 1 {
 			panics()
 		}
@@ -206,8 +208,8 @@ func TestHeldWorker_ASnoozedJobStaysHeldUntilItRuns(t *testing.T) {
 	pool, c := setUp(t, metered.Config{})
 	pgtest.SetClock(t, pool, time.Now())
 	job := submit(t, c, 1)
-	workHeld(t, pool, c, holdjobs.Options{Margin: 7 * time.Minute}, func(context.Context, *rendering) (holdjobs.Cost, error) {
-		return holdjobs.Cost{}, river.JobSnooze(time.Hour)
+	workHeld(t, pool, c, holdjobs.Options{Margin: 7 * time.Minute}, func(context.Context, *rendering) (holdjobs.JobCost, error) {
+		return holdjobs.JobCost{}, river.JobSnooze(time.Hour)
 	})
 	awaitJob(t, pool, job, "scheduled")
 	h, err := c.Holds.Get(t.Context(), pool, "", "h", "")
@@ -221,10 +223,10 @@ func TestHeldWorker_AStoppedClientGivesTheJobBackHeld(t *testing.T) {
 	pool, c := setUp(t, metered.Config{})
 	job := submit(t, c, 1)
 	running := make(chan struct{})
-	client := workHeld(t, pool, c, holdjobs.Options{}, func(ctx context.Context, _ *rendering) (holdjobs.Cost, error) {
+	client := workHeld(t, pool, c, holdjobs.Options{}, func(ctx context.Context, _ *rendering) (holdjobs.JobCost, error) {
 		close(running)
 		<-ctx.Done()
-		return holdjobs.Cost{}, ctx.Err()
+		return holdjobs.JobCost{}, ctx.Err()
 	})
 	<-running
 	stopWorkers(t, client)
@@ -260,9 +262,9 @@ func TestHeldWorker_AJobThatIsNotHeldAnyMoreIsCancelledUnworked(t *testing.T) {
 		pool, c := setUp(t, metered.Config{})
 		job := submit(t, c, 5)
 		require.NoError(t, lose(pool, c))
-		workHeld(t, pool, c, holdjobs.Options{}, func(context.Context, *rendering) (holdjobs.Cost, error) {
+		workHeld(t, pool, c, holdjobs.Options{}, func(context.Context, *rendering) (holdjobs.JobCost, error) {
 			t.Error("the work was done")
-			return holdjobs.Cost{}, nil
+			return holdjobs.JobCost{}, nil
 		})
 		awaitJob(t, pool, job, "cancelled")
 		require.Equal(t, state, booksOf(t, pool, c, job).Hold)
@@ -274,7 +276,7 @@ func TestHeldWorker_AHoldThatExpiresDuringTheWorkChargesNothing(t *testing.T) {
 	pool, c := setUp(t, metered.Config{Holds: holds.Config{MaxTTL: time.Minute, MaxLifetime: 90 * time.Second}})
 	clock := pgtest.SetClock(t, pool, time.Now())
 	job := submit(t, c, 5)
-	workHeld(t, pool, c, holdjobs.Options{Timeout: time.Hour}, func(ctx context.Context, j *rendering) (holdjobs.Cost, error) {
+	workHeld(t, pool, c, holdjobs.Options{Timeout: time.Hour}, func(ctx context.Context, j *rendering) (holdjobs.JobCost, error) {
 		h, err := c.Holds.Get(ctx, pool, "", "h", "")
 		if err != nil || h.Remaining() != 90*time.Second { // its ceiling
 			t.Errorf("%v is left: %v", h.Remaining(), err)
@@ -293,8 +295,8 @@ func TestHeldWorker_TheStateOfAnotherHoldIsAnOrdinaryFailure(t *testing.T) {
 	t.Parallel()
 	pool, c := setUp(t, metered.Config{})
 	job := submit(t, c, 1)
-	workHeld(t, pool, c, holdjobs.Options{}, func(context.Context, *rendering) (holdjobs.Cost, error) {
-		return holdjobs.Cost{}, &holds.StateError{ID: "other", State: holds.Expired}
+	workHeld(t, pool, c, holdjobs.Options{}, func(context.Context, *rendering) (holdjobs.JobCost, error) {
+		return holdjobs.JobCost{}, &holds.StateError{ID: "other", State: holds.Expired}
 	})
 	awaitJob(t, pool, job, "discarded")
 	require.Equal(t, books{Job: "discarded", Hold: holds.Released}, booksOf(t, pool, c, job))
@@ -304,8 +306,8 @@ func TestHeldWorker_WriteCannotEndTheTransaction(t *testing.T) {
 	t.Parallel()
 	pool, c := setUp(t, metered.Config{})
 	job := submit(t, c, 1)
-	workHeld(t, pool, c, holdjobs.Options{}, func(context.Context, *rendering) (holdjobs.Cost, error) {
-		return holdjobs.Cost{Lines: []holds.Line{room("gpu", 7, 100)}, Write: func(ctx context.Context, tx pgx.Tx) error {
+	workHeld(t, pool, c, holdjobs.Options{}, func(context.Context, *rendering) (holdjobs.JobCost, error) {
+		return holdjobs.JobCost{Lines: []holds.Line{room("gpu", 7, 100)}, Write: func(ctx context.Context, tx pgx.Tx) error {
 			if err := tx.Commit(ctx); !errors.Is(err, metered.ErrTxControl) {
 				t.Errorf("commit: %v", err)
 			}
@@ -322,8 +324,8 @@ func TestHeldWorker_WriteCannotKeepTheTransaction(t *testing.T) {
 	pool, c := setUp(t, metered.Config{})
 	job := submit(t, c, 1)
 	kept := make(chan pgx.Tx, 1)
-	workHeld(t, pool, c, holdjobs.Options{}, func(context.Context, *rendering) (holdjobs.Cost, error) {
-		return holdjobs.Cost{Nothing: true, Write: func(_ context.Context, tx pgx.Tx) error { kept <- tx; return nil }}, nil
+	workHeld(t, pool, c, holdjobs.Options{}, func(context.Context, *rendering) (holdjobs.JobCost, error) {
+		return holdjobs.JobCost{Nothing: true, Write: func(_ context.Context, tx pgx.Tx) error { kept <- tx; return nil }}, nil
 	})
 	awaitJob(t, pool, job, "completed")
 	_, err := (<-kept).Exec(t.Context(), "select 1")

@@ -31,7 +31,7 @@ func park(t *testing.T, c *metered.Client, args draw, most int64, ttl time.Durat
 	t.Helper()
 	_, err := metered.Do(t.Context(), c, metered.Command{ID: metered.NewID(), Input: 1}, func(ctx context.Context, tx *metered.Tx) (any, error) {
 		r, err := tx.Enqueue(ctx, args, &jobs.Options{
-			Tenant: "acme", InsertOpts: river.InsertOpts{MaxAttempts: 1}, Hold: &holds.Request{TTL: ttl, Lines: []holds.Line{room("gpu", 10, most)}},
+			Tenant: "acme", InsertOpts: river.InsertOpts{MaxAttempts: 1}, Hold: &holds.Placement{TTL: ttl, Lines: []holds.Line{room("gpu", 10, most)}},
 		})
 		jobID = r.JobID
 		return nil, err
@@ -43,11 +43,11 @@ func park(t *testing.T, c *metered.Client, args draw, most int64, ttl time.Durat
 func workDraws(t *testing.T, pool *pgxpool.Pool, c *metered.Client, cost int64) *river.Client[pgx.Tx] {
 	t.Helper()
 	workers := river.NewWorkers()
-	river.AddWorker(workers, holdjobs.NewWorker(pool, c.Holds, func(_ context.Context, job *river.Job[draw]) (holdjobs.Cost, error) {
+	river.AddWorker(workers, holdjobs.NewWorker(pool, c.Holds, func(_ context.Context, job *river.Job[draw]) (holdjobs.JobCost, error) {
 		if job.Args.Fails {
-			return holdjobs.Cost{}, errors.New("no")
+			return holdjobs.JobCost{}, errors.New("no")
 		}
-		return holdjobs.Cost{Lines: []holds.Line{{Scope: "gpu", Amount: cost}}}, nil
+		return holdjobs.JobCost{Lines: []holds.Line{{Scope: "gpu", Amount: cost}}}, nil
 	}, holdjobs.Options{}))
 	return startWorkers(t, pool, workers)
 }

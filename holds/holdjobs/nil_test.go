@@ -17,7 +17,9 @@ import (
 func TestWorkers_NilIsRefused(t *testing.T) {
 	t.Parallel()
 	pool, book := new(pgxpool.Pool), new(holds.Book)
-	work := func(context.Context, *river.Job[Transcribe]) (holdjobs.Cost, error) { return holdjobs.Cost{}, nil }
+	work := func(context.Context, *river.Job[Transcribe]) (holdjobs.JobCost, error) {
+		return holdjobs.JobCost{}, nil
+	}
 	held, cleanup := &river.Job[Transcribe]{JobRow: &rivertype.JobRow{}}, &river.Job[holdjobs.CleanupArgs]{JobRow: &rivertype.JobRow{}}
 	refused := func(field string, err error) {
 		t.Helper()

@@ -31,11 +31,11 @@ var errChanged = errors.New("holdjobs: the job was changed at the same time")
 // time is up, since the work cannot be done again. It also retries after a COMMIT with an unknown
 // outcome. If that one succeeded, the hold is captured and the job completed, and River ignores the
 // result of this attempt.
-func (w *worker[T]) settle(ctx context.Context, job *river.Job[T], cost Cost) error {
+func (w *worker[T]) settle(ctx context.Context, job *river.Job[T], cost JobCost) error {
 	return retry(ctx, func() (bool, error) { return w.settleOnce(ctx, job, cost) })
 }
 
-func (w *worker[T]) settleOnce(ctx context.Context, job *river.Job[T], cost Cost) (again bool, err error) {
+func (w *worker[T]) settleOnce(ctx context.Context, job *river.Job[T], cost JobCost) (again bool, err error) {
 	lost := true
 	err = w.pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error {
 		defer func() { lost = conn.Conn().IsClosed() }()
@@ -49,7 +49,7 @@ func (w *worker[T]) settleOnce(ctx context.Context, job *river.Job[T], cost Cost
 }
 
 // settleIn takes the scopes' locks last, for the shortest time.
-func (w *worker[T]) settleIn(ctx context.Context, tx pgx.Tx, job *river.Job[T], cost Cost) error {
+func (w *worker[T]) settleIn(ctx context.Context, tx pgx.Tx, job *river.Job[T], cost JobCost) error {
 	if cost.Write != nil {
 		if err := w.write(ctx, tx, cost); err != nil {
 			return err
@@ -83,9 +83,9 @@ var inHolds = holds.Internals(lend.Key{})
 // guardSQL makes COMMIT fail until the cursor is closed, as a command's guard does.
 const guardSQL = `declare metered_write cursor with hold for select metered.block_commit()`
 
-// write calls Cost.Write with a transaction that it cannot end: its writes and the cost are
+// write calls JobCost.Write with a transaction that it cannot end: its writes and the cost are
 // committed together.
-func (w *worker[T]) write(ctx context.Context, tx pgx.Tx, cost Cost) error {
+func (w *worker[T]) write(ctx context.Context, tx pgx.Tx, cost JobCost) error {
 	if _, err := tx.Exec(ctx, inHolds.Schema(w.book).SQL(guardSQL)); err != nil {
 		return fault.Failed("holdjobs", "write", err)
 	}

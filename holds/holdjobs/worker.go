@@ -51,8 +51,8 @@ type Ref struct {
 	ID     string `json:"id"`
 }
 
-// Cost is the actual cost of a job. One of Lines, All and Nothing is required.
-type Cost struct {
+// JobCost is the actual cost of a job. One of Lines, All and Nothing is required.
+type JobCost struct {
 	// Lines are the used units, as in holds.Capture. They may stand beside All.
 	Lines []holds.Line
 
@@ -74,7 +74,7 @@ type Cost struct {
 	Write func(ctx context.Context, tx pgx.Tx) error
 }
 
-func (c Cost) check() error {
+func (c JobCost) check() error {
 	said := 0
 	for _, is := range []bool{len(c.Lines) > 0 && !c.All, c.All, c.Nothing} {
 		if is {
@@ -82,13 +82,13 @@ func (c Cost) check() error {
 		}
 	}
 	if said != 1 {
-		return invalid("Cost", "says %d of Lines, All and Nothing, want one", said)
+		return invalid("JobCost", "says %d of Lines, All and Nothing, want one", said)
 	}
 	return nil
 }
 
 // Work does a job, outside any transaction, and returns its cost. It may be called several times.
-type Work[T river.JobArgs] func(ctx context.Context, job *river.Job[T]) (Cost, error)
+type Work[T river.JobArgs] func(ctx context.Context, job *river.Job[T]) (JobCost, error)
 
 // Options configures NewWorker. Durations that are not positive are the default.
 type Options struct {
@@ -121,7 +121,7 @@ type Options struct {
 // TTL lasts until the job ends. A job whose hold has moved with its tenant (package cells) is
 // snoozed for Options.RetryAfter, until the tenant is back.
 //
-// Locks: those of Cost.Write and the job's row, then the hold's scopes, until COMMIT.
+// Locks: those of JobCost.Write and the job's row, then the hold's scopes, until COMMIT.
 func NewWorker[T river.JobArgs](pool *pgxpool.Pool, book *holds.Book, work Work[T], opts Options) river.Worker[T] {
 	return &worker[T]{pool: pool, book: inHolds.AnyHolder(book), work: work, opts: Options{
 		Timeout:    cmp.Or(max(opts.Timeout, 0), time.Minute),

@@ -37,7 +37,7 @@ type rendering = river.Job[render]
 func submit(t *testing.T, c *metered.Client, maxAttempts int) (jobID int64) {
 	t.Helper()
 	_, err := metered.Do(t.Context(), c, metered.Command{ID: metered.NewID(), Input: 1}, func(ctx context.Context, tx *metered.Tx) (any, error) {
-		id, err := tx.Place(ctx, holds.Request{ID: "h", TTL: time.Minute, Lines: []holds.Line{room("gpu", 10, 100)}}, nil)
+		id, err := tx.Place(ctx, holds.Placement{ID: "h", TTL: time.Minute, Lines: []holds.Line{room("gpu", 10, 100)}}, nil)
 		if err != nil {
 			return nil, err
 		}
@@ -80,8 +80,8 @@ func workHeld(t *testing.T, pool *pgxpool.Pool, c *metered.Client, opts holdjobs
 
 // costs is work that used so many units, and writes a row.
 func costs(amount int64, over holds.Over) holdjobs.Work[render] {
-	return func(context.Context, *rendering) (holdjobs.Cost, error) {
-		return holdjobs.Cost{
+	return func(context.Context, *rendering) (holdjobs.JobCost, error) {
+		return holdjobs.JobCost{
 			Lines: []holds.Line{room("gpu", amount, 100)}, Over: over, Entity: "picture",
 			Write: func(ctx context.Context, tx pgx.Tx) error {
 				_, err := tx.Exec(ctx, `insert into uploads values ('picture')`)
@@ -120,7 +120,7 @@ func booksOf(t *testing.T, pool *pgxpool.Pool, c *metered.Client, job int64) (b 
 	return b
 }
 
-func lastEvent(t *testing.T, pool *pgxpool.Pool, c *metered.Client) holds.Event {
+func lastEvent(t *testing.T, pool *pgxpool.Pool, c *metered.Client) holds.HistoryEvent {
 	t.Helper()
 	history, err := c.Holds.History(t.Context(), pool, "", "h", "")
 	require.NoError(t, err)
@@ -144,8 +144,8 @@ func TestHeldWorker_CapturesTheActualCostWithTheJobAndItsWrites(t *testing.T) {
 // A job's cost reaches a threshold on spending: it is reported once, with the job.
 func TestHeldWorker_ReportsThresholds(t *testing.T) {
 	t.Parallel()
-	limit := budget.Lifetime(10).Tell(budget.Threshold{Name: "half", Percent: 50, Spent: true})
-	for _, cost := range []holdjobs.Cost{
+	limit := budget.Lifetime(10).WithThresholds(budget.Threshold{Name: "half", Percent: 50, Spent: true})
+	for _, cost := range []holdjobs.JobCost{
 		{Lines: []holds.Line{{Scope: "gpu", Amount: 7, Limits: []budget.Limit{limit}}}},
 		{All: true, Lines: []holds.Line{{Scope: "gpu", Limits: []budget.Limit{limit}}}},
 	} {
@@ -159,7 +159,7 @@ func TestHeldWorker_ReportsThresholds(t *testing.T) {
 				return err
 			}})
 			job := submit(t, c, 3)
-			workHeld(t, pool, c, holdjobs.Options{RetryAfter: time.Millisecond}, func(context.Context, *rendering) (holdjobs.Cost, error) { return cost, nil })
+			workHeld(t, pool, c, holdjobs.Options{RetryAfter: time.Millisecond}, func(context.Context, *rendering) (holdjobs.JobCost, error) { return cost, nil })
 			awaitJob(t, pool, job, "completed")
 			spent := int64(7)
 			if cost.All {
@@ -199,7 +199,9 @@ func TestHeldWorker_NothingUsedIsReleased(t *testing.T) {
 	t.Parallel()
 	pool, c := setUp(t, metered.Config{})
 	job := submit(t, c, 1)
-	workHeld(t, pool, c, holdjobs.Options{}, func(context.Context, *rendering) (holdjobs.Cost, error) { return holdjobs.Cost{Nothing: true}, nil })
+	workHeld(t, pool, c, holdjobs.Options{}, func(context.Context, *rendering) (holdjobs.JobCost, error) {
+		return holdjobs.JobCost{Nothing: true}, nil
+	})
 	awaitJob(t, pool, job, "completed")
 	require.Equal(t, books{Job: "completed", Hold: holds.Released}, booksOf(t, pool, c, job))
 	require.Equal(t, "nothing was used", lastEvent(t, pool, c).Note.Reason)
@@ -209,18 +211,18 @@ func TestHeldWorker_AllOfTheEstimate(t *testing.T) {
 	t.Parallel()
 	pool, c := setUp(t, metered.Config{})
 	job := submit(t, c, 1)
-	workHeld(t, pool, c, holdjobs.Options{}, func(context.Context, *rendering) (holdjobs.Cost, error) {
-		return holdjobs.Cost{All: true, Entity: "picture"}, nil
+	workHeld(t, pool, c, holdjobs.Options{}, func(context.Context, *rendering) (holdjobs.JobCost, error) {
+		return holdjobs.JobCost{All: true, Entity: "picture"}, nil
 	})
 	awaitJob(t, pool, job, "completed")
 	require.Equal(t, books{Job: "completed", Hold: holds.Captured, Spent: 10}, booksOf(t, pool, c, job))
 }
 
-// An empty Cost is no answer: neither "nothing was used" nor "all of it".
+// An empty JobCost is no answer: neither "nothing was used" nor "all of it".
 func TestHeldWorker_ACostMustNameTheUnitsUsed(t *testing.T) {
 	t.Parallel()
 	lines := []holds.Line{room("gpu", 7, 100)}
-	for _, cost := range []holdjobs.Cost{
+	for _, cost := range []holdjobs.JobCost{
 		{}, {Entity: "picture"}, {All: true, Nothing: true}, {Lines: lines, All: true}, {Lines: lines, Nothing: true}, {All: true, Over: holds.OverAllowed},
 	} {
 		t.Run(fmt.Sprintf("%+v", cost), func(t *testing.T) {
@@ -230,7 +232,7 @@ func TestHeldWorker_ACostMustNameTheUnitsUsed(t *testing.T) {
 				_, err := tx.Exec(ctx, `insert into uploads values ('picture')`)
 				return err
 			}
-			workHeld(t, pool, c, holdjobs.Options{}, func(context.Context, *rendering) (holdjobs.Cost, error) { return cost, nil })
+			workHeld(t, pool, c, holdjobs.Options{}, func(context.Context, *rendering) (holdjobs.JobCost, error) { return cost, nil })
 			awaitJob(t, pool, job, "discarded")
 			require.Equal(t, books{Job: "discarded", Hold: holds.Released}, booksOf(t, pool, c, job), "%+v", cost)
 			require.Contains(t, pgtest.Value[string](t, pool, `select errors[1]->>'error' from river_job where id = $1`, job), "invalid argument")
@@ -276,7 +278,7 @@ func TestHeldWorker_WriteCannotEndTheTransactionByTheConnection(t *testing.T) {
 		t.Run(sql, func(t *testing.T) {
 			pool, c := setUp(t, metered.Config{})
 			job := submit(t, c, 1)
-			workHeld(t, pool, c, holdjobs.Options{}, func(ctx context.Context, j *rendering) (holdjobs.Cost, error) {
+			workHeld(t, pool, c, holdjobs.Options{}, func(ctx context.Context, j *rendering) (holdjobs.JobCost, error) {
 				cost, err := costs(7, holds.OverRefused)(ctx, j)
 				own := cost.Write
 				cost.Write = func(ctx context.Context, tx pgx.Tx) error {

@@ -28,7 +28,7 @@ type call struct {
 	remembers bool // its client does, for some seconds: the scopes that refused, which it looks at early
 }
 
-var tell = hour.Tell(budget.Threshold{Name: "sixty", Used: level, Rearm: rearm})
+var tell = hour.WithThresholds(budget.Threshold{Name: "sixty", Used: level, Rearm: rearm})
 
 var calls = slices.Concat(ledgerCalls, holdCalls, commandCalls, leaseCalls, walletCalls, jobCalls)
 
@@ -125,7 +125,7 @@ var ledgerCalls = []call{
 	}, model: func(m *model) string { return m.charge("s", max(1, min(80, limit-m.use("s")))) }},
 
 	{name: "ingest", tx: func(ctx context.Context, tx pgx.Tx, w *world) error {
-		_, err := w.ledger.Ingest(ctx, tx, budget.Event{ID: "event", Tenant: w.name, Charge: w.charge("s", 35)})
+		_, err := w.ledger.Ingest(ctx, tx, budget.UsageEvent{ID: "event", Tenant: w.name, Charge: w.charge("s", 35)})
 		return err
 	}, model: func(m *model) string {
 		if !m.done["event"] {

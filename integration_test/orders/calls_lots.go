@@ -165,7 +165,7 @@ var walletCalls = []call{
 	}, model: func(*model) string { return ok }},
 
 	{name: "hold-wallet", needs: aWallet, tx: func(ctx context.Context, tx pgx.Tx, w *world) error {
-		_, err := w.book.Place(ctx, tx, holds.Request{Tenant: w.name, ID: "of lots", TTL: time.Hour, Lines: []holds.Line{w.wallet.Line(w.scope("w"), 40)}})
+		_, err := w.book.Place(ctx, tx, holds.Placement{Tenant: w.name, ID: "of lots", TTL: time.Hour, Lines: []holds.Line{w.wallet.Line(w.scope("w"), 40)}})
 		return err
 	}, model: func(m *model) string {
 		said := ok

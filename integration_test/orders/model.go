@@ -211,7 +211,7 @@ func (m *model) rests(amount int64) {
 	m.jobs = append(m.jobs, job{fair: tenantsOwn, choices: []choice{{parts: []part{{"s", amount}}}}})
 }
 
-// tenantsOwn is the key of jobs without Options.Fair.
+// tenantsOwn is the key of jobs without Options.FairKey.
 const tenantsOwn = "tenant"
 
 // release starts the jobs of a line that fit, in their order. One that another scope refuses moves to

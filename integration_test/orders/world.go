@@ -330,11 +330,11 @@ var inTwo, inEither = []part{{"t", 60}, {"s", 20}}, []part{{"t", 50}}
 func (m *model) wanted() []part { return []part{{"s", m.wants}} }
 
 func (w *world) enqueueTwo(ctx context.Context, tx pgx.Tx) error {
-	hold := &holds.Request{}
+	hold := &holds.Placement{}
 	for _, p := range inTwo {
 		hold.Lines = append(hold.Lines, w.holding(p.scope, p.amount).Lines...)
 	}
-	_, err := w.jobs.Enqueue(ctx, tx, work{}, &jobs.Options{Tenant: w.name, Fair: "own", Hold: hold})
+	_, err := w.jobs.Enqueue(ctx, tx, work{}, &jobs.Options{Tenant: w.name, FairKey: "own", Hold: hold})
 	return err
 }
 
@@ -345,8 +345,8 @@ func (w *world) enqueueEither(ctx context.Context, tx pgx.Tx) error {
 	return err
 }
 
-func (w *world) holding(scope string, amount int64) *holds.Request {
-	return &holds.Request{Lines: []holds.Line{{Scope: w.scope(scope), Amount: amount, Limits: []budget.Limit{hour}}}}
+func (w *world) holding(scope string, amount int64) *holds.Placement {
+	return &holds.Placement{Lines: []holds.Line{{Scope: w.scope(scope), Amount: amount, Limits: []budget.Limit{hour}}}}
 }
 
 // steps runs functions until one fails.
@@ -359,7 +359,7 @@ func (s *steps) do(f func() error) {
 }
 
 func (w *world) place(ctx context.Context, tx pgx.Tx, id string, amount int64, ttl time.Duration) error {
-	h, err := w.book.Place(ctx, tx, holds.Request{Tenant: w.name, ID: id, TTL: ttl,
+	h, err := w.book.Place(ctx, tx, holds.Placement{Tenant: w.name, ID: id, TTL: ttl,
 		Lines: []holds.Line{{Scope: w.scope("s"), Amount: amount, Limits: []budget.Limit{hour}}}})
 	if id == "due" {
 		w.due = h.Deadline

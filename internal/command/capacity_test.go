@@ -36,7 +36,7 @@ var ways = map[string]func(ctx context.Context, pool *pgxpool.Pool, c *metered.C
 		return err
 	},
 	"Command.Holds": func(ctx context.Context, _ *pgxpool.Pool, c *metered.Client, id string, level pgx.TxIsoLevel) error {
-		_, err := metered.Do[any](ctx, c, metered.Command{ID: id, Isolation: level, Holds: []holds.Request{
+		_, err := metered.Do[any](ctx, c, metered.Command{ID: id, Isolation: level, Holds: []holds.Placement{
 			{TTL: time.Hour, Lines: []holds.Line{{Scope: "hall", Amount: 1, Limits: seatsOf}, room("other", 1, 1000)}}}}, nil)
 		return err
 	},
@@ -48,7 +48,7 @@ var ways = map[string]func(ctx context.Context, pool *pgxpool.Pool, c *metered.C
 	},
 	"Tx.Place": func(ctx context.Context, _ *pgxpool.Pool, c *metered.Client, id string, level pgx.TxIsoLevel) error {
 		_, err := metered.Do(ctx, c, metered.Command{ID: id, Input: 1, Isolation: level}, pgtest.Placing(
-			holds.Request{TTL: time.Hour, Lines: []holds.Line{{Scope: "hall", Amount: 1, Limits: seatsOf}}}))
+			holds.Placement{TTL: time.Hour, Lines: []holds.Line{{Scope: "hall", Amount: 1, Limits: seatsOf}}}))
 		return err
 	},
 	"Ledger.Charge": func(ctx context.Context, pool *pgxpool.Pool, c *metered.Client, _ string, level pgx.TxIsoLevel) error {
@@ -59,7 +59,7 @@ var ways = map[string]func(ctx context.Context, pool *pgxpool.Pool, c *metered.C
 	},
 	"Book.Place": func(ctx context.Context, pool *pgxpool.Pool, c *metered.Client, _ string, level pgx.TxIsoLevel) error {
 		return pgtest.Retried(ctx, pool, level, func(tx pgx.Tx) error {
-			_, err := c.Holds.Place(ctx, tx, holds.Request{TTL: time.Hour, Lines: []holds.Line{{Scope: "hall", Amount: 1, Limits: seatsOf}}})
+			_, err := c.Holds.Place(ctx, tx, holds.Placement{TTL: time.Hour, Lines: []holds.Line{{Scope: "hall", Amount: 1, Limits: seatsOf}}})
 			return err
 		})
 	},

@@ -93,7 +93,7 @@ func TestDo_InsideACommandIsNested(t *testing.T) {
 		nested(ctx)
 		_, err := metered.Do[any](ctx, other, metered.Command{ID: metered.NewID(), Input: 1}, nil)
 		require.NoError(t, err, "of another client")
-		return pgtest.Placing(holds.Request{TTL: time.Minute, Lines: []holds.Line{pgtest.Room("seat", 1, 9)}})(ctx, tx)
+		return pgtest.Placing(holds.Placement{TTL: time.Minute, Lines: []holds.Line{pgtest.Room("seat", 1, 9)}})(ctx, tx)
 	}
 	_, err := metered.Do(ctx, c, metered.Command{ID: "outer", Input: 1}, fn)
 	require.NoError(t, err)
@@ -111,7 +111,7 @@ func TestTx_TheZeroValueIsOver(t *testing.T) {
 	ctx, tx := t.Context(), &metered.Tx{}
 	b := &pgx.Batch{}
 	b.Queue("select 1")
-	request, ids := holds.Request{Lines: []holds.Line{{Scope: "s", Amount: 1}}, TTL: time.Minute}, []string{"a"}
+	request, ids := holds.Placement{Lines: []holds.Line{{Scope: "s", Amount: 1}}, TTL: time.Minute}, []string{"a"}
 	for name, call := range map[string]func() error{
 		"Exec":       func() error { _, err := tx.Exec(ctx, "select 1"); return err },
 		"Query":      func() error { _, err := tx.Query(ctx, "select 1"); return err },
@@ -156,11 +156,11 @@ func TestClient_CanDemandAnActorAndScopesThatExist(t *testing.T) {
 			return err
 		},
 		"place": func(tx pgx.Tx, scope string, note budget.Note) error {
-			_, err := c.Holds.Place(ctx, tx, holds.Request{TTL: time.Minute, Lines: []holds.Line{{Scope: scope, Amount: 1}}, Note: note})
+			_, err := c.Holds.Place(ctx, tx, holds.Placement{TTL: time.Minute, Lines: []holds.Line{{Scope: scope, Amount: 1}}, Note: note})
 			return err
 		},
 		"capture more than is held": func(tx pgx.Tx, scope string, note budget.Note) error {
-			h, err := c.Holds.Place(ctx, tx, holds.Request{TTL: time.Minute, Lines: []holds.Line{{Scope: scope, Amount: 1}}, Note: ann})
+			h, err := c.Holds.Place(ctx, tx, holds.Placement{TTL: time.Minute, Lines: []holds.Line{{Scope: scope, Amount: 1}}, Note: ann})
 			if err == nil {
 				_, err = c.Holds.Capture(ctx, tx, holds.Capture{IDs: []string{h.ID}, Lines: []holds.Line{{Scope: scope, Amount: 2}}, Over: holds.OverAllowed, Note: note})
 			}

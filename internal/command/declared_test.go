@@ -30,7 +30,7 @@ func TestCommand_TheSameIDForAnotherHoldIsAConflict(t *testing.T) {
 			first := metered.Command{
 				ID: string(level), Isolation: level,
 				Claims: []holds.Claim{seat("21A", "ann")},
-				Holds:  []holds.Request{{Holder: "ann", TTL: time.Minute, Lines: []holds.Line{room("power", 2, 9)}}},
+				Holds:  []holds.Placement{{Holder: "ann", TTL: time.Minute, Lines: []holds.Line{room("power", 2, 9)}}},
 			}
 			out, err := metered.Do[any](ctx, c, first, nil)
 			require.NoError(t, err)
@@ -38,7 +38,7 @@ func TestCommand_TheSameIDForAnotherHoldIsAConflict(t *testing.T) {
 			same := first
 			same.Claims = []holds.Claim{seat("21A", "ann")}
 			same.Claims[0].TTL = time.Hour // when it ends, and how much there is, may change between the calls
-			same.Holds = []holds.Request{{Holder: "ann", TTL: time.Hour, Lines: []holds.Line{room("power", 2, 5)}}}
+			same.Holds = []holds.Placement{{Holder: "ann", TTL: time.Hour, Lines: []holds.Line{room("power", 2, 5)}}}
 			again, err := metered.Do[any](ctx, c, same, nil)
 			require.NoError(t, err)
 			require.True(t, again.Replayed)
@@ -51,16 +51,16 @@ func TestCommand_TheSameIDForAnotherHoldIsAConflict(t *testing.T) {
 				"no claim":       func(cmd *metered.Command) { cmd.Claims = nil },
 				"one claim more": func(cmd *metered.Command) { cmd.Claims = append(cmd.Claims[:1:1], seat("22B", "ann")) },
 				"another amount": func(cmd *metered.Command) {
-					cmd.Holds = []holds.Request{{Holder: "ann", TTL: time.Minute, Lines: []holds.Line{room("power", 3, 9)}}}
+					cmd.Holds = []holds.Placement{{Holder: "ann", TTL: time.Minute, Lines: []holds.Line{room("power", 3, 9)}}}
 				},
 				"another scope": func(cmd *metered.Command) {
-					cmd.Holds = []holds.Request{{Holder: "ann", TTL: time.Minute, Lines: []holds.Line{room("water", 2, 9)}}}
+					cmd.Holds = []holds.Placement{{Holder: "ann", TTL: time.Minute, Lines: []holds.Line{room("water", 2, 9)}}}
 				},
 				"an id": func(cmd *metered.Command) {
-					cmd.Holds = []holds.Request{{ID: "h", Holder: "ann", TTL: time.Minute, Lines: []holds.Line{room("power", 2, 9)}}}
+					cmd.Holds = []holds.Placement{{ID: "h", Holder: "ann", TTL: time.Minute, Lines: []holds.Line{room("power", 2, 9)}}}
 				},
 				"a charge with it": func(cmd *metered.Command) {
-					cmd.Holds = []holds.Request{{Holder: "ann", TTL: time.Minute, Lines: []holds.Line{room("power", 2, 9)}, Charges: []budget.Charge{charge("fee", 1, 0)}}}
+					cmd.Holds = []holds.Placement{{Holder: "ann", TTL: time.Minute, Lines: []holds.Line{room("power", 2, 9)}, Charges: []budget.Charge{charge("fee", 1, 0)}}}
 				},
 			} {
 				cmd := first
@@ -80,7 +80,7 @@ func TestTx_CallsOfTheFunctionNeedAnInput(t *testing.T) {
 	ctx := t.Context()
 	for name, call := range map[string]func(ctx context.Context, tx *metered.Tx) error{
 		"Place": func(ctx context.Context, tx *metered.Tx) error {
-			_, err := tx.Place(ctx, holds.Request{TTL: time.Minute, Lines: []holds.Line{room("a", 1, 9)}}, nil)
+			_, err := tx.Place(ctx, holds.Placement{TTL: time.Minute, Lines: []holds.Line{room("a", 1, 9)}}, nil)
 			return err
 		},
 		"Claim": func(ctx context.Context, tx *metered.Tx) error {
@@ -126,8 +126,8 @@ func TestCommand_DeclaredHoldsAreLookedAtEarly(t *testing.T) {
 	t.Parallel()
 	pool, c := setUp(t, metered.Config{})
 	ctx := t.Context()
-	one := func(holder string) []holds.Request {
-		return []holds.Request{{ID: "h", Holder: holder, TTL: time.Minute, Lines: []holds.Line{room("stock", 1, 1)}}}
+	one := func(holder string) []holds.Placement {
+		return []holds.Placement{{ID: "h", Holder: holder, TTL: time.Minute, Lines: []holds.Line{room("stock", 1, 1)}}}
 	}
 	for i, holder := range []string{"ann", "ann"} { // her own hold is not in her way
 		out, err := metered.Do[any](ctx, c, metered.Command{ID: fmt.Sprint(i), Holds: one(holder), Claims: []holds.Claim{seat("21A", holder)}}, nil)
@@ -135,7 +135,7 @@ func TestCommand_DeclaredHoldsAreLookedAtEarly(t *testing.T) {
 		require.Equal(t, i == 0, out.Holds[0].Created)
 	}
 	for name, cmd := range map[string]metered.Command{
-		"refused":        {Holds: []holds.Request{{TTL: time.Minute, Lines: []holds.Line{room("stock", 1, 1)}}}},
+		"refused":        {Holds: []holds.Placement{{TTL: time.Minute, Lines: []holds.Line{room("stock", 1, 1)}}}},
 		"taken":          {Claims: []holds.Claim{seat("21A", "ben")}},
 		"taken, sticky":  {Claims: []holds.Claim{seat("21A", "ben")}, Sticky: tries},
 		"the line of it": {Claims: []holds.Claim{{Key: holds.Key{Type: "seat", Value: "23C"}, Holder: "ben", TTL: time.Minute, Lines: []holds.Line{room("stock", 1, 1)}}}},
@@ -172,7 +172,7 @@ func TestCommand_DeclaredHoldsDoNotKeepAReplayFromItsAnswer(t *testing.T) {
 	t.Parallel()
 	pool, c := setUp(t, metered.Config{})
 	clock := pgtest.SetClock(t, pool, time.Now())
-	cmd := metered.Command{ID: "op", Holds: []holds.Request{{TTL: time.Minute, Lines: []holds.Line{
+	cmd := metered.Command{ID: "op", Holds: []holds.Placement{{TTL: time.Minute, Lines: []holds.Line{
 		{Scope: "s", Amount: 1, Limits: []budget.Limit{budget.PerWindow(9, time.Hour)}}}}}}
 	out, err := metered.Do[any](t.Context(), c, cmd, nil)
 	require.NoError(t, err)
@@ -199,7 +199,7 @@ func TestCommand_DeclaredHoldsNeverPassTheirLimit(t *testing.T) {
 				for j := range each {
 					cmd := metered.Command{
 						ID: id(i, "/", j), Isolation: level, Charges: []budget.Charge{charge(id("fee", i), 1, 100)},
-						Holds: []holds.Request{{TTL: time.Hour, Lines: []holds.Line{room(id(), 1, stock), room(id("own", i), 1, 100)}}},
+						Holds: []holds.Placement{{TTL: time.Hour, Lines: []holds.Line{room(id(), 1, stock), room(id("own", i), 1, 100)}}},
 					}
 					switch _, err := metered.Do(t.Context(), c, cmd, placedIDs); metered.Code(err) {
 					case "budget_exceeded":

@@ -137,7 +137,7 @@ func TestDo_CreditsAndRefundsAreTheCommands(t *testing.T) {
 				if err := tx.Charge(prepaid("ann", 12)); err != nil {
 					return uploaded{}, err
 				}
-				_, err := tx.Place(ctx, holds.Request{
+				_, err := tx.Place(ctx, holds.Placement{
 					ID: "h", Lines: []holds.Line{{Scope: "ben", Amount: 4, Limits: []budget.Limit{budget.Prepaid(0)}}}, TTL: time.Hour,
 				}, nil)
 				if err != nil {
@@ -278,7 +278,7 @@ func TestDoTx_EndsDueHoldsInOneOrderWithOthers(t *testing.T) {
 	t.Parallel()
 	full := []budget.Limit{budget.Lifetime(1)}
 	place := func(ctx context.Context, tx *metered.Tx, scope string) error {
-		_, err := tx.Place(ctx, holds.Request{Lines: []holds.Line{{Scope: scope, Amount: 1, Limits: full}}, TTL: time.Hour}, nil)
+		_, err := tx.Place(ctx, holds.Placement{Lines: []holds.Line{{Scope: scope, Amount: 1, Limits: full}}, TTL: time.Hour}, nil)
 		return err
 	}
 	for name, test := range map[string]struct {
@@ -299,7 +299,7 @@ func TestDoTx_EndsDueHoldsInOneOrderWithOthers(t *testing.T) {
 			ctx := t.Context()
 			within := func(f func(tx pgx.Tx) error) error { return pgx.BeginFunc(ctx, pool, f) }
 			place := func(tx pgx.Tx, id string, ttl time.Duration, scopes ...string) error {
-				r := holds.Request{ID: id, TTL: ttl}
+				r := holds.Placement{ID: id, TTL: ttl}
 				for _, scope := range scopes {
 					r.Lines = append(r.Lines, holds.Line{Scope: scope, Amount: 1, Limits: []budget.Limit{budget.Lifetime(2)}})
 				}
@@ -350,7 +350,7 @@ func TestDoTx_TakesTheIDsOfItsHoldsInOneOrderWithOthers(t *testing.T) {
 		return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 			_, err := metered.DoTx(ctx, c, tx, metered.Command{ID: op, Input: 1}, func(ctx context.Context, tx *metered.Tx) (any, error) {
 				for _, id := range ids {
-					r := holds.Request{ID: id, Lines: []holds.Line{{Scope: op + id, Amount: 1}}, TTL: time.Hour}
+					r := holds.Placement{ID: id, Lines: []holds.Line{{Scope: op + id, Amount: 1}}, TTL: time.Hour}
 					if _, err := tx.Place(ctx, r, nil); err != nil {
 						return nil, err
 					}
@@ -363,7 +363,7 @@ func TestDoTx_TakesTheIDsOfItsHoldsInOneOrderWithOthers(t *testing.T) {
 	middle, err := pool.Begin(ctx)
 	require.NoError(t, err)
 	defer func() { _ = middle.Rollback(context.Background()) }()
-	_, err = c.Holds.Place(ctx, middle, holds.Request{ID: "m", Lines: []holds.Line{{Scope: "s", Amount: 1}}, TTL: time.Hour})
+	_, err = c.Holds.Place(ctx, middle, holds.Placement{ID: "m", Lines: []holds.Line{{Scope: "s", Amount: 1}}, TTL: time.Hour})
 	require.NoError(t, err)
 	one := started(t, pool, func() error { return do("one", "x", "m", "y") })
 	other := make(chan error, 1)

@@ -176,7 +176,7 @@ func newHostile(t *testing.T) *hostile {
 	for i := range 12 {
 		id, tenant := fmt.Sprintf("h%d", i), []string{"", "acme"}[i%2]
 		_, err := pgtest.InTx(ctx, owner, func(tx pgx.Tx) (holds.Hold, error) {
-			return c.Holds.Place(ctx, tx, holds.Request{ID: id, Tenant: tenant, Holder: []string{"", "ann"}[i/2%2], TTL: 10 * time.Minute,
+			return c.Holds.Place(ctx, tx, holds.Placement{ID: id, Tenant: tenant, Holder: []string{"", "ann"}[i/2%2], TTL: 10 * time.Minute,
 				Lines: []holds.Line{{Scope: "seats", Amount: 3}, {Scope: "a", Amount: 2}}})
 		})
 		require.NoError(t, err)
@@ -207,7 +207,7 @@ func (h *hostile) refill(n int) {
 	for i := range 4 {
 		id := fmt.Sprintf("n%d %d", n, i)
 		_, err := pgtest.InTx(h.Context(), h.owner, func(tx pgx.Tx) (holds.Hold, error) {
-			return h.c.Holds.Place(h.Context(), tx, holds.Request{ID: id, TTL: 10 * time.Minute,
+			return h.c.Holds.Place(h.Context(), tx, holds.Placement{ID: id, TTL: 10 * time.Minute,
 				Lines: []holds.Line{{Scope: "seats", Amount: 3}, {Scope: "a", Amount: 2}}})
 		})
 		require.NoError(h, err)

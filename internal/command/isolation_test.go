@@ -73,7 +73,7 @@ func TestDo_NoRefusalOfAnOldSnapshotIsFinal(t *testing.T) {
 		"a hold that is placed": {
 			meanwhile: func(ctx context.Context, pool *pgxpool.Pool, c *metered.Client, of string) error {
 				return in(ctx, pool, func(tx pgx.Tx) error {
-					_, err := c.Holds.Place(ctx, tx, holds.Request{ID: of, Holder: "ann", TTL: time.Minute, Lines: line(of)})
+					_, err := c.Holds.Place(ctx, tx, holds.Placement{ID: of, Holder: "ann", TTL: time.Minute, Lines: line(of)})
 					return err
 				})
 			},
@@ -84,7 +84,7 @@ func TestDo_NoRefusalOfAnOldSnapshotIsFinal(t *testing.T) {
 		"a capacity that is released": {
 			before: func(ctx context.Context, pool *pgxpool.Pool, c *metered.Client, of string) error {
 				return in(ctx, pool, func(tx pgx.Tx) error {
-					_, err := c.Holds.Place(ctx, tx, holds.Request{ID: of, TTL: time.Minute, Lines: line(of)})
+					_, err := c.Holds.Place(ctx, tx, holds.Placement{ID: of, TTL: time.Minute, Lines: line(of)})
 					return err
 				})
 			},
@@ -95,7 +95,7 @@ func TestDo_NoRefusalOfAnOldSnapshotIsFinal(t *testing.T) {
 				})
 			},
 			do: func(ctx context.Context, tx *metered.Tx, of string) error {
-				_, err := tx.Place(ctx, holds.Request{ID: of + ", mine", TTL: time.Minute, Lines: line(of)}, nil)
+				_, err := tx.Place(ctx, holds.Placement{ID: of + ", mine", TTL: time.Minute, Lines: line(of)}, nil)
 				return err
 			},
 		},
@@ -196,7 +196,7 @@ func TestOldSnapshot_ARefusalIsToBeTriedAgain(t *testing.T) {
 						return err
 					},
 					meanwhile: func(tx pgx.Tx) error {
-						_, err := c.Holds.Place(ctx, tx, holds.Request{ID: "e", TTL: time.Minute, Lines: []holds.Line{{Scope: "e", Amount: 1}}})
+						_, err := c.Holds.Place(ctx, tx, holds.Placement{ID: "e", TTL: time.Minute, Lines: []holds.Line{{Scope: "e", Amount: 1}}})
 						return err
 					},
 				},
@@ -251,7 +251,7 @@ func pieces(t *testing.T, c *metered.Client, presented string) map[string]struct
 			return err
 		}, budget.ErrExceeded},
 		"place": {func(ctx context.Context, tx pgx.Tx) error {
-			_, err := c.Holds.Place(ctx, tx, holds.Request{TTL: time.Minute, Lines: []holds.Line{room("room", 1, 1)}})
+			_, err := c.Holds.Place(ctx, tx, holds.Placement{TTL: time.Minute, Lines: []holds.Line{room("room", 1, 1)}})
 			return err
 		}, budget.ErrExceeded},
 		"claim": {func(ctx context.Context, tx pgx.Tx) error {
@@ -276,8 +276,8 @@ func TestCollisions_EachLoserGetsItsTurn(t *testing.T) {
 	const callers, room = 12, 6
 	pool, c := setUp(t, metered.Config{LockTimeout: time.Minute}, pgtest.Options{MaxConns: callers})
 	for _, level := range []pgx.TxIsoLevel{pgx.RepeatableRead, pgx.Serializable} {
-		for how, place := range map[string]func(r holds.Request, began func()) error{
-			"Do": func(r holds.Request, began func()) error {
+		for how, place := range map[string]func(r holds.Placement, began func()) error{
+			"Do": func(r holds.Placement, began func()) error {
 				_, err := metered.Do(t.Context(), c, metered.Command{ID: r.ID, Isolation: level, Input: 1}, func(ctx context.Context, tx *metered.Tx) (any, error) {
 					began()
 					_, err := tx.Place(ctx, r, nil)
@@ -285,7 +285,7 @@ func TestCollisions_EachLoserGetsItsTurn(t *testing.T) {
 				})
 				return err
 			},
-			"RunTx": func(r holds.Request, began func()) error {
+			"RunTx": func(r holds.Placement, began func()) error {
 				return c.RunTx(t.Context(), pgx.TxOptions{IsoLevel: level}, func(ctx context.Context, tx pgx.Tx) error {
 					_, err := tx.Exec(ctx, "select")
 					began()
@@ -302,7 +302,7 @@ func TestCollisions_EachLoserGetsItsTurn(t *testing.T) {
 			how += string(level)
 			atOnce(callers, func(i int) {
 				first := sync.OnceFunc(func() { all.Done(); all.Wait() })
-				r := holds.Request{ID: fmt.Sprint(how, i), TTL: time.Hour, Lines: []holds.Line{{Scope: how, Amount: 1, Limits: []budget.Limit{budget.Lifetime(room)}}}}
+				r := holds.Placement{ID: fmt.Sprint(how, i), TTL: time.Hour, Lines: []holds.Line{{Scope: how, Amount: 1, Limits: []budget.Limit{budget.Lifetime(room)}}}}
 				switch err := place(r, func() { runs.Add(1); first() }); {
 				case err == nil:
 					placed.Add(1)

@@ -186,7 +186,7 @@ func bigCalls(t *testing.T, pool *pgxpool.Pool, c *metered.Client) {
 			return err
 		}))
 		require.NoError(t, pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-			h, err := c.Holds.Place(ctx, tx, holds.Request{TTL: time.Minute, Lines: []holds.Line{{Scope: "held", Amount: 2, Limits: window(1 << 40)}}})
+			h, err := c.Holds.Place(ctx, tx, holds.Placement{TTL: time.Minute, Lines: []holds.Line{{Scope: "held", Amount: 2, Limits: window(1 << 40)}}})
 			require.NoError(t, err)
 			_, err = c.Holds.Extend(ctx, tx, holds.Extend{IDs: []string{h.ID}, By: time.Second})
 			require.NoError(t, err)
@@ -252,13 +252,13 @@ func TestDo_RoundTrips(t *testing.T) {
 		"token and charges":                {as, nil, 2},
 		"token, a keyless job and charges": {as, keyless, 3},
 		"with declared holds": {func(cmd *metered.Command) {
-			cmd.Holds = []holds.Request{{TTL: time.Minute, Lines: []holds.Line{room("a", 1, 99)}}}
+			cmd.Holds = []holds.Placement{{TTL: time.Minute, Lines: []holds.Line{room("a", 1, 99)}}}
 			cmd.Claims = []holds.Claim{seat(fmt.Sprint(n), "ann")}
 		}, nil, 2},
 		"with limits from queries": {func(cmd *metered.Command) {
 			ten := budget.Lifetime(0).MaxFrom("select 10")
 			cmd.Charges = []budget.Charge{{Scope: fmt.Sprint(n), Amount: 1, Limits: []budget.Limit{ten}}}
-			cmd.Holds = []holds.Request{{TTL: time.Minute, Lines: []holds.Line{{Scope: fmt.Sprint("b", n), Amount: 1, Limits: []budget.Limit{ten}}}}}
+			cmd.Holds = []holds.Placement{{TTL: time.Minute, Lines: []holds.Line{{Scope: fmt.Sprint("b", n), Amount: 1, Limits: []budget.Limit{ten}}}}}
 		}, nil, 3},
 		"with a refusal to record":     {func(cmd *metered.Command) { cmd.RecordRefusal = true }, nil, 2},
 		"one that is recorded":         {func(cmd *metered.Command) { full(cmd); cmd.RecordRefusal = true }, nil, 4},
@@ -295,7 +295,7 @@ func TestDo_PositionTakesNoRoundTripBehindSubscribersEither(t *testing.T) {
 		for i := range 3 { // warm
 			w.Each(nil)
 			out, err := metered.Do(t.Context(), c, metered.Command{ID: fmt.Sprint(id, i), Input: 1, EarlyRelease: early, LSN: asked},
-				pgtest.Placing(holds.Request{TTL: time.Minute, Lines: []holds.Line{room("seat", 1, 99)}}))
+				pgtest.Placing(holds.Placement{TTL: time.Minute, Lines: []holds.Line{room("seat", 1, 99)}}))
 			require.NoError(t, err)
 			require.Equal(t, asked, out.LSN > 0)
 			n = len(w.Sent())
@@ -357,7 +357,7 @@ func TestDo_WorksInEachExecMode(t *testing.T) {
 			require.Equal(t, everything, footprintOf(t, owner, cmd))
 			hall(t, owner, 4)
 			declared := metered.Command{ID: "declared", Claims: []holds.Claim{seat("21A", "ann")}, RecordRefusal: true,
-				Holds: []holds.Request{{TTL: time.Hour, Lines: []holds.Line{{Scope: "hall", Amount: 3, Limits: seatsOf}}}}}
+				Holds: []holds.Placement{{TTL: time.Hour, Lines: []holds.Line{{Scope: "hall", Amount: 3, Limits: seatsOf}}}}}
 			for i, code := range []string{"", "", "claim_taken", "claim_taken"} {
 				if i == 2 {
 					declared.ID, declared.Claims[0].Holder = "refused", "ben"

@@ -93,7 +93,7 @@ func TestDo_AHoldGivesUpBeforeTheDeadline(t *testing.T) {
 	t.Parallel()
 	for what, fn := range map[string]func(ctx context.Context, tx *metered.Tx) error{
 		"place": func(ctx context.Context, tx *metered.Tx) error {
-			_, err := tx.Place(ctx, holds.Request{TTL: time.Minute, Lines: []holds.Line{room("seat", 1, 9)}}, nil)
+			_, err := tx.Place(ctx, holds.Placement{TTL: time.Minute, Lines: []holds.Line{room("seat", 1, 9)}}, nil)
 			return err
 		},
 		"capture": func(_ context.Context, tx *metered.Tx) error {
@@ -110,7 +110,7 @@ func TestDo_AHoldGivesUpBeforeTheDeadline(t *testing.T) {
 			t.Parallel()
 			pool, c := setUp(t, metered.Config{LockTimeout: time.Hour})
 			_, err := metered.Do(t.Context(), c, metered.Command{ID: "before", Input: 1},
-				pgtest.Placing(holds.Request{ID: "h", TTL: time.Minute, Lines: []holds.Line{room("seat", 1, 9)}}))
+				pgtest.Placing(holds.Placement{ID: "h", TTL: time.Minute, Lines: []holds.Line{room("seat", 1, 9)}}))
 			require.NoError(t, err)
 			lockScope(t, pool, c, "seat")
 			deadline := pgtest.NewDeadline(t, time.Hour)

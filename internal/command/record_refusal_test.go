@@ -34,7 +34,7 @@ func refusers(t *testing.T, pool *pgxpool.Pool, c *metered.Client) map[string]re
 	do := func(fn func(tx pgx.Tx) error) { require.NoError(t, pgx.BeginFunc(ctx, pool, fn)) }
 	place := func(id string, lines ...holds.Line) {
 		do(func(tx pgx.Tx) error {
-			_, err := c.Holds.Place(ctx, tx, holds.Request{ID: id, Holder: "ann", TTL: time.Hour, Lines: lines})
+			_, err := c.Holds.Place(ctx, tx, holds.Placement{ID: id, Holder: "ann", TTL: time.Hour, Lines: lines})
 			return err
 		})
 	}
@@ -97,7 +97,7 @@ func refusers(t *testing.T, pool *pgxpool.Pool, c *metered.Client) map[string]re
 func TestRecordRefusal_TheSameIDIsRefusedInTheSameWay(t *testing.T) {
 	t.Parallel()
 	var heard sync.Map
-	pool, c := setUp(t, metered.Config{OnRefusal: func(_ context.Context, d metered.Refusal) {
+	pool, c := setUp(t, metered.Config{OnRefusal: func(_ context.Context, d metered.RefusedCommand) {
 		heard.Store(fmt.Sprint(d.Command.ID, d.Replayed), d)
 	}})
 	ctx := t.Context()
@@ -120,8 +120,8 @@ func TestRecordRefusal_TheSameIDIsRefusedInTheSameWay(t *testing.T) {
 		for i, replayed := range []bool{false, true} {
 			d, ok := heard.Load(fmt.Sprint(name, replayed))
 			require.True(t, ok, name)
-			requireSameRefusal(t, refused, d.(metered.Refusal).Err)
-			require.Equal(t, name == "sticky", d.(metered.Refusal).Sticky, "%s %d", name, i)
+			requireSameRefusal(t, refused, d.(metered.RefusedCommand).Err)
+			require.Equal(t, name == "sticky", d.(metered.RefusedCommand).Sticky, "%s %d", name, i)
 		}
 		op, err := c.Lookup(ctx, pool, "", name)
 		require.NoError(t, err)
@@ -209,7 +209,7 @@ func TestRecordRefusal_LeavesOutRefusalsOfASubscriber(t *testing.T) {
 	pool, c := setUp(t, metered.Config{Holds: holds.Config{Subscribers: []holds.Subscriber{
 		func(context.Context, pgx.Tx, holds.Transition) error { return &budget.ExceededError{} },
 	}}})
-	cmd := metered.Command{ID: "op", RecordRefusal: true, Holds: []holds.Request{{TTL: time.Minute, Lines: []holds.Line{room("s", 1, 9)}}}}
+	cmd := metered.Command{ID: "op", RecordRefusal: true, Holds: []holds.Placement{{TTL: time.Minute, Lines: []holds.Line{room("s", 1, 9)}}}}
 	_, err := metered.Do[any](t.Context(), c, cmd, nil)
 	require.ErrorIs(t, err, budget.ErrExceeded)
 	require.Zero(t, count(t, pool, "metered.operations"))

@@ -24,7 +24,7 @@ func TestDo_AFloodOfRefusalsKeepsItsConnections(t *testing.T) {
 	const callers = 4
 	each := pgtest.Size(70, 260)
 	var heard atomic.Int64
-	pool, c := setUp(t, metered.Config{OnRefusal: func(context.Context, metered.Refusal) { heard.Add(1) }},
+	pool, c := setUp(t, metered.Config{OnRefusal: func(context.Context, metered.RefusedCommand) { heard.Add(1) }},
 		pgtest.Options{MaxConns: callers})
 	presented := mint(t, pool, c)
 	fill(t, pool, c, "full", 5)
@@ -76,13 +76,13 @@ func TestDo_TheFirstLookLocksNoScopeAndWritesNothing(t *testing.T) {
 func TestOnRefusal_HearsOnceOfEachRefusalOutsideTheTransaction(t *testing.T) {
 	t.Parallel()
 	var mu sync.Mutex
-	var heard []metered.Refusal
+	var heard []metered.RefusedCommand
 	var c *metered.Client
 	type key struct{}
 	// One connection: if the command's were not back, the hook would wait for ever.
 	owner, _ := setUp(t, metered.Config{})
 	pool, _ := pgtest.Tap(t, owner, nil)
-	hook := func(ctx context.Context, d metered.Refusal) {
+	hook := func(ctx context.Context, d metered.RefusedCommand) {
 		mu.Lock()
 		defer mu.Unlock()
 		heard = append(heard, d)

@@ -77,7 +77,7 @@ func (v *verbatim) UnmarshalJSON(data []byte) error { *v = verbatim(data); retur
 func TestDo_ReplayRepeatsTheChargesOfAHold(t *testing.T) {
 	t.Parallel()
 	pool, c := setUp(t, metered.Config{})
-	r := holds.Request{ID: "h", TTL: time.Minute, Lines: []holds.Line{room("seat", 1, 1), room("both", 2, 9)},
+	r := holds.Placement{ID: "h", TTL: time.Minute, Lines: []holds.Line{room("seat", 1, 1), room("both", 2, 9)},
 		Charges: []budget.Charge{{Scope: "fee", Amount: 5}, {Scope: "both", Amount: 1}, {Scope: "user", Amount: 7}}}
 	cmd := metered.Command{ID: "op", Input: 1}
 	out, err := metered.Do(t.Context(), c, cmd, pgtest.Placing(r))
@@ -97,8 +97,8 @@ func TestDo_ReplayHasTheHoldsOfEveryCall(t *testing.T) {
 	pool, c := setUp(t, metered.Config{})
 	ctx := t.Context()
 	claim := holds.Claim{Key: holds.Key{Type: "name", Value: "ann"}, Holder: "ann", TTL: time.Minute}
-	r := holds.Request{ID: "h", TTL: time.Minute, Lines: []holds.Line{room("seat", 2, 9)}}
-	other := holds.Request{ID: "other", TTL: time.Minute, Lines: []holds.Line{room("seat", 1, 9)}}
+	r := holds.Placement{ID: "h", TTL: time.Minute, Lines: []holds.Line{room("seat", 2, 9)}}
+	other := holds.Placement{ID: "other", TTL: time.Minute, Lines: []holds.Line{room("seat", 1, 9)}}
 	both := func(ctx context.Context, tx *metered.Tx) (any, error) {
 		_, err := tx.Claim(ctx, claim, nil)
 		require.NoError(t, err)
@@ -137,7 +137,7 @@ func TestDoTx_EachCommandOfATransactionRecordsItsOwnHolds(t *testing.T) {
 		ids := []string{"a", "b", "c"}
 		require.NoError(t, pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 			for _, id := range ids {
-				fn := pgtest.Placing(holds.Request{ID: id, TTL: time.Minute, Lines: []holds.Line{room("seat", 1, 9)}})
+				fn := pgtest.Placing(holds.Placement{ID: id, TTL: time.Minute, Lines: []holds.Line{room("seat", 1, 9)}})
 				if id == "c" {
 					fn = func(context.Context, *metered.Tx) (string, error) { return "", nil }
 				}
@@ -307,7 +307,7 @@ func TestDo_FailsWithARefundOfAHoldThatIsRefused(t *testing.T) {
 	t.Parallel()
 	pool, c := setUp(t, metered.Config{})
 	ctx := t.Context()
-	_, err := metered.Do(ctx, c, metered.Command{ID: "op1", Input: 1}, pgtest.Placing(holds.Request{ID: "h1", TTL: time.Minute, Lines: []holds.Line{room("seat", 1, 1)}}))
+	_, err := metered.Do(ctx, c, metered.Command{ID: "op1", Input: 1}, pgtest.Placing(holds.Placement{ID: "h1", TTL: time.Minute, Lines: []holds.Line{room("seat", 1, 1)}}))
 	require.NoError(t, err)
 	require.NoError(t, pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 		if _, err := c.Holds.Capture(ctx, tx, holds.Capture{IDs: []string{"h1"}, All: true}); err != nil {

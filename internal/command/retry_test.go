@@ -255,7 +255,7 @@ func TestDo_AHoldThatIsPlacedWhileItWaitsIsNotLockedLate(t *testing.T) {
 	})
 	pgtest.WaitQueued(t, pool, 1)
 	_, err := pgtest.InTx(ctx, pool, func(tx pgx.Tx) (holds.Hold, error) {
-		return c.Holds.Place(ctx, tx, holds.Request{ID: "h", TTL: time.Minute, Lines: []holds.Line{{Scope: placed, Amount: 1}}})
+		return c.Holds.Place(ctx, tx, holds.Placement{ID: "h", TTL: time.Minute, Lines: []holds.Line{{Scope: placed, Amount: 1}}})
 	})
 	require.NoError(t, err)
 	charge := pgtest.Going(func() error {

@@ -36,7 +36,7 @@ func retireScopes(ctx context.Context, c *metered.Client, pool *pgxpool.Pool, sc
 func TestDo_AScopeThatMustExistAndDoesNotRefusesTheCommand(t *testing.T) {
 	t.Parallel()
 	var refusals []error
-	pool, c := setUp(t, metered.Config{EarlyLook: true, OnRefusal: func(_ context.Context, d metered.Refusal) {
+	pool, c := setUp(t, metered.Config{EarlyLook: true, OnRefusal: func(_ context.Context, d metered.RefusedCommand) {
 		refusals = append(refusals, d.Err)
 		require.False(t, d.Sticky)
 	}})
@@ -67,7 +67,7 @@ func TestDo_AScopeThatMustExistAndDoesNotRefusesTheCommand(t *testing.T) {
 						return tx.Credit(budget.Credit{Scope: scope, Amount: 1, MustExist: true})
 					},
 					"place": func(ctx context.Context, tx *metered.Tx) error {
-						_, err := tx.Place(ctx, holds.Request{Lines: line(scope), TTL: time.Minute}, nil)
+						_, err := tx.Place(ctx, holds.Placement{Lines: line(scope), TTL: time.Minute}, nil)
 						return err
 					},
 					"claim": func(ctx context.Context, tx *metered.Tx) error {

@@ -40,7 +40,7 @@ func TestDo_IsAnsweredUnderAnySetting(t *testing.T) {
 				c := newClient(t, pool, metered.Config{})
 				before := time.Now().Add(-time.Minute)
 				for i := range 2 {
-					out, err := metered.Do(t.Context(), c, metered.Command{ID: "op", Charges: []budget.Charge{charge("s", 1, 5)}, Holds: []holds.Request{
+					out, err := metered.Do(t.Context(), c, metered.Command{ID: "op", Charges: []budget.Charge{charge("s", 1, 5)}, Holds: []holds.Placement{
 						{ID: "all", TTL: time.Hour, Lines: []holds.Line{{Scope: "seats", Amount: 1}}},
 						{ID: "h", TTL: time.Hour, Lines: []holds.Line{{Scope: "seats", Amount: 1}}},
 					}}, upload("a"))
@@ -60,7 +60,7 @@ func TestDo_IsAnsweredUnderAnySetting(t *testing.T) {
 				require.ErrorIs(t, err, budget.ErrExceeded)
 				require.NoError(t, pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
 					for i := range 3 {
-						out, err := metered.DoTx(t.Context(), c, tx, metered.Command{ID: "lent", Charges: []budget.Charge{charge("s", int64(1+i/2*9), 5)}, Holds: []holds.Request{
+						out, err := metered.DoTx(t.Context(), c, tx, metered.Command{ID: "lent", Charges: []budget.Charge{charge("s", int64(1+i/2*9), 5)}, Holds: []holds.Placement{
 							{ID: "lent", TTL: time.Hour, Lines: []holds.Line{{Scope: "seats", Amount: 1}}},
 						}}, upload("lent"))
 						if i == 2 {

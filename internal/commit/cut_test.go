@@ -110,7 +110,7 @@ var kinds = map[string]kind{
 		cmd.Sticky = []budget.Charge{{Scope: id + " tries", Amount: 1}}
 	}, nil),
 	"Do, with a subscriber": does(func(_ *set, id string, cmd *metered.Command) {
-		cmd.Holds = []holds.Request{{ID: id, TTL: time.Hour, Lines: []holds.Line{{Scope: id + " seats", Amount: 1}}}}
+		cmd.Holds = []holds.Placement{{ID: id, TTL: time.Hour, Lines: []holds.Line{{Scope: id + " seats", Amount: 1}}}}
 	}, nil).with(func(k *kind) {
 		k.cfg.Holds.Subscribers = []holds.Subscriber{func(ctx context.Context, tx pgx.Tx, t holds.Transition) error {
 			return insert(ctx, tx, "heard of "+t.Hold.ID)
@@ -176,7 +176,7 @@ var kinds = map[string]kind{
 	"Batcher.Ingest": {once: true, effects: charges, ready: func(s *set, id string) func(context.Context) error {
 		b := batcher(s)
 		return func(ctx context.Context) error {
-			_, err := b.Ingest(ctx, budget.Event{ID: id, Charge: budget.Charge{Scope: id, Amount: 1}})
+			_, err := b.Ingest(ctx, budget.UsageEvent{ID: id, Charge: budget.Charge{Scope: id, Amount: 1}})
 			return err
 		}
 	}},

@@ -60,7 +60,7 @@ func (r *Reader) Explain(ctx context.Context, charge budget.Charge) (Explanation
 	e := Explanation{Scope: charge.Scope, Amount: charge.Amount, Use: charge.Note.Use}
 	charge.Limits = slices.Clone(charge.Limits)
 	for i, l := range charge.Limits {
-		l = l.Tell() // without thresholds, which a look does not cross
+		l = l.WithThresholds() // without thresholds, which a look does not cross
 		charge.Limits[i] = l
 		if l != (budget.Limit{Max: l.Max, Window: l.Window, Period: l.Period, Lifetime: l.Lifetime, Prepaid: l.Prepaid, Name: l.Name}) {
 			return e, invalid(fmt.Sprintf("charge.Limits[%d].MaxFrom", i), "is a query, which Explain does not run")

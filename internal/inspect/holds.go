@@ -141,8 +141,8 @@ func (r *Reader) heldOf(ctx context.Context, f HoldFilter, limit int) (HoldList,
 
 // HoldDetail is a hold and its history.
 type HoldDetail struct {
-	Hold    holds.Hold    `json:"hold"`
-	History []holds.Event `json:"history"` // oldest first
+	Hold    holds.Hold           `json:"hold"`
+	History []holds.HistoryEvent `json:"history"` // oldest first
 }
 
 // Hold returns a hold with its history, or the errors of Book.Get.

@@ -64,7 +64,7 @@ func TestOverview_CountsOpenHoldsAndLeases(t *testing.T) {
 	f.charge("a", "org/a", 5)
 	for _, id := range []string{"open", "due"} {
 		require.NoError(t, f.do(metered.Command{ID: id, Input: id}, func(ctx context.Context, tx *metered.Tx) (any, error) {
-			_, err := tx.Place(ctx, holds.Request{ID: id, TTL: time.Minute, Lines: []holds.Line{{Scope: "org/h", Amount: 1}}}, nil)
+			_, err := tx.Place(ctx, holds.Placement{ID: id, TTL: time.Minute, Lines: []holds.Line{{Scope: "org/h", Amount: 1}}}, nil)
 			return nil, err
 		}))
 	}
@@ -242,7 +242,7 @@ func TestOperations_HaveTheirOutcomes(t *testing.T) {
 					return nil, err
 				}
 			}
-			_, err := tx.Place(ctx, holds.Request{ID: "h", Tenant: "ann", TTL: time.Minute, Lines: []holds.Line{{Scope: "org/h", Amount: 1}}}, nil)
+			_, err := tx.Place(ctx, holds.Placement{ID: "h", Tenant: "ann", TTL: time.Minute, Lines: []holds.Line{{Scope: "org/h", Amount: 1}}}, nil)
 			return "secret result", err
 		}))
 	limit := budget.PerWindow(3, time.Minute).Named("burst")
@@ -319,7 +319,7 @@ func TestHolds_ListsByStateAndScope(t *testing.T) {
 	f := setUp(t)
 	for i := range 5 {
 		require.NoError(t, pgx.BeginFunc(t.Context(), f.pool, func(tx pgx.Tx) error {
-			_, err := f.client.Holds.Place(t.Context(), tx, holds.Request{Tenant: fmt.Sprint("t", i%2), ID: fmt.Sprint("h", i), TTL: time.Duration(10-i) * time.Minute,
+			_, err := f.client.Holds.Place(t.Context(), tx, holds.Placement{Tenant: fmt.Sprint("t", i%2), ID: fmt.Sprint("h", i), TTL: time.Duration(10-i) * time.Minute,
 				Lines: []holds.Line{{Scope: fmt.Sprint("org/", i%2), Amount: 1}}})
 			return err
 		}))
@@ -375,7 +375,7 @@ func TestExplain_NamesTheRefusingLimit(t *testing.T) {
 	execute(t, f.pool, `update metered.ledger set at = at - interval '2 h' where seq <= 20`)
 	execute(t, f.pool, openLeaseSQL)
 	require.NoError(t, pgx.BeginFunc(t.Context(), f.pool, func(tx pgx.Tx) error {
-		_, err := f.client.Holds.Place(t.Context(), tx, holds.Request{ID: "h", TTL: time.Minute, Lines: []holds.Line{{Scope: "org/l", Amount: 3}}})
+		_, err := f.client.Holds.Place(t.Context(), tx, holds.Placement{ID: "h", TTL: time.Minute, Lines: []holds.Line{{Scope: "org/l", Amount: 3}}})
 		return err
 	}))
 	hourly, ever := budget.PerWindow(25, time.Hour).Named("hourly"), budget.Lifetime(1000)

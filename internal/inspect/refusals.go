@@ -37,7 +37,7 @@ type RefusalList struct {
 //
 // The database has only refusals of commands with metered.Command.RecordRefusal. Any other is
 // rolled back and leaves nothing behind: the application counts those (metered.Config.OnRefusal, or
-// the observer). A metered.Notice is about a commit, and never about a refusal.
+// the observer). A metered.CommandNotice is about a commit, and never about a refusal.
 func (r *Reader) Refusals(ctx context.Context, within time.Duration, limit int) (RefusalList, error) {
 	limit, err := pageSize(limit)
 	if err == nil && (within < time.Second || within > 366*24*time.Hour) {

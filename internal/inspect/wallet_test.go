@@ -41,7 +41,7 @@ func TestWallet_HasUnitsLotsAndTheNextEnd(t *testing.T) {
 	held, err := holds.New(f.client.Budget, holds.Config{MaxTTL: 100 * time.Hour, MaxLifetime: 100 * time.Hour})
 	require.NoError(t, err)
 	f.tx(func(tx pgx.Tx) error {
-		_, err := held.Place(t.Context(), tx, holds.Request{ID: "h", TTL: 100 * time.Hour, Lines: []holds.Line{book.Line("ann", 30)}})
+		_, err := held.Place(t.Context(), tx, holds.Placement{ID: "h", TTL: 100 * time.Hour, Lines: []holds.Line{book.Line("ann", 30)}})
 		return err
 	})
 	f.charge("c", "org/none", 1)
@@ -124,7 +124,7 @@ func TestSessions_DifferFromOtherHolds(t *testing.T) {
 	t.Parallel()
 	f := setUp(t)
 	f.tx(func(tx pgx.Tx) error {
-		_, err := f.client.Holds.Place(t.Context(), tx, holds.Request{ID: "session_of_mine", TTL: time.Minute, Lines: []holds.Line{{Scope: "org/a", Amount: 1}}})
+		_, err := f.client.Holds.Place(t.Context(), tx, holds.Placement{ID: "session_of_mine", TTL: time.Minute, Lines: []holds.Line{{Scope: "org/a", Amount: 1}}})
 		return err
 	})
 	s, err := metered.Open[any](t.Context(), f.client, metered.Reservation{ID: "stream", Tenant: "ann", TTL: time.Hour,
@@ -168,16 +168,16 @@ func TestScope_SaysWhichThresholdsWereReached(t *testing.T) {
 	require.NoError(t, err)
 	f.tx(func(tx pgx.Tx) error {
 		_, err := ledger.Charge(t.Context(), tx, budget.Charge{Scope: "org/a", Amount: 80, Limits: []budget.Limit{
-			budget.Per(100, budget.Day, time.UTC, time.Time{}).Named("plan").Tell(budget.Threshold{Name: "80 %", Percent: 80}, budget.Threshold{Name: "over"}),
-			budget.PerPeriod(90, time.Hour, nine).Named("hour").Tell(budget.Threshold{Name: "10 left", Left: 10}),
-			budget.Lifetime(100).Named("credit").Tell(budget.Threshold{Name: "low", Left: 20, Rearm: 5}, budget.Threshold{Name: "spent", Left: 20, Rearm: 5, Spent: true}),
-			budget.PerWindow(160, time.Hour).Named("hourly").Tell(budget.Threshold{Name: "half", Percent: 50, Spent: true}),
+			budget.Per(100, budget.Day, time.UTC, time.Time{}).Named("plan").WithThresholds(budget.Threshold{Name: "80 %", Percent: 80}, budget.Threshold{Name: "over"}),
+			budget.PerPeriod(90, time.Hour, nine).Named("hour").WithThresholds(budget.Threshold{Name: "10 left", Left: 10}),
+			budget.Lifetime(100).Named("credit").WithThresholds(budget.Threshold{Name: "low", Left: 20, Rearm: 5}, budget.Threshold{Name: "spent", Left: 20, Rearm: 5, Spent: true}),
+			budget.PerWindow(160, time.Hour).Named("hourly").WithThresholds(budget.Threshold{Name: "half", Percent: 50, Spent: true}),
 		}})
 		return err
 	})
 	f.tx(func(tx pgx.Tx) error { // on the day after, it has no threshold that was reached
 		_, err := ledger.Charge(t.Context(), tx, budget.Charge{Scope: "org/b", Amount: 80, Limits: []budget.Limit{
-			budget.Per(100, budget.Day, time.UTC, time.Time{}).Named("plan").Tell(budget.Threshold{Name: "80 %", Percent: 80})}})
+			budget.Per(100, budget.Day, time.UTC, time.Time{}).Named("plan").WithThresholds(budget.Threshold{Name: "80 %", Percent: 80})}})
 		heard = heard[:5]
 		return err
 	})

@@ -24,18 +24,18 @@ import (
 )
 
 // hearing runs Listen, and returns the next notice: nothing for a second is none.
-func hearing(t *testing.T, pool *pgxpool.Pool, c *metered.Client) func() (metered.Notice, bool) {
+func hearing(t *testing.T, pool *pgxpool.Pool, c *metered.Client) func() (metered.CommandNotice, bool) {
 	t.Helper()
-	heard := make(chan metered.Notice, 1000)
+	heard := make(chan metered.CommandNotice, 1000)
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		_ = c.Listen(ctx, pool, holds.ListenOptions{}, func(_ context.Context, n metered.Notice) error { heard <- n; return nil })
+		_ = c.Listen(ctx, pool, holds.ListenOptions{}, func(_ context.Context, n metered.CommandNotice) error { heard <- n; return nil })
 	}()
 	t.Cleanup(func() { stop(); <-ended })
-	require.Equal(t, metered.Notice{Missed: true}, <-heard)
-	return func() (metered.Notice, bool) {
+	require.Equal(t, metered.CommandNotice{Missed: true}, <-heard)
+	return func() (metered.CommandNotice, bool) {
 		// The notices of earlier commits arrive before this one.
 		_, err := pool.Exec(context.Background(), `select pg_notify('metered_commands', '{"id":"end"}')`)
 		require.NoError(t, err)
@@ -53,7 +53,7 @@ func hearing(t *testing.T, pool *pgxpool.Pool, c *metered.Client) func() (metere
 		case <-time.After(time.Minute):
 			t.Error("nothing is heard")
 		}
-		return metered.Notice{}, false
+		return metered.CommandNotice{}, false
 	}
 }
 
@@ -82,7 +82,7 @@ func TestListen_HearsOfCommittedJobsAndLargeCharges(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, out.Receipt.Entries, 3)
 	require.False(t, made[2].Created)
-	want := metered.Notice{Tenant: odd, ID: odd, Name: "buy",
+	want := metered.CommandNotice{Tenant: odd, ID: odd, Name: "buy",
 		Charges: []budget.Charge{{Scope: odd, Amount: 100, Note: note}, {Scope: "parts", Amount: 100}},
 		Jobs: []jobs.Enqueued{{ID: made[0].JobID, Queue: "default", Kind: "process"},
 			{ID: made[1].JobID, Queue: "default", Kind: "process", Key: odd, Tenant: odd}}}
@@ -195,7 +195,7 @@ func TestListen_HearsOfJobsThatAreEnqueuedWithoutACommand(t *testing.T) {
 	require.NoError(t, tx.Commit(ctx))
 	n, ok := next()
 	require.True(t, ok)
-	require.Equal(t, metered.Notice{Jobs: []jobs.Enqueued{{ID: made[0].JobID, Queue: "default", Kind: "process"},
+	require.Equal(t, metered.CommandNotice{Jobs: []jobs.Enqueued{{ID: made[0].JobID, Queue: "default", Kind: "process"},
 		{ID: made[1].JobID, Queue: "default", Kind: "process", Key: odd, Tenant: odd}}}, n)
 
 	tx, err = pool.Begin(ctx)
@@ -225,7 +225,7 @@ func TestListen_HearsOfJobsThatAreEnqueuedWithoutACommand(t *testing.T) {
 		payload, err := conn.Conn().WaitForNotification(ctx)
 		require.NoError(t, err)
 		require.Less(t, len(payload.Payload), 8000)
-		var n metered.Notice
+		var n metered.CommandNotice
 		require.NoError(t, json.Unmarshal([]byte(payload.Payload), &n))
 		for _, j := range n.Jobs {
 			heard = append(heard, j.ID)
@@ -253,7 +253,7 @@ func TestListen_ALongNoticeIsCut(t *testing.T) {
 	require.NoError(t, err)
 	n, ok := next()
 	require.True(t, ok)
-	require.Equal(t, metered.Notice{Tenant: long("tenant"), ID: long("id"), Name: long("name"), Cut: true,
+	require.Equal(t, metered.CommandNotice{Tenant: long("tenant"), ID: long("id"), Name: long("name"), Cut: true,
 		Charges: []budget.Charge{}, Jobs: []jobs.Enqueued{}}, n)
 	rest, err := c.Lookup(t.Context(), pool, n.Tenant, n.ID)
 	require.NoError(t, err)
@@ -311,7 +311,7 @@ func TestListen_ANoticeFitsInEveryEncoding(t *testing.T) {
 		for i := range lines {
 			lines[i] = holds.Line{Scope: fmt.Sprint(text, i), Amount: 1}
 		}
-		_, err := tx.Place(ctx, holds.Request{ID: text, Tenant: text, Holder: text, TTL: time.Minute, Lines: lines, Note: budget.Note{Reason: text}}, nil)
+		_, err := tx.Place(ctx, holds.Placement{ID: text, Tenant: text, Holder: text, TTL: time.Minute, Lines: lines, Note: budget.Note{Reason: text}}, nil)
 		return nil, err
 	})
 	require.NoError(t, err)
@@ -343,7 +343,7 @@ func TestNotify_CostsNoRoundTrip(t *testing.T) {
 		return tx.Enqueue(ctx, pgtest.Process{Name: "a"}, nil)
 	}
 	place := func(ctx context.Context, tx *metered.Tx) (any, error) {
-		return tx.Place(ctx, holds.Request{TTL: time.Minute, Lines: []holds.Line{{Scope: "room", Amount: 1}}}, nil)
+		return tx.Place(ctx, holds.Placement{TTL: time.Minute, Lines: []holds.Line{{Scope: "room", Amount: 1}}}, nil)
 	}
 	told := metered.Config{NotifyJobs: true, NotifyChargesFrom: 100, Holds: holds.Config{NotifyContent: true}}
 	for fn, want := range map[string]int{"charge": 2, "enqueue": 3, "place": 2} {
@@ -365,7 +365,7 @@ func TestNotify_RefusesANoticeThatNobodyCouldHear(t *testing.T) {
 	}
 	c, err := metered.New(pool, metered.Config{Schema: strings.Repeat("s", 55)})
 	require.NoError(t, err)
-	none := func(context.Context, metered.Notice) error { return nil }
+	none := func(context.Context, metered.CommandNotice) error { return nil }
 	pgtest.RequireField(t, c.Listen(t.Context(), pool, holds.ListenOptions{}, none), "client", "")
 	c, err = metered.New(pool, metered.Config{})
 	require.NoError(t, err)
@@ -404,13 +404,13 @@ func TestListen_AnUnreadableNoticeIsACommandMissed(t *testing.T) {
 		require.NoError(t, err)
 		n, ok := next()
 		require.True(t, ok)
-		require.Equal(t, metered.Notice{Missed: true}, n, payload)
+		require.Equal(t, metered.CommandNotice{Missed: true}, n, payload)
 	}
 }
 
 func TestNotice_ReadsBackFromItsJSON(t *testing.T) {
 	t.Parallel()
-	n := metered.Notice{Tenant: "n", ID: "i", Name: "x", Charges: []budget.Charge{{Scope: "s", Amount: 1}},
+	n := metered.CommandNotice{Tenant: "n", ID: "i", Name: "x", Charges: []budget.Charge{{Scope: "s", Amount: 1}},
 		Jobs: []jobs.Enqueued{{ID: 1, Queue: "q", Kind: "k"}}}
 	b, err := json.Marshal(n)
 	require.NoError(t, err)

@@ -186,7 +186,7 @@ func command(t *testing.T, c *metered.Client, id string) metered.Outcome[string]
 		if _, err := tx.Enqueue(ctx, note{id}, &jobs.Options{Key: id, Tenant: "acme"}); err != nil {
 			return "", err
 		}
-		_, err := tx.Place(ctx, holds.Request{ID: id, Lines: []holds.Line{{Scope: "held", Amount: 3}, {Scope: "wallet", Amount: 1}}, TTL: time.Hour}, nil)
+		_, err := tx.Place(ctx, holds.Placement{ID: id, Lines: []holds.Line{{Scope: "held", Amount: 3}, {Scope: "wallet", Amount: 1}}, TTL: time.Hour}, nil)
 		return id, err
 	})
 	require.NoError(t, err)

@@ -282,7 +282,7 @@ func TestSchema_OddNamesAndSearchPaths(t *testing.T) {
 				require.Equal(t, lockkey.Of("metered/hold/"+name, "t\x00id"), hold)
 				out, err := metered.Do(t.Context(), c, metered.Command{ID: "1", Input: 1, Name: "n", Charges: []budget.Charge{{Scope: `ä"\,{}()null`, Amount: 1, Limits: []budget.Limit{budget.Lifetime(3)}}}},
 					func(ctx context.Context, tx *metered.Tx) (int, error) {
-						_, err := tx.Place(ctx, holds.Request{ID: `i"\{},()`, TTL: time.Minute, Lines: []holds.Line{{Scope: `s"\{},() NULL`, Amount: 2}}}, nil)
+						_, err := tx.Place(ctx, holds.Placement{ID: `i"\{},()`, TTL: time.Minute, Lines: []holds.Line{{Scope: `s"\{},() NULL`, Amount: 2}}}, nil)
 						return 1, err
 					})
 				require.NoError(t, err, name)

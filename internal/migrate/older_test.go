@@ -31,7 +31,7 @@ func TestPackages_SayThatAnOlderSchemaIsNotMigrated(t *testing.T) {
 	require.NoError(t, err)
 	store, err := tokens.New(tokens.Config{})
 	require.NoError(t, err)
-	slices, err := leases.New(pool, l, leases.Config{Rules: []leases.Rule{{Prefix: "leased/", Least: 1}}})
+	slices, err := leases.New(pool, l, leases.Config{Rules: []leases.Rule{{Prefix: "leased/", MinSlice: 1}}})
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = slices.Close(context.Background()) })
 	carver, err := leases.NewCarver(l)
@@ -96,11 +96,11 @@ func TestPackages_SayThatAnOlderSchemaIsNotMigrated(t *testing.T) {
 		"budget.Verify": func(pgx.Tx) error { _, err := l.Verify(ctx, pool, budget.VerifyOptions{}); return err },
 		"budget.Create": func(tx pgx.Tx) error { _, err := l.Create(ctx, tx, "made"); return err },
 		"holds.Place": func(tx pgx.Tx) error {
-			_, err := book.Place(ctx, tx, holds.Request{Lines: []holds.Line{{Scope: "held", Amount: 1}}, TTL: time.Minute})
+			_, err := book.Place(ctx, tx, holds.Placement{Lines: []holds.Line{{Scope: "held", Amount: 1}}, TTL: time.Minute})
 			return err
 		},
 		"holds.Place, up to": func(tx pgx.Tx) error {
-			_, err := book.Place(ctx, tx, holds.Request{Lines: []holds.Line{{Scope: "held", Amount: 1}}, TTL: time.Minute, UpTo: true})
+			_, err := book.Place(ctx, tx, holds.Placement{Lines: []holds.Line{{Scope: "held", Amount: 1}}, TTL: time.Minute, UpTo: true})
 			return err
 		},
 		"holds.Release": func(tx pgx.Tx) error {

@@ -83,7 +83,7 @@ func (n numbered) make(pool *pgxpool.Pool, name string, ends time.Time) (lot int
 		if err != nil {
 			return err
 		}
-		if _, err := n.holds.Place(ctx, tx, holds.Request{Lines: []holds.Line{pgtest.Room("room", 1, 1000)}, TTL: time.Hour}); err != nil {
+		if _, err := n.holds.Place(ctx, tx, holds.Placement{Lines: []holds.Line{pgtest.Room("room", 1, 1000)}, TTL: time.Hour}); err != nil {
 			return err
 		}
 		_, err = tx.Exec(ctx, openOneLease)

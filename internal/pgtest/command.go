@@ -109,7 +109,7 @@ func WholeFunc(id string, before func(step int) error) metered.Func[Uploaded] {
 			return tx.Credit(budget.Credit{Scope: id + "/d", Amount: 5})
 		},
 		func(ctx context.Context, tx *metered.Tx) error {
-			_, err := tx.Place(ctx, holds.Request{ID: id, Lines: []holds.Line{{Scope: id + "/e", Amount: 6}}, TTL: time.Hour}, nil)
+			_, err := tx.Place(ctx, holds.Placement{ID: id, Lines: []holds.Line{{Scope: id + "/e", Amount: 6}}, TTL: time.Hour}, nil)
 			return err
 		},
 	}
@@ -325,7 +325,7 @@ func RequireUsable(t testing.TB, c *metered.Client, id string) {
 }
 
 // Placing is a command that places one hold.
-func Placing(r holds.Request) metered.Func[string] {
+func Placing(r holds.Placement) metered.Func[string] {
 	return func(ctx context.Context, tx *metered.Tx) (string, error) {
 		id, err := tx.Place(ctx, r, nil)
 		return id, err

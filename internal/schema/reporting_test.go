@@ -112,7 +112,7 @@ func TestReports_GoByTheClockThatIsSet(t *testing.T) {
 		if _, err := credit.Grant(ctx, tx, wallet.Grant{Wallet: "ann", Amount: 10, For: time.Minute, Reference: "gift"}); err != nil {
 			return err
 		}
-		h, err := c.Holds.Place(ctx, tx, holds.Request{ID: "h", TTL: time.Minute, Lines: []holds.Line{{Scope: "s", Amount: 1}}})
+		h, err := c.Holds.Place(ctx, tx, holds.Placement{ID: "h", TTL: time.Minute, Lines: []holds.Line{{Scope: "s", Amount: 1}}})
 		require.Equal(t, time.Date(2031, 5, 5, 12, 1, 0, 0, time.UTC), h.Deadline)
 		if err != nil {
 			return err
@@ -229,7 +229,7 @@ func TestViews_ShowRowsInWords(t *testing.T) {
 		require.NoError(t, err)
 		_, err = c.Budget.Credit(ctx, tx, budget.Credit{Scope: "s", Amount: 4})
 		require.NoError(t, err)
-		_, err = c.Holds.Place(ctx, tx, holds.Request{ID: "h", TTL: time.Minute, Lines: []holds.Line{{Scope: "s", Amount: 3}}})
+		_, err = c.Holds.Place(ctx, tx, holds.Placement{ID: "h", TTL: time.Minute, Lines: []holds.Line{{Scope: "s", Amount: 3}}})
 		require.NoError(t, err)
 		_, err = c.Holds.Capture(ctx, tx, holds.Capture{IDs: []string{"h"}, Lines: []holds.Line{{Scope: "s", Amount: 1}}})
 		return err

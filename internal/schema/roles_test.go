@@ -102,7 +102,7 @@ func TestGrantSQL_IsNamedWhereItIsMissing(t *testing.T) {
 		},
 		"hold": func(tx pgx.Tx) error { _, err := c.Holds.Get(ctx, tx, "", "h", ""); return err },
 		"place": func(tx pgx.Tx) error {
-			_, err := c.Holds.Place(ctx, tx, holds.Request{Lines: []holds.Line{{Scope: "s", Amount: 1}}, TTL: time.Minute})
+			_, err := c.Holds.Place(ctx, tx, holds.Placement{Lines: []holds.Line{{Scope: "s", Amount: 1}}, TTL: time.Minute})
 			return err
 		},
 		"sweep": func(pgx.Tx) error { _, err := c.Holds.Sweep(ctx, app, holds.SweepOptions{}); return err },

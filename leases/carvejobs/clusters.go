@@ -101,8 +101,8 @@ func (c *Clusters) find(l Link) (home, away *cluster, err error) {
 	return home, away, err
 }
 
-// Carving is as in package leases.
-type Carving struct {
+// RemoteCarving is a carving whose child is on another cluster. From and TTL are as in leases.Carving.
+type RemoteCarving struct {
 	Link
 	From budget.Charge
 	TTL  time.Duration
@@ -121,7 +121,7 @@ const (
 // Carve takes the units at home, and a job gives them to the child. A second call returns the first
 // result, or with another parent or amount metered.ErrConflict. Errors: those of
 // leases.Carver.Carve and metered.Do.
-func (c *Clusters) Carve(ctx context.Context, g Carving) (leases.Lease, error) {
+func (c *Clusters) Carve(ctx context.Context, g RemoteCarving) (leases.Lease, error) {
 	home, _, err := c.find(g.Link)
 	if err != nil {
 		return leases.Lease{}, err

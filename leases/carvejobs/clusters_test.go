@@ -22,9 +22,9 @@ func TestClusters_OneBudgetServesTwo(t *testing.T) {
 	w := newWorld(t, 1_000)
 	w.carve("a", 600, time.Hour)
 	w.carve("a", 600, time.Hour) // again
-	_, err := w.clusters.Carve(t.Context(), carvejobs.Carving{Link: w.link("a"), From: budget.Charge{Scope: "acme", Amount: 1}, TTL: time.Hour})
+	_, err := w.clusters.Carve(t.Context(), carvejobs.RemoteCarving{Link: w.link("a"), From: budget.Charge{Scope: "acme", Amount: 1}, TTL: time.Hour})
 	require.ErrorIs(t, err, metered.ErrConflict)
-	_, err = w.clusters.Carve(t.Context(), carvejobs.Carving{Link: w.link("b"), From: budget.Charge{Scope: "acme", Amount: 401, Limits: []budget.Limit{budget.Prepaid(0)}}, TTL: time.Hour})
+	_, err = w.clusters.Carve(t.Context(), carvejobs.RemoteCarving{Link: w.link("b"), From: budget.Charge{Scope: "acme", Amount: 401, Limits: []budget.Limit{budget.Prepaid(0)}}, TTL: time.Hour})
 	require.ErrorIs(t, err, budget.ErrExceeded)
 	w.credited("a")
 	w.addsUp()
@@ -56,7 +56,7 @@ func TestClusters_ADeadlineEndsAChild(t *testing.T) {
 	w.charge("a", 1, 10)
 	var id string
 	require.NoError(t, pgx.BeginFunc(t.Context(), w.away.local, func(tx pgx.Tx) error {
-		h, err := w.away.app.Holds.Place(t.Context(), tx, holds.Request{TTL: time.Hour, Lines: []holds.Line{{Scope: "a", Amount: 40}}})
+		h, err := w.away.app.Holds.Place(t.Context(), tx, holds.Placement{TTL: time.Hour, Lines: []holds.Line{{Scope: "a", Amount: 40}}})
 		id = h.ID
 		return err
 	}))

@@ -46,7 +46,7 @@ func Example() {
 	check(err)
 
 	link, prepaid := carvejobs.Link{Home: "eu", Away: "us", Child: "acme/us"}, []budget.Limit{budget.Prepaid(0)}
-	_, err = clusters.Carve(ctx, carvejobs.Carving{Link: link, From: budget.Charge{Scope: "acme", Amount: 400, Limits: prepaid}, TTL: time.Hour})
+	_, err = clusters.Carve(ctx, carvejobs.RemoteCarving{Link: link, From: budget.Charge{Scope: "acme", Amount: 400, Limits: prepaid}, TTL: time.Hour})
 	check(err)
 	carver, err := leases.NewCarver(clients["us"].Budget)
 	check(err)

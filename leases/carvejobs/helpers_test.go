@@ -99,7 +99,7 @@ func (w *world) eventually(what string, do func(ctx context.Context) error) {
 func (w *world) carve(child string, amount int64, ttl time.Duration) {
 	w.Helper()
 	w.eventually("carve", func(ctx context.Context) error {
-		l, err := w.clusters.Carve(ctx, carvejobs.Carving{
+		l, err := w.clusters.Carve(ctx, carvejobs.RemoteCarving{
 			Link: w.link(child), TTL: ttl,
 			From: budget.Charge{Scope: "acme", Amount: amount, Limits: []budget.Limit{budget.Prepaid(0)}, Note: budget.Note{Actor: "ann"}},
 		})

@@ -47,7 +47,7 @@ func TestPeriodicJobs_SweepAndPurge(t *testing.T) {
 	book, err := holds.New(ledger, holds.Config{})
 	require.NoError(t, err)
 	require.NoError(t, pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
-		_, err := book.Place(t.Context(), tx, holds.Request{ID: "h", TTL: time.Minute, Lines: []holds.Line{{Scope: "room", Amount: 1}}})
+		_, err := book.Place(t.Context(), tx, holds.Placement{ID: "h", TTL: time.Minute, Lines: []holds.Line{{Scope: "room", Amount: 1}}})
 		for range 60 {
 			if err == nil {
 				_, err = ledger.Charge(t.Context(), tx, budget.Charge{Scope: "org", Amount: 1})
