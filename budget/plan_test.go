@@ -114,7 +114,7 @@ func TestPlans_OfEveryScopeAFewEntriesAreRead(t *testing.T) {
 				return tableStat(t, conn, "ledger", "seq_scan"), indexReads(t, conn)
 			}
 			for what, call := range map[string]func(){
-				"Ahead": func() {
+				"ClockAhead": func() {
 					for _, err := range l.ClockAhead(ctx, pool, 0) {
 						require.NoError(t, err)
 					}

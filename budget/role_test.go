@@ -206,7 +206,7 @@ func TestCalls_NilIsRefused(t *testing.T) {
 	credit, refund := budget.Credit{Scope: "s", Amount: 1}, budget.Refund{Scope: "s", Seq: 1, Amount: 1}
 	niltest.Methods(t, ledger, map[string][]any{
 		"Charge": {tx, charge}, "Check": {tx, charge}, "Credit": {tx, credit}, "Refund": {tx, refund}, "Lock": {tx, "s"},
-		"Entries": {tx, "s", budget.EntriesOptions{}}, "Usage": {tx, budget.Query{Scope: "s"}}, "RepairClock": {tx, "s", budget.Note{}}, "Ahead": {pool, time.Minute},
+		"Entries": {tx, "s", budget.EntriesOptions{}}, "Usage": {tx, budget.Query{Scope: "s"}}, "RepairClock": {tx, "s", budget.Note{}}, "ClockAhead": {pool, time.Minute},
 		"Purge": {pool, budget.PurgeOptions{OlderThan: time.Hour}}, "Verify": {pool, budget.VerifyOptions{}},
 		"LockKey": {"s"}, "Create": {tx, "s"}, "Retire": {tx, "s"}, "Restore": {tx, "s"}, "Resources": {pool, budget.ResourceFilter{}},
 		"ChargeEach": {tx, charge}, "ChargeNow": {pool, charge}, "Ingest": {tx, budget.UsageEvent{ID: "e", Charge: charge}},
