@@ -26,6 +26,7 @@ type bench struct {
 	owned      bool          // the server was started here, and goes with everything in it
 	thorough   bool          // measure the slow figures, too
 	openFor    time.Duration // how long each contender runs beside an open snapshot
+	plot       string        // the file for the curve of that, or ""
 
 	templates map[string]string // a migrated database of each server
 

@@ -38,6 +38,7 @@ func run(ctx context.Context) error {
 	short := flag.Bool("short", false, "a quick look, under a minute: fewer rounds, smaller tables")
 	names := flag.String("figure", "", "measure only these, by name, separated by commas; defaults to all")
 	open := flag.Duration("open", 0, "how long each contender runs beside an open snapshot; defaults to 15s, and to 1s in a short run")
+	plot := flag.String("plot", "", "draw the rates of charges and of a counter row beside an open snapshot into this file, as SVG, when their figures are measured")
 	list := flag.Bool("list", false, "list the figures")
 	flag.Parse()
 
@@ -59,6 +60,7 @@ func run(ctx context.Context) error {
 	b := newBench(*short, server.ConnString())
 	b.owned, b.thorough = server.Owned(), !*short || *names != ""
 	b.openFor = cmp.Or(*open, time.Duration(b.pick(15, 1))*time.Second)
+	b.plot = *plot
 	defer b.close()
 	about, err := b.server(ctx)
 	if err != nil {

@@ -59,7 +59,12 @@ func (b *bench) besideSnapshot(ctx context.Context, name string, entries ...entr
 			}
 		}
 		c := comparison{contenders: all[:n], clients: 4, slice: b.slice(), rounds: math.MaxInt32, length: time.Duration(n) * b.openFor}
-		if out, err := c.run(ctx, b); err != nil {
+		out, err := c.run(ctx, b)
+		if err == nil && b.plot != "" && name == "charges" {
+			err = plotFile(b.plot, "One scope, four clients, beside an open snapshot", b.openFor, []series{
+				{"charges", "#2a9d6f", out.rates["charge"]}, {"a counter row", "#d9643a", out.rates["counter"]}})
+		}
+		if err != nil {
 			return out, err
 		}
 		c.contenders, c.rounds, c.length = all, b.rounds(), 0
