@@ -295,7 +295,7 @@ func ExampleTx_Draw() {
 	}
 	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 		for category, amount := range map[string]int64{"promotional": 25, "paid": 13} {
-			if _, err := book.Grant(ctx, tx, wallet.Grant{Wallet: "ann", Amount: amount, Category: category, For: 30 * 24 * time.Hour}); err != nil {
+			if _, err := book.Grant(ctx, tx, wallet.Grant{Wallet: "ann", Amount: amount, Category: category, Ends: wallet.After(30 * 24 * time.Hour)}); err != nil {
 				return err
 			}
 		}

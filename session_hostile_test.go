@@ -164,7 +164,7 @@ func TestSession_OfAWalletWithRevokedLots(t *testing.T) {
 	require.NoError(t, err)
 	inTx := func(f func(tx pgx.Tx) error) { require.NoError(t, pgx.BeginFunc(t.Context(), owner, f)) }
 	inTx(func(tx pgx.Tx) error {
-		_, err := book.Grant(t.Context(), tx, wallet.Grant{Wallet: "ann", Amount: 100, Reference: "a", For: 30 * time.Second, LateRefunds: wallet.Lapse})
+		_, err := book.Grant(t.Context(), tx, wallet.Grant{Wallet: "ann", Amount: 100, Reference: "a", Ends: wallet.After(30 * time.Second), LateRefunds: wallet.Lapse})
 		return err
 	})
 	open := func(id string, amount int64) *metered.Session[usage] {

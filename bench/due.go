@@ -82,7 +82,7 @@ func drawAfterIdle(ctx context.Context, b *bench, k *kit) (samples, error) {
 			return samples{}, err
 		}
 		err = pgx.BeginFunc(ctx, k.Pool, func(tx pgx.Tx) error {
-			_, err := book.Grant(ctx, tx, wallet.Grant{Wallet: name, Amount: 1 << 20, Reference: "plan", Renews: budget.Per(1, budget.Day, time.UTC, time.Time{}).Period})
+			_, err := book.Grant(ctx, tx, wallet.Grant{Wallet: name, Amount: 1 << 20, Reference: "plan", Ends: wallet.EachPeriod(budget.Per(1, budget.Day, time.UTC, time.Time{}).Period)})
 			return err
 		})
 		if err != nil {

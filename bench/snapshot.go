@@ -77,7 +77,7 @@ func drawHot(k *kit) contender {
 	book, err := wallet.New(k.client.Budget, wallet.Config{})
 	if err == nil {
 		err = pgx.BeginFunc(context.Background(), k.Pool, func(tx pgx.Tx) error {
-			_, err := book.Grant(context.Background(), tx, wallet.Grant{Wallet: k.scope(), Amount: 1 << 40, For: 30 * 24 * time.Hour})
+			_, err := book.Grant(context.Background(), tx, wallet.Grant{Wallet: k.scope(), Amount: 1 << 40, Ends: wallet.After(30 * 24 * time.Hour)})
 			return err
 		})
 	}

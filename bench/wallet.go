@@ -63,13 +63,13 @@ func (w *wallets) load(ctx context.Context, b *bench) error {
 		}
 		for name, live := range map[string]int{oneLot: 1, noneEnded: 4, manyEnded: 4} {
 			for range live {
-				if _, err := w.book.Grant(ctx, tx, wallet.Grant{Wallet: name, Amount: enough, For: 30 * 24 * time.Hour}); err != nil {
+				if _, err := w.book.Grant(ctx, tx, wallet.Grant{Wallet: name, Amount: enough, Ends: wallet.After(30 * 24 * time.Hour)}); err != nil {
 					return err
 				}
 			}
 		}
 		for range ended {
-			if _, err := w.book.Grant(ctx, tx, wallet.Grant{Wallet: manyEnded, Amount: 10, For: time.Millisecond}); err != nil {
+			if _, err := w.book.Grant(ctx, tx, wallet.Grant{Wallet: manyEnded, Amount: 10, Ends: wallet.After(time.Millisecond)}); err != nil {
 				return err
 			}
 		}

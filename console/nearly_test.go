@@ -29,7 +29,7 @@ func TestOverview_ListsAllThatAreNearlyOut(t *testing.T) {
 		for name, amount := range map[string]int64{"rich": 900, "poor": 3, "ends": 500} {
 			g := wallet.Grant{Wallet: "purse/" + name, Amount: amount, Reference: "r"}
 			if name == "ends" {
-				g.For = time.Hour
+				g.Ends = wallet.After(time.Hour)
 			}
 			if _, err := book.Grant(t.Context(), tx, g); err != nil {
 				return err

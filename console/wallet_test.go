@@ -28,7 +28,7 @@ func TestPages_ShowWalletsSessionsAndThresholds(t *testing.T) {
 	book, err := wallet.New(w.client.Budget, wallet.Config{Overdraft: 10})
 	require.NoError(t, err)
 	require.NoError(t, pgx.BeginFunc(t.Context(), w.pool, func(tx pgx.Tx) error {
-		for _, g := range []wallet.Grant{{Amount: 30, For: time.Hour, Reference: hostile[1]}, {Amount: 20, For: 3 * time.Hour, Category: "paid", Reference: "invoice"}} {
+		for _, g := range []wallet.Grant{{Amount: 30, Ends: wallet.After(time.Hour), Reference: hostile[1]}, {Amount: 20, Ends: wallet.After(3 * time.Hour), Category: "paid", Reference: "invoice"}} {
 			g.Wallet = "user/ann"
 			if _, err := book.Grant(t.Context(), tx, g); err != nil {
 				return err

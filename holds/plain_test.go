@@ -75,7 +75,7 @@ func TestPlainHolds_AnswerAsTheFullFunctionsDo(t *testing.T) {
 				b, err := wallet.New(f.ledger, wallet.Config{})
 				require.NoError(t, err)
 				return do(f, func(_ context.Context, tx pgx.Tx) (any, error) {
-					return b.Grant(ctx, tx, wallet.Grant{Wallet: "b", Amount: 50, For: time.Minute})
+					return b.Grant(ctx, tx, wallet.Grant{Wallet: "b", Amount: 50, Ends: wallet.After(time.Minute)})
 				})
 			})
 		}
@@ -134,7 +134,7 @@ func TestPlainHolds_RefuseAndCountAsOthers(t *testing.T) {
 	b, err := wallet.New(f.ledger, wallet.Config{})
 	require.NoError(t, err)
 	_, err = do(f, func(ctx context.Context, tx pgx.Tx) (any, error) {
-		return b.Grant(ctx, tx, wallet.Grant{Wallet: "b", Amount: 50, For: time.Hour})
+		return b.Grant(ctx, tx, wallet.Grant{Wallet: "b", Amount: 50, Ends: wallet.After(time.Hour)})
 	})
 	require.NoError(t, err)
 	for _, scope := range []string{"b", "c"} {

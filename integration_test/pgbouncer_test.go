@@ -383,7 +383,7 @@ func (b *behind) wallets() {
 		return direct.Grant(ctx, tx, wallet.Grant{Wallet: name, Amount: 100})
 	})
 	b.tx("wallet.Book.Grant", func(ctx context.Context, tx pgx.Tx) error {
-		return second(book.Grant(ctx, tx, wallet.Grant{Wallet: name, Amount: 1, For: time.Hour, Reference: "r"}))
+		return second(book.Grant(ctx, tx, wallet.Grant{Wallet: name, Amount: 1, Ends: wallet.After(time.Hour), Reference: "r"}))
 	})
 	b.tx("wallet.Book.Draw", func(ctx context.Context, tx pgx.Tx) error {
 		return second(book.Draw(ctx, tx, wallet.Draw{Wallet: name, Amount: 1}))
@@ -399,7 +399,7 @@ func (b *behind) wallets() {
 	})
 	plan := b.id("plan")
 	given(b, func(ctx context.Context, tx pgx.Tx) (wallet.Granted, error) {
-		return direct.Grant(ctx, tx, wallet.Grant{Wallet: plan, Amount: 100, Reference: "p", Renews: budget.Per(1, budget.Month, time.UTC, time.Time{}).Period})
+		return direct.Grant(ctx, tx, wallet.Grant{Wallet: plan, Amount: 100, Reference: "p", Ends: wallet.EachPeriod(budget.Per(1, budget.Month, time.UTC, time.Time{}).Period)})
 	})
 	b.tx("wallet.Book.Change", func(ctx context.Context, tx pgx.Tx) error {
 		return second(book.Change(ctx, tx, wallet.Change{Wallet: plan, Reference: "c", Plan: "p", AtEnd: true}))

@@ -496,7 +496,7 @@ func TestGated_EachWayToFreeUnitsMarksTheLine(t *testing.T) {
 		"a lot that begins at once": {func(*testing.T, *gated) *jobs.Options { return lines("s", 5, budget.Prepaid(0)) }, func(g *gated, tx pgx.Tx) error {
 			book, err := wallet.New(g.ledger, wallet.Config{})
 			if err == nil {
-				_, err = book.Grant(g.ctx, tx, wallet.Grant{Wallet: "s", Amount: 5, For: time.Hour, Reference: "a"})
+				_, err = book.Grant(g.ctx, tx, wallet.Grant{Wallet: "s", Amount: 5, Ends: wallet.After(time.Hour), Reference: "a"})
 			}
 			return err
 		}},
@@ -528,7 +528,7 @@ func TestGated_ALotThatBeginsLaterStartsTheJob(t *testing.T) {
 			require.NoError(t, err)
 			grant := func() {
 				g.in(pgx.ReadCommitted, func(tx pgx.Tx) error {
-					_, err := book.Grant(g.ctx, tx, wallet.Grant{Wallet: "s", Amount: 5, Starts: clock.Now().Add(time.Minute), For: time.Hour, Reference: "a"})
+					_, err := book.Grant(g.ctx, tx, wallet.Grant{Wallet: "s", Amount: 5, Starts: clock.Now().Add(time.Minute), Ends: wallet.After(time.Hour), Reference: "a"})
 					return err
 				})
 			}

@@ -23,7 +23,7 @@ func TestGated_AJobForOneUseKeepsNoneOfAnotherWaiting(t *testing.T) {
 	w, err := wallet.New(g.ledger, wallet.Config{})
 	require.NoError(t, err)
 	g.in(pgx.ReadCommitted, func(tx pgx.Tx) error {
-		_, err := w.Grant(g.ctx, tx, wallet.Grant{Wallet: "w", Amount: 110, For: time.Hour, Reference: "text", Uses: []string{"text"}})
+		_, err := w.Grant(g.ctx, tx, wallet.Grant{Wallet: "w", Amount: 110, Ends: wallet.After(time.Hour), Reference: "text", Uses: []string{"text"}})
 		return err
 	})
 	use := func(amount int64, name string) *jobs.Options {
@@ -84,7 +84,7 @@ func TestGated_OfAWalletWithThresholds(t *testing.T) {
 	w, err := wallet.New(ledger, wallet.Config{Thresholds: []budget.Threshold{{Name: "low", Left: 50}}})
 	require.NoError(t, err)
 	g.in(pgx.ReadCommitted, func(tx pgx.Tx) error {
-		_, err := w.Grant(g.ctx, tx, wallet.Grant{Wallet: "w", Amount: 100, For: time.Hour, Reference: "r"})
+		_, err := w.Grant(g.ctx, tx, wallet.Grant{Wallet: "w", Amount: 100, Ends: wallet.After(time.Hour), Reference: "r"})
 		return err
 	})
 	require.False(t, g.mustEnqueue(process{"a"}, needs(w.Line("w", 60))).Parked)

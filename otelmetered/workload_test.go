@@ -136,7 +136,7 @@ func (s *service) wallets(clock *pgtest.Clock) {
 	book, err := wallet.New(s.client.Budget, wallet.Config{})
 	require.NoError(t, err)
 	require.NoError(t, pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
-		_, err := book.Grant(ctx, tx, wallet.Grant{Wallet: "ann", Amount: 10, For: time.Second, Reference: "a"})
+		_, err := book.Grant(ctx, tx, wallet.Grant{Wallet: "ann", Amount: 10, Ends: wallet.After(time.Second), Reference: "a"})
 		if err == nil {
 			_, err = book.Rollover(ctx, tx, wallet.Rollover{Wallet: "ann", Reference: "a", Cap: 1, For: time.Second})
 		}

@@ -61,7 +61,7 @@ func TestDoTx_DrawsFromAWallet(t *testing.T) {
 	for _, commits := range []bool{false, true} {
 		tx := s.begin(t, sql.LevelDefault)
 		require.NoError(t, in(t, tx, func(ctx context.Context, tx pgx.Tx) error {
-			_, err := book.Grant(ctx, tx, wallet.Grant{Wallet: "ann", Amount: 10, For: time.Hour, Reference: "r"})
+			_, err := book.Grant(ctx, tx, wallet.Grant{Wallet: "ann", Amount: 10, Ends: wallet.After(time.Hour), Reference: "r"})
 			return err
 		}))
 		draw := func(id string, d wallet.Draw) (metered.Outcome[int], error) {

@@ -17,7 +17,7 @@ import (
 // pile grants so many lots of a unit to a wallet that is new, each of which ends a microsecond after the one before, from an hour on.
 func (f *fixture) pile(name string, lots int) {
 	f.Helper()
-	f.grant(wallet.Grant{Wallet: name, Amount: 1, For: time.Hour})
+	f.grant(wallet.Grant{Wallet: name, Amount: 1, Ends: wallet.After(time.Hour)})
 	_, err := f.pool.Exec(f.Context(), fmt.Sprintf(`
 		with e as (
 			insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, lots_end)
@@ -43,7 +43,7 @@ func TestWallet_ABacklogOfLotsThatEndedIsLeftToLaterCalls(t *testing.T) {
 	for name, n := range lots {
 		f.pile(name, n)
 		f.grant(wallet.Grant{Wallet: name, Amount: 1000, Reference: "paid"})
-		f.grant(wallet.Grant{Wallet: name, Amount: 10, Reference: "soon", For: 3 * time.Hour})
+		f.grant(wallet.Grant{Wallet: name, Amount: 10, Reference: "soon", Ends: wallet.After(3 * time.Hour)})
 	}
 	_, err := f.pool.Exec(ctx, "analyze metered.lot_rows; analyze metered.ledger; analyze metered.lot_moves")
 	require.NoError(t, err)

@@ -87,8 +87,8 @@ func TestSweep_AnnouncesWhatADueHoldGaveBackToAnEndedLot(t *testing.T) {
 			told += int(b.Amount)
 			return nil
 		}}})
-		f.grant(wallet.Grant{Amount: 1000, For: time.Hour, Reference: "held"})
-		f.grant(wallet.Grant{Amount: 1000, For: 90 * time.Minute})
+		f.grant(wallet.Grant{Amount: 1000, Ends: wallet.After(time.Hour), Reference: "held"})
+		f.grant(wallet.Grant{Amount: 1000, Ends: wallet.After(90 * time.Minute)})
 		_, err := do(f, func(ctx context.Context, tx pgx.Tx) (_ struct{}, err error) {
 			for i := range n {
 				r := holds.Placement{ID: fmt.Sprint(i), TTL: 2*time.Hour + time.Duration(i)*time.Microsecond, Lines: []holds.Line{f.book.Line("ann", 2)}}

@@ -47,10 +47,10 @@ const (
 const (
 	defaultLateRefunds = Late(30 * 24 * time.Hour)
 	day                = 24 * time.Hour
-	maxRolls           = 10_000                 // Grant.RollTimes
+	maxRolls           = 10_000                 // Roll.Times
 	maxUses            = 16                     // Grant.Uses
 	maxTextBytes       = 255                    // of a wallet, a reference and a category
-	maxDuration        = 36525 * 24 * time.Hour // of Grant.For, Grant.RollFor, Rollover.For and Late
+	maxDuration        = 36525 * 24 * time.Hour // of After, For, Rollover.For and Late
 )
 
 // Book is safe for concurrent use.

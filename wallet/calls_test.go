@@ -59,10 +59,9 @@ func TestCalls_ArgumentsOutOfBoundsAreRefusedBeforeAnySQL(t *testing.T) {
 	good := wallet.Grant{Wallet: "a", Amount: 1, Note: budget.Note{Actor: "me"}}
 	for field, change := range map[string]func(*wallet.Grant){
 		"Grant.Wallet": func(g *wallet.Grant) { g.Wallet = long }, "Grant.Amount": func(g *wallet.Grant) { g.Amount = bounds.MaxAmount + 1 },
-		"Grant.For": func(g *wallet.Grant) { g.For = -time.Hour }, "Grant.Expires": func(g *wallet.Grant) { g.Expires = time.Date(9000, 1, 1, 0, 0, 0, 0, time.UTC) },
 		"Grant.Category": func(g *wallet.Grant) { g.Category = long }, "Grant.Reference": func(g *wallet.Grant) { g.Reference = "\xff" },
-		"Grant.Priority": func(g *wallet.Grant) { g.Priority = new(int); *g.Priority = math.MaxInt }, "Grant.RollCap": func(g *wallet.Grant) { g.RollCap, g.RollFor = 1, time.Hour },
-		"Grant.RollFor": func(g *wallet.Grant) { g.RollFor = time.Hour }, "Grant.LateRefunds": func(g *wallet.Grant) { g.LateRefunds = wallet.Late(time.Nanosecond) },
+		"Grant.Priority":        func(g *wallet.Grant) { g.Priority = new(int); *g.Priority = math.MaxInt },
+		"Grant.LateRefunds":     func(g *wallet.Grant) { g.LateRefunds = wallet.Late(time.Nanosecond) },
 		"charges[0].Note.Actor": func(g *wallet.Grant) { g.Note = budget.Note{} },
 	} {
 		g := good
@@ -94,7 +93,7 @@ func TestRole_ApplicationCanMakeEveryCallAndNothingElse(t *testing.T) {
 	f := setUp(t, wallet.Config{})
 	owner := f.pool
 	f.pool = pgtest.AsRole(t, owner, metered.GrantSQL, "")
-	f.grant(wallet.Grant{Amount: 10, Reference: "a", For: time.Hour, RollCap: 1, RollFor: time.Hour})
+	f.grant(wallet.Grant{Amount: 10, Reference: "a", Ends: wallet.After(time.Hour), Roll: &wallet.Roll{Cap: 1, Lasts: wallet.For(time.Hour)}})
 	f.refund(f.draw(5).Seq, 1)
 	_, err := f.revoke(wallet.Revoke{Reference: "a", Amount: 1})
 	require.NoError(t, err)
@@ -181,7 +180,7 @@ func TestPlans_ADrawReadsNoMoreTheMoreLotsHaveEnded(t *testing.T) {
 	}
 	for range 4 {
 		require.NoError(t, pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
-			_, err := book.Grant(ctx, tx, wallet.Grant{Wallet: "ann", Amount: 1000, For: time.Hour})
+			_, err := book.Grant(ctx, tx, wallet.Grant{Wallet: "ann", Amount: 1000, Ends: wallet.After(time.Hour)})
 			return err
 		}))
 	}

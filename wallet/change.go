@@ -19,7 +19,7 @@ import (
 	"github.com/pgmetered/metered/internal/savepoint"
 )
 
-// Change changes a plan: a Grant that Renews. The zero values of To, AtEnd and Resume cancel the
+// Change changes a plan: a Grant that ends with EachPeriod. The zero values of To, AtEnd and Resume cancel the
 // plan now.
 type Change struct {
 	Wallet string
@@ -31,7 +31,7 @@ type Change struct {
 	// Plan is the Reference of the plan's grant.
 	Plan string
 
-	// To is the plan in place of it: a Grant that Renews. Its Wallet is the Change's. Its Reference
+	// To is the plan in place of it: a Grant that ends with EachPeriod. Its Wallet is the Change's. Its Reference
 	// names the new plan and is new, and defaults to that of the Change. Its Starts lies in the
 	// present period, for a message that comes late. Defaults to none: the plan is cancelled.
 	To *Grant
@@ -41,8 +41,8 @@ type Change struct {
 	AtEnd bool
 
 	// Carry leaves the units of the present period until their end. By default a change that is
-	// made now takes them back, unless they are drawn or held. With Carry, To.Prorate gives the
-	// part of the units that To has more than Plan.
+	// made now takes them back, unless they are drawn or held. With Carry, EachPeriodProrated gives
+	// the part of the units that To has more than Plan.
 	Carry bool
 
 	// Resume takes back the change of Plan that was to be made at the period's end.
@@ -166,8 +166,8 @@ func (b *Book) changing(c Change) (Change, error) {
 	}
 	to.Wallet, to.Reference = c.Wallet, cmp.Or(to.Reference, c.Reference)
 	switch {
-	case to.Renews.IsZero():
-		return c, invalid("Change.To.Renews", "is missing")
+	case !to.Ends.renews():
+		return c, invalid("Change.To.Ends", "is not EachPeriod")
 	case to.Reference == c.Plan:
 		return c, invalid("Change.To.Reference", "is that of Plan")
 	case c.AtEnd && !to.Starts.IsZero():
@@ -195,7 +195,7 @@ func named(in string, err error) error {
 func (c Change) fingerprint() []byte {
 	var to []byte
 	if c.To != nil {
-		first, _ := json.Marshal([]any{c.To.First, c.To.Prorate})
+		first, _ := json.Marshal([]any{c.To.Ends.firstUnits(), c.To.Ends.prorated()})
 		to = append(c.To.fingerprint(), first...)
 	}
 	text, _ := json.Marshal([]any{c.Wallet, c.Reference, c.Plan, to, c.AtEnd, c.Carry, c.Resume})
@@ -317,8 +317,8 @@ func (b *Book) replace(ctx context.Context, tx pgx.Tx, c Change, changed *Change
 	}
 	to := *c.To
 	to.Starts, to.Note = changed.At, cmp.Or(to.Note, c.Note)
-	if to.Prorate && c.Carry {
-		to.Prorate, to.First = false, &now.first
+	if to.Ends.prorated() && c.Carry {
+		to.Ends = EachPeriodWithFirst(to.Ends.each, now.first)
 	}
 	granted, err := b.Grant(ctx, tx, to)
 	switch {

@@ -67,7 +67,7 @@ func TestChange_RandomChangesAgreeWithAnOracle(t *testing.T) {
 			begin := func(p *told, first int64) { all = append(all, p); units[p] = first }
 			old, plan := "r0", &told{period: periods[0], amount: 300, from: now}
 			var waits *told // until the end of the period
-			f.grant(wallet.Grant{Amount: 300, Reference: old, Renews: plan.period})
+			f.grant(wallet.Grant{Amount: 300, Reference: old, Ends: wallet.EachPeriod(plan.period)})
 			begin(plan, 300)
 			live := func() (lots []*part) {
 				for _, p := range all {
@@ -107,7 +107,7 @@ func TestChange_RandomChangesAgreeWithAnOracle(t *testing.T) {
 					_, err := f.tryChange(wallet.Change{Reference: name(), Plan: old})
 					require.ErrorIs(t, err, wallet.ErrExpired)
 					old, plan = name(), &told{period: periods[r.IntN(len(periods))], amount: 1 + r.Int64N(500), from: now}
-					f.grant(wallet.Grant{Amount: plan.amount, Reference: old, Renews: plan.period})
+					f.grant(wallet.Grant{Amount: plan.amount, Reference: old, Ends: wallet.EachPeriod(plan.period)})
 					begin(plan, plan.amount)
 					live()
 				}
@@ -154,9 +154,10 @@ func TestChange_RandomChangesAgreeWithAnOracle(t *testing.T) {
 					}
 				}
 				if r.IntN(5) > 0 {
-					c.To = &wallet.Grant{Amount: to.amount, Renews: to.period, Prorate: r.IntN(2) == 0}
+					c.To = &wallet.Grant{Amount: to.amount, Ends: wallet.EachPeriod(to.period)}
 					first := to.amount
-					if c.To.Prorate {
+					if r.IntN(2) == 0 {
+						c.To.Ends = wallet.EachPeriodProrated(to.period)
 						if c.Carry {
 							first = max(0, to.amount-plan.amount)
 						}

@@ -42,14 +42,14 @@ func (f *fixture) change(c wallet.Change) wallet.Changed {
 func small(t *testing.T, cfg wallet.Config) *fixture {
 	t.Helper()
 	f := setUp(t, cfg)
-	f.grant(wallet.Grant{Amount: 300, Reference: "small", Renews: monthly, Starts: noon.AddDate(0, 0, -10)})
+	f.grant(wallet.Grant{Amount: 300, Reference: "small", Ends: wallet.EachPeriod(monthly), Starts: noon.AddDate(0, 0, -10)})
 	f.draw(100)
 	return f
 }
 
 func TestChange_UpNow(t *testing.T) {
 	t.Parallel()
-	large := &wallet.Grant{Amount: 900, Renews: monthly, Prorate: true}
+	large := &wallet.Grant{Amount: 900, Ends: wallet.EachPeriodProrated(monthly)}
 	for name, c := range map[string]struct {
 		carry        bool
 		first, taken int64
@@ -82,7 +82,7 @@ func TestChange_UpNow(t *testing.T) {
 func TestChange_AtTheEnd(t *testing.T) {
 	t.Parallel()
 	f := small(t, wallet.Config{})
-	down := wallet.Change{Reference: "down", Plan: "small", AtEnd: true, To: &wallet.Grant{Amount: 50, Reference: "tiny", Renews: monthly}}
+	down := wallet.Change{Reference: "down", Plan: "small", AtEnd: true, To: &wallet.Grant{Amount: 50, Reference: "tiny", Ends: wallet.EachPeriod(monthly)}}
 	changed := f.change(down)
 	require.Equal(t, "tiny after small from 2026-12-01T00:00:00Z, with 50 until 2027-01-01T00:00:00Z", changed.String())
 	require.Equal(t, map[string]int64{"small": 200}, f.left())
@@ -95,7 +95,7 @@ func TestChange_AtTheEnd(t *testing.T) {
 	require.ErrorContains(t, err, `the change "down" took effect at 2026-12-01T00:00:00Z`)
 	_, err = f.tryChange(wallet.Change{Reference: "late", Plan: "small"})
 	require.ErrorIs(t, err, wallet.ErrExpired)
-	require.Equal(t, int64(10), f.change(wallet.Change{Reference: "later", Plan: "tiny", AtEnd: true, To: &wallet.Grant{Amount: 10, Renews: monthly}}).Amount)
+	require.Equal(t, int64(10), f.change(wallet.Change{Reference: "later", Plan: "tiny", AtEnd: true, To: &wallet.Grant{Amount: 10, Ends: wallet.EachPeriod(monthly)}}).Amount)
 	f.clock.Set(december.AddDate(0, 1, 0))
 	f.has(10)
 }
@@ -119,7 +119,7 @@ func TestChange_CancelAndResume(t *testing.T) {
 	_, err := f.tryChange(wallet.Change{Reference: "resume 2", Plan: "small", Resume: true})
 	require.ErrorIs(t, err, wallet.ErrExpired)
 
-	f.grant(wallet.Grant{Amount: 300, Reference: "again", Renews: monthly})
+	f.grant(wallet.Grant{Amount: 300, Reference: "again", Ends: wallet.EachPeriod(monthly)})
 	now := f.change(wallet.Change{Reference: "now", Plan: "again"})
 	require.Equal(t, "again ends at 2027-01-01T00:00:00Z, 300 taken back", now.String())
 	f.has(0)
@@ -131,7 +131,9 @@ func TestChange_CancelAndResume(t *testing.T) {
 func TestChange_ALaterOneTakesThePlaceOfOneThatWaits(t *testing.T) {
 	t.Parallel()
 	f := small(t, wallet.Config{})
-	to := func(amount int64) *wallet.Grant { return &wallet.Grant{Amount: amount, Renews: monthly} }
+	to := func(amount int64) *wallet.Grant {
+		return &wallet.Grant{Amount: amount, Ends: wallet.EachPeriod(monthly)}
+	}
 	f.change(wallet.Change{Reference: "1", Plan: "small", AtEnd: true, To: to(50)})
 	require.Equal(t, "1", f.change(wallet.Change{Reference: "2", Plan: "small", AtEnd: true, To: to(70)}).Replaced)
 	require.Equal(t, "2", f.change(wallet.Change{Reference: "3", Plan: "small", AtEnd: true}).Replaced)
@@ -150,7 +152,7 @@ func TestChange_ALaterOneTakesThePlaceOfOneThatWaits(t *testing.T) {
 func TestChange_NowTakesBackWhatEarlierChangesCarried(t *testing.T) {
 	t.Parallel()
 	f := small(t, wallet.Config{})
-	to := &wallet.Grant{Amount: 40, Renews: monthly}
+	to := &wallet.Grant{Amount: 40, Ends: wallet.EachPeriod(monthly)}
 	f.change(wallet.Change{Reference: "1", Plan: "small", To: to, Carry: true})
 	f.change(wallet.Change{Reference: "2", Plan: "1", To: to, Carry: true})
 	f.grant(wallet.Grant{Amount: 7, Reference: "paid"})
@@ -164,7 +166,7 @@ func TestChange_HeldUnitsStay(t *testing.T) {
 	t.Parallel()
 	f := small(t, wallet.Config{})
 	f.place("h", 150, 20*day)
-	changed := f.change(wallet.Change{Reference: "up", Plan: "small", To: &wallet.Grant{Amount: 900, Renews: monthly}})
+	changed := f.change(wallet.Change{Reference: "up", Plan: "small", To: &wallet.Grant{Amount: 900, Ends: wallet.EachPeriod(monthly)}})
 	require.Equal(t, []int64{50, 150, 900}, []int64{changed.Taken, changed.Held, changed.Amount})
 	f.has(900)
 	_, err := do(f, func(ctx context.Context, tx pgx.Tx) ([]holds.Hold, error) {
@@ -181,11 +183,11 @@ func TestChange_DebtIsPaidAndRolledUnitsStay(t *testing.T) {
 	t.Parallel()
 	f := small(t, wallet.Config{Overdraft: 100})
 	f.draw(280)
-	f.change(wallet.Change{Reference: "up", Plan: "small", To: &wallet.Grant{Amount: 900, Renews: monthly, RollCap: 500, RollTo: monthly}})
+	f.change(wallet.Change{Reference: "up", Plan: "small", To: &wallet.Grant{Amount: 900, Ends: wallet.EachPeriod(monthly), Roll: &wallet.Roll{Cap: 500, Lasts: wallet.ToEndOf(monthly)}}})
 	require.Equal(t, map[string]int64{"up": 820}, f.left())
 	f.clock.Set(december)
 	require.EqualValues(t, 1400, f.balance().Units)
-	require.Equal(t, int64(900), f.change(wallet.Change{Reference: "down", Plan: "up", To: &wallet.Grant{Amount: 10, Renews: monthly}}).Taken)
+	require.Equal(t, int64(900), f.change(wallet.Change{Reference: "down", Plan: "up", To: &wallet.Grant{Amount: 10, Ends: wallet.EachPeriod(monthly)}}).Taken)
 	require.EqualValues(t, 510, f.balance().Units)
 }
 
@@ -212,10 +214,10 @@ func TestChange_OfTheAnchor(t *testing.T) {
 		f := setUp(t, wallet.Config{})
 		f.clock.Set(c.from)
 		old := budget.Per(1, budget.Month, berlin, c.from).Period
-		f.grant(wallet.Grant{Amount: 100, Reference: "old", Renews: old})
+		f.grant(wallet.Grant{Amount: 100, Reference: "old", Ends: wallet.EachPeriod(old)})
 		f.clock.Set(c.now)
 		moved := budget.Per(1, budget.Month, berlin, c.anchor).Period
-		changed := f.change(wallet.Change{Reference: "moved", Plan: "old", AtEnd: c.atEnd, To: &wallet.Grant{Amount: 100, Renews: moved, Prorate: true}})
+		changed := f.change(wallet.Change{Reference: "moved", Plan: "old", AtEnd: c.atEnd, To: &wallet.Grant{Amount: 100, Ends: wallet.EachPeriodProrated(moved)}})
 		require.Equal(t, []time.Time{c.begins.UTC(), c.ends.UTC()}, []time.Time{changed.At, changed.Expires}, n)
 		part, err := moved.Prorate(100, c.begins)
 		require.NoError(t, err)
@@ -231,7 +233,7 @@ func TestChange_OfTheAnchor(t *testing.T) {
 func TestChange_OfAMessageThatComesLate(t *testing.T) {
 	t.Parallel()
 	f := small(t, wallet.Config{})
-	to := wallet.Grant{Amount: 300, Renews: monthly, Prorate: true, Starts: noon.AddDate(0, 0, -5)}
+	to := wallet.Grant{Amount: 300, Ends: wallet.EachPeriodProrated(monthly), Starts: noon.AddDate(0, 0, -5)}
 	up := wallet.Change{Reference: "up", Plan: "small", To: &to}
 	changed := f.change(up)
 	require.Equal(t, []any{to.Starts, int64(145)}, []any{changed.At, changed.Amount})
@@ -247,7 +249,7 @@ func TestChange_OfAMessageThatComesLate(t *testing.T) {
 	to.Starts = noon.Add(time.Minute) // a clock that is ahead
 	require.Equal(t, noon, f.change(up).At)
 	f.clock.Set(december.Add(time.Hour)) // the period is over
-	to = wallet.Grant{Amount: 300, Renews: monthly, Starts: december.Add(-time.Hour)}
+	to = wallet.Grant{Amount: 300, Ends: wallet.EachPeriod(monthly), Starts: december.Add(-time.Hour)}
 	_, err = f.tryChange(wallet.Change{Reference: "late", Plan: "up", To: &to})
 	require.ErrorIs(t, err, wallet.ErrExpired)
 	f.has(300)
@@ -257,11 +259,11 @@ func TestChange_OfAMessageThatComesLate(t *testing.T) {
 func TestChange_OfAMessageBeforeThePlanIsRefused(t *testing.T) {
 	t.Parallel()
 	f := small(t, wallet.Config{})
-	f.change(wallet.Change{Reference: "1", Plan: "small", To: &wallet.Grant{Amount: 10, Renews: monthly}})
+	f.change(wallet.Change{Reference: "1", Plan: "small", To: &wallet.Grant{Amount: 10, Ends: wallet.EachPeriod(monthly)}})
 	f.clock.Advance(day)
-	_, err := f.tryChange(wallet.Change{Reference: "2", Plan: "1", To: &wallet.Grant{Amount: 10, Renews: monthly, Starts: noon.Add(-1)}})
+	_, err := f.tryChange(wallet.Change{Reference: "2", Plan: "1", To: &wallet.Grant{Amount: 10, Ends: wallet.EachPeriod(monthly), Starts: noon.Add(-1)}})
 	require.ErrorIs(t, err, wallet.ErrExpired)
-	require.Equal(t, noon, f.change(wallet.Change{Reference: "2", Plan: "1", To: &wallet.Grant{Amount: 10, Renews: monthly, Starts: noon}}).At)
+	require.Equal(t, noon, f.change(wallet.Change{Reference: "2", Plan: "1", To: &wallet.Grant{Amount: 10, Ends: wallet.EachPeriod(monthly), Starts: noon}}).At)
 }
 
 // A refusal writes nothing, and leaves the transaction usable.
@@ -270,13 +272,13 @@ func TestChange_ARefusalWritesNothing(t *testing.T) {
 	f := small(t, wallet.Config{})
 	f.grant(wallet.Grant{Amount: 1, Reference: "taken"})
 	f.change(wallet.Change{Reference: "cancel", Plan: "small", AtEnd: true})
-	to := &wallet.Grant{Amount: 10, Renews: monthly}
+	to := &wallet.Grant{Amount: 10, Ends: wallet.EachPeriod(monthly)}
 	before := f.balance()
 	for want, c := range map[error]wallet.Change{
 		wallet.ErrConflict:   {Reference: "cancel", Plan: "small"},
 		wallet.ErrUnknownLot: {Reference: "new", Plan: "taken", To: to},
-		errors.ErrUnsupported: {Reference: "new", Plan: "small", To: &wallet.Grant{Amount: 10, Renews: budget.Per(1, budget.Month,
-			time.FixedZone("Nowhere/Land", 3600), time.Time{}).Period}},
+		errors.ErrUnsupported: {Reference: "new", Plan: "small", To: &wallet.Grant{Amount: 10, Ends: wallet.EachPeriod(budget.Per(1, budget.Month,
+			time.FixedZone("Nowhere/Land", 3600), time.Time{}).Period)}},
 	} {
 		_, err := do(f, func(ctx context.Context, tx pgx.Tx) (int64, error) {
 			c.Wallet = "ann"
@@ -288,7 +290,7 @@ func TestChange_ARefusalWritesNothing(t *testing.T) {
 		})
 		require.NoError(t, err)
 	}
-	_, err := f.tryChange(wallet.Change{Reference: "new", Plan: "small", To: &wallet.Grant{Amount: 10, Renews: monthly, Reference: "taken"}})
+	_, err := f.tryChange(wallet.Change{Reference: "new", Plan: "small", To: &wallet.Grant{Amount: 10, Ends: wallet.EachPeriod(monthly), Reference: "taken"}})
 	require.ErrorIs(t, err, wallet.ErrConflict)
 	_, err = f.tryChange(wallet.Change{Reference: "new", Plan: "nothing"})
 	require.ErrorIs(t, err, wallet.ErrUnknownLot)
@@ -302,7 +304,7 @@ func TestChange_ARefusalWritesNothing(t *testing.T) {
 func TestChange_RefusesHostileArguments(t *testing.T) {
 	t.Parallel()
 	f := small(t, wallet.Config{})
-	to, long := &wallet.Grant{Amount: 10, Renews: monthly}, strings.Repeat("x", 256)
+	to, long := &wallet.Grant{Amount: 10, Ends: wallet.EachPeriod(monthly)}, strings.Repeat("x", 256)
 	with := func(change func(*wallet.Grant)) *wallet.Grant { g := *to; change(&g); return &g }
 	for field, c := range map[string]wallet.Change{
 		"Change.Reference ":  {Plan: "small"},
@@ -313,12 +315,12 @@ func TestChange_RefusesHostileArguments(t *testing.T) {
 		"Change.Resume":      {Reference: "r", Plan: "small", Resume: true, To: to},
 		"Change.Resume ":     {Reference: "r", Plan: "small", Resume: true, AtEnd: true},
 		"Change.Carry":       {Reference: "r", Plan: "small", AtEnd: true, Carry: true},
-		"Change.To.Renews":   {Reference: "r", Plan: "small", To: &wallet.Grant{Amount: 1}},
+		"Change.To.Ends":     {Reference: "r", Plan: "small", To: &wallet.Grant{Amount: 1}},
 		"Change.To.Amount":   {Reference: "r", Plan: "small", To: with(func(g *wallet.Grant) { g.Amount = -1 })},
 		"Change.To.Wallet":   {Reference: "r", Plan: "small", To: with(func(g *wallet.Grant) { g.Wallet = "ben" })},
 		"Change.To.Starts":   {Reference: "r", Plan: "small", AtEnd: true, To: with(func(g *wallet.Grant) { g.Starts = noon })},
 		"Change.To.Referenc": {Reference: "small", Plan: "small", To: to},
-		"Change.To.RollCap":  {Reference: "r", Plan: "small", To: with(func(g *wallet.Grant) { g.RollTimes = 3 })},
+		"Change.To.Roll":     {Reference: "r", Plan: "small", To: with(func(g *wallet.Grant) { g.Roll = &wallet.Roll{Times: 3} })},
 	} {
 		_, err := f.tryChange(c)
 		var argument *metered.ArgumentError
@@ -334,7 +336,7 @@ func TestChange_AtOnceIsOnce(t *testing.T) {
 	f := small(t, wallet.Config{})
 	for _, level := range pgtest.IsolationLevels {
 		up := wallet.Change{Wallet: "ann", Reference: "to " + string(level), Plan: "small", AtEnd: true,
-			To: &wallet.Grant{Amount: 900, Renews: monthly}}
+			To: &wallet.Grant{Amount: 900, Ends: wallet.EachPeriod(monthly)}}
 		require.NoError(t, pgtest.InParallel(8, func(int) error {
 			for {
 				err := pgx.BeginTxFunc(context.Background(), f.pool, pgx.TxOptions{IsoLevel: level}, func(tx pgx.Tx) error {
@@ -378,7 +380,7 @@ func TestChange_InACommand(t *testing.T) {
 func TestChange_APurgeForgetsItWithItsPlan(t *testing.T) {
 	t.Parallel()
 	f := small(t, wallet.Config{})
-	f.change(wallet.Change{Reference: "up", Plan: "small", To: &wallet.Grant{Amount: 900, Renews: monthly}, Carry: true})
+	f.change(wallet.Change{Reference: "up", Plan: "small", To: &wallet.Grant{Amount: 900, Ends: wallet.EachPeriod(monthly)}, Carry: true})
 	purge := func() int {
 		for range 40 {
 			f.draw(1)

@@ -47,7 +47,11 @@ func newPurse(t *testing.T, cfg wallet.Config) *purse {
 func (p *purse) grant(name string, amount int64, lasts time.Duration) {
 	p.Helper()
 	require.NoError(p, pgx.BeginFunc(p.Context(), p.pool, func(tx pgx.Tx) error {
-		_, err := p.book.Grant(p.Context(), tx, wallet.Grant{Wallet: name, Amount: amount, For: lasts, Reference: fmt.Sprint(amount, lasts)})
+		g := wallet.Grant{Wallet: name, Amount: amount, Reference: fmt.Sprint(amount, lasts)}
+		if lasts > 0 {
+			g.Ends = wallet.After(lasts)
+		}
+		_, err := p.book.Grant(p.Context(), tx, g)
 		return err
 	}))
 }

@@ -27,10 +27,10 @@ func TestDraw_TakesByPriorityThenEarliestEndThenOldest(t *testing.T) {
 	f := setUp(t, wallet.Config{Priorities: map[string]int{"paid": 10, "promotional": 5}})
 	first := -1
 	f.grant(wallet.Grant{Amount: 10, Category: "paid", Reference: "paid for ever"})
-	f.grant(wallet.Grant{Amount: 10, Category: "paid", Reference: "paid late", For: 9 * day})
-	f.grant(wallet.Grant{Amount: 10, Category: "paid", Reference: "paid early", For: 8 * day})
-	f.grant(wallet.Grant{Amount: 10, Category: "promotional", Reference: "older", For: 20 * day})
-	f.grant(wallet.Grant{Amount: 10, Category: "promotional", Reference: "newer", For: 20 * day})
+	f.grant(wallet.Grant{Amount: 10, Category: "paid", Reference: "paid late", Ends: wallet.After(9 * day)})
+	f.grant(wallet.Grant{Amount: 10, Category: "paid", Reference: "paid early", Ends: wallet.After(8 * day)})
+	f.grant(wallet.Grant{Amount: 10, Category: "promotional", Reference: "older", Ends: wallet.After(20 * day)})
+	f.grant(wallet.Grant{Amount: 10, Category: "promotional", Reference: "newer", Ends: wallet.After(20 * day)})
 	f.grant(wallet.Grant{Amount: 10, Category: "paid", Priority: &first, Reference: "first"})
 	var order []string
 	for _, l := range f.balance().Lots {
@@ -68,7 +68,7 @@ func TestDraw_IsAllOrNoneOrAsMuchAsThereIs(t *testing.T) {
 func TestLot_EndsWhenItIsDueSweptOrNot(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, wallet.Config{})
-	g := f.grant(wallet.Grant{Amount: 10, For: time.Hour, Reference: "hour"})
+	g := f.grant(wallet.Grant{Amount: 10, Ends: wallet.After(time.Hour), Reference: "hour"})
 	require.Equal(t, noon.Add(time.Hour), g.Expires)
 	f.grant(wallet.Grant{Amount: 5, Reference: "rest"})
 	f.clock.Set(noon.Add(time.Hour - time.Microsecond))
@@ -99,8 +99,8 @@ func TestLot_EndsWhenItIsDueSweptOrNot(t *testing.T) {
 func TestLot_EndsAtItsTimeThoughARefundBroughtItsUnitsBack(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, wallet.Config{})
-	f.grant(wallet.Grant{Amount: 5, For: time.Hour})
-	f.grant(wallet.Grant{Amount: 5, Reference: "day", For: day})
+	f.grant(wallet.Grant{Amount: 5, Ends: wallet.After(time.Hour)})
+	f.grant(wallet.Grant{Amount: 5, Reference: "day", Ends: wallet.After(day)})
 	d := f.draw(10)
 	f.clock.Set(noon.Add(2 * time.Hour))
 	f.grant(wallet.Grant{Amount: 3, Reference: "kept"}) // no lot with units ends any more
@@ -174,7 +174,7 @@ func TestWallet_BeginsWithTheUnitsOfTheScope(t *testing.T) {
 	f := setUp(t, wallet.Config{})
 	_, err := f.ledger.ChargeNow(t.Context(), f.pool, budget.Charge{Scope: "ann", Amount: 4})
 	require.NoError(t, err)
-	f.grant(wallet.Grant{Amount: 10, Reference: "a", For: time.Hour}) // pays back
+	f.grant(wallet.Grant{Amount: 10, Reference: "a", Ends: wallet.After(time.Hour)}) // pays back
 	require.Equal(t, map[string]int64{"a": 6}, f.left())
 	f.refund(1, 3)
 	require.Equal(t, map[string]int64{"a": 9}, f.left())
@@ -184,7 +184,7 @@ func TestWallet_BeginsWithTheUnitsOfTheScope(t *testing.T) {
 func TestBatch_SpendsLots(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, wallet.Config{})
-	f.grant(wallet.Grant{Amount: 5, Reference: "hour", For: time.Hour})
+	f.grant(wallet.Grant{Amount: 5, Reference: "hour", Ends: wallet.After(time.Hour)})
 	f.grant(wallet.Grant{Amount: 5, Reference: "ever"})
 	f.clock.Set(noon.Add(time.Hour))
 	charges := []budget.Charge{f.book.Charge("ann", 3), {Scope: "other", Amount: 1}, f.book.Charge("ann", 3), f.book.Charge("ann", 2)}
@@ -208,7 +208,7 @@ func TestBatch_SpendsLots(t *testing.T) {
 func TestLot_EndsByTheEntrysTimeWhereTheClockIsBehind(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, wallet.Config{})
-	f.grant(wallet.Grant{Amount: 5, Reference: "hour", For: time.Hour})
+	f.grant(wallet.Grant{Amount: 5, Reference: "hour", Ends: wallet.After(time.Hour)})
 	f.grant(wallet.Grant{Amount: 5, Reference: "ever"})
 	f.clock.Set(noon.Add(time.Hour - time.Second))
 	f.draw(1)
@@ -243,7 +243,7 @@ func TestDraw_UpToOfAVeryGreatCredit(t *testing.T) {
 func TestChargeUpTo_OfAWalletAndALimitBesideIt(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, wallet.Config{Overdraft: 2})
-	f.grant(wallet.Grant{Amount: 3, Reference: "hour", For: time.Hour})
+	f.grant(wallet.Grant{Amount: 3, Reference: "hour", Ends: wallet.After(time.Hour)})
 	f.grant(wallet.Grant{Amount: 7, Reference: "ever"})
 	charge := func(amount, team int64) (budget.Receipt, error) {
 		return do(f, func(ctx context.Context, tx pgx.Tx) (budget.Receipt, error) {
@@ -269,7 +269,7 @@ func TestChargeUpTo_OfAWalletAndALimitBesideIt(t *testing.T) {
 func TestChargeUpTo_JudgesByOneMoment(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, wallet.Config{})
-	f.grant(wallet.Grant{Amount: 3, Reference: "hour", For: time.Hour})
+	f.grant(wallet.Grant{Amount: 3, Reference: "hour", Ends: wallet.After(time.Hour)})
 	f.grant(wallet.Grant{Amount: 2, Reference: "ever"})
 	_, err := f.pool.Exec(t.Context(), `create or replace function metered.clock() returns timestamptz language sql volatile security definer
 		as $$ select timestamptz 'epoch' + us / 1000000 * interval '1 second' + us % 1000000 * interval '1 microsecond' from nextval('pgtest.clock') us $$`)

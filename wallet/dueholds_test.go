@@ -44,7 +44,7 @@ func TestDueHolds_OfAWalletEndTogether(t *testing.T) {
 	calls := map[int]int64{}
 	for _, n := range []int{few, many} {
 		f := setUp(t, wallet.Config{})
-		f.grant(wallet.Grant{Amount: 10 * many, Reference: "a", For: 30 * day})
+		f.grant(wallet.Grant{Amount: 10 * many, Reference: "a", Ends: wallet.After(30 * day)})
 		f.grant(wallet.Grant{Amount: 10 * many, Reference: "b"})
 		_, err := do(f, func(ctx context.Context, tx pgx.Tx) (_ struct{}, err error) {
 			for i := range n {
@@ -115,7 +115,7 @@ func TestDueHolds_OfOneInstantAreSweptTogether(t *testing.T) {
 func TestDueHolds_OfTheInstantOfAnEndComeAfterIt(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, wallet.Config{})
-	f.grant(wallet.Grant{Amount: 10, Expires: noon.Add(time.Hour), RollCap: 10, RollFor: day})
+	f.grant(wallet.Grant{Amount: 10, Ends: wallet.At(noon.Add(time.Hour)), Roll: &wallet.Roll{Cap: 10, Lasts: wallet.For(day)}})
 	f.place("h", 4, time.Hour)
 	f.clock.Advance(2 * time.Hour)
 	require.EqualValues(t, 6, f.balance().Units)
@@ -129,8 +129,8 @@ func TestDueHolds_OfTheInstantOfAnEndComeAfterIt(t *testing.T) {
 func TestDueHolds_ASumEndsWithTheLotOfItsUnits(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, wallet.Config{})
-	f.grant(wallet.Grant{Amount: 60, Reference: "a", Expires: noon.Add(90 * time.Minute), RollCap: 100, RollFor: day})
-	f.grant(wallet.Grant{Amount: 60, Reference: "b", Expires: noon.Add(90*time.Minute + time.Microsecond)})
+	f.grant(wallet.Grant{Amount: 60, Reference: "a", Ends: wallet.At(noon.Add(90 * time.Minute)), Roll: &wallet.Roll{Cap: 100, Lasts: wallet.For(day)}})
+	f.grant(wallet.Grant{Amount: 60, Reference: "b", Ends: wallet.At(noon.Add(90*time.Minute + time.Microsecond))})
 	_, err := do(f, func(ctx context.Context, tx pgx.Tx) (_ struct{}, err error) {
 		for i := range 60 {
 			r := holds.Placement{ID: fmt.Sprint(i), TTL: time.Hour + time.Duration(i)*time.Minute, Lines: []holds.Line{f.book.Line("ann", 2)}}

@@ -31,7 +31,7 @@ func TestRefund_ToALotThatHasEndedFollowsItsPolicy(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			f := setUp(t, wallet.Config{})
-			f.grant(wallet.Grant{Amount: 5, Reference: "a", For: time.Hour, LateRefunds: policy})
+			f.grant(wallet.Grant{Amount: 5, Reference: "a", Ends: wallet.After(time.Hour), LateRefunds: policy})
 			f.grant(wallet.Grant{Amount: 5, Reference: "b"})
 			d := f.draw(8)
 			f.clock.Set(noon.Add(time.Hour))
@@ -64,7 +64,7 @@ func TestRefund_ToALotThatHasEndedFollowsItsPolicy(t *testing.T) {
 func TestRefund_OfALotThatHasEndedPaysTheOverdraftOfHolds(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, wallet.Config{Overdraft: 10, LateRefunds: wallet.Forever})
-	f.grant(wallet.Grant{Amount: 1, For: time.Hour})
+	f.grant(wallet.Grant{Amount: 1, Ends: wallet.After(time.Hour)})
 	d := f.draw(4) // 1 of the lot, 3 overdrawn
 	f.grant(wallet.Grant{Amount: 2, Reference: "pays"})
 	f.place("overdrawn", 4, 2*time.Hour)
@@ -130,7 +130,7 @@ func TestRollover_IsDoneOnceWhoeverEndsTheLot(t *testing.T) {
 		t.Run(by, func(t *testing.T) {
 			t.Parallel()
 			f := setUp(t, wallet.Config{})
-			f.grant(wallet.Grant{Amount: 10, Reference: "month", For: 30 * day, RollCap: 4, RollFor: 10 * day})
+			f.grant(wallet.Grant{Amount: 10, Reference: "month", Ends: wallet.After(30 * day), Roll: &wallet.Roll{Cap: 4, Lasts: wallet.For(10 * day)}})
 			f.draw(1)
 			f.clock.Set(noon.Add(32 * day))
 			f.has(4)
@@ -145,7 +145,7 @@ func TestRollover_IsDoneOnceWhoeverEndsTheLot(t *testing.T) {
 				}
 				f.draw(1)
 			case "grant":
-				f.grant(wallet.Grant{Amount: 1, For: day})
+				f.grant(wallet.Grant{Amount: 1, Ends: wallet.After(day)})
 				f.draw(2)
 			case "wallet":
 				_, err := do(f, func(ctx context.Context, tx pgx.Tx) (wallet.SweepReport, error) {
@@ -165,7 +165,7 @@ func TestRollover_IsDoneOnceWhoeverEndsTheLot(t *testing.T) {
 func TestRollover_BeforeTheEndByCall(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, wallet.Config{})
-	f.grant(wallet.Grant{Amount: 10, Reference: "a", For: day, RollCap: 10, RollFor: day})
+	f.grant(wallet.Grant{Amount: 10, Reference: "a", Ends: wallet.After(day), Roll: &wallet.Roll{Cap: 10, Lasts: wallet.For(day)}})
 	r := f.rollover(wallet.Rollover{Reference: "a", Cap: 4, For: 3 * day})
 	require.EqualValues(t, 4, r.Amount)
 	require.Equal(t, noon.Add(3*day), r.Expires)
@@ -192,7 +192,7 @@ func TestExpire_AnnouncesEachBreakageOnce(t *testing.T) {
 	_, err := f.pool.Exec(t.Context(), "create table told (reference text)")
 	require.NoError(t, err)
 	for _, name := range []string{"a", "b", "c", "d", "drawn"} {
-		f.grant(wallet.Grant{Wallet: "w" + name, Amount: 10, Reference: name, For: time.Hour})
+		f.grant(wallet.Grant{Wallet: "w" + name, Amount: 10, Reference: name, Ends: wallet.After(time.Hour)})
 	}
 	_, err = f.tryDraw(wallet.Draw{Wallet: "wdrawn", Amount: 10})
 	require.NoError(t, err)
@@ -232,7 +232,7 @@ func TestExpire_AnnouncesEachBreakageOnce(t *testing.T) {
 func TestPurge_ForgetsNoDebt(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, wallet.Config{Overdraft: 50})
-	f.grant(wallet.Grant{Amount: 10, For: time.Hour})
+	f.grant(wallet.Grant{Amount: 10, Ends: wallet.After(time.Hour)})
 	f.clock.Advance(2 * time.Hour)
 	_, err := f.book.Sweep(t.Context(), f.pool, wallet.SweepOptions{})
 	require.NoError(t, err)
@@ -250,7 +250,7 @@ func TestPurge_ChangesNoBalance(t *testing.T) {
 	f.draw(30) // and its move is purged
 	f.grant(wallet.Grant{Amount: 1000, Reference: "ever"})
 	for i := range 40 {
-		f.grant(wallet.Grant{Amount: 10, For: time.Hour})
+		f.grant(wallet.Grant{Amount: 10, Ends: wallet.After(time.Hour)})
 		f.draw(int64(1 + i%12))
 		f.clock.Advance(2 * time.Hour)
 	}
@@ -282,7 +282,7 @@ func TestExpire_AnnouncesALapseOfALotThatNeverEndsSince(t *testing.T) {
 		told += b.Amount
 		return nil
 	}}})
-	f.grant(wallet.Grant{Amount: 10, Reference: "hour", For: time.Hour})
+	f.grant(wallet.Grant{Amount: 10, Reference: "hour", Ends: wallet.After(time.Hour)})
 	f.grant(wallet.Grant{Amount: 10})
 	f.clock.Set(noon.Add(time.Hour))
 	f.draw(1)

@@ -26,13 +26,13 @@ func ExampleBook_Change() {
 	check(err)
 	month := budget.Per(300, budget.Month, berlin, time.Time{}).Period
 	check(pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-		_, err := book.Grant(ctx, tx, wallet.Grant{Wallet: "ann", Amount: 300, Reference: "small", Renews: month})
+		_, err := book.Grant(ctx, tx, wallet.Grant{Wallet: "ann", Amount: 300, Reference: "small", Ends: wallet.EachPeriod(month)})
 		return err
 	}))
 
 	setClock(november.AddDate(0, 0, 15))
-	large := wallet.Grant{Amount: 900, Reference: "large", Renews: month, Prorate: true}
-	tiny := wallet.Grant{Amount: 100, Reference: "tiny", Renews: month}
+	large := wallet.Grant{Amount: 900, Reference: "large", Ends: wallet.EachPeriodProrated(month)}
+	tiny := wallet.Grant{Amount: 100, Reference: "tiny", Ends: wallet.EachPeriod(month)}
 	for _, change := range []wallet.Change{
 		{Wallet: "ann", Reference: "evt_1", Plan: "small", To: &large, Carry: true},
 		{Wallet: "ann", Reference: "evt_1", Plan: "small", To: &large, Carry: true}, // delivered again
@@ -71,7 +71,7 @@ func ExampleBook_Overage() {
 	check(err)
 	check(pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 		month := budget.Per(300, budget.Month, time.UTC, time.Time{}).Period
-		_, err := book.Grant(ctx, tx, wallet.Grant{Wallet: "ann", Amount: 300, Reference: "plan", Renews: month})
+		_, err := book.Grant(ctx, tx, wallet.Grant{Wallet: "ann", Amount: 300, Reference: "plan", Ends: wallet.EachPeriod(month)})
 		if err == nil {
 			_, err = book.Draw(ctx, tx, wallet.Draw{Wallet: "ann", Amount: 380})
 		}

@@ -27,7 +27,7 @@ func ExampleBook_Rollover() {
 		log.Fatal(err)
 	}
 	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-		if _, err := book.Grant(ctx, tx, wallet.Grant{Wallet: "ann", Amount: 100, For: 30 * 24 * time.Hour, Reference: "november"}); err != nil {
+		if _, err := book.Grant(ctx, tx, wallet.Grant{Wallet: "ann", Amount: 100, Ends: wallet.After(30 * 24 * time.Hour), Reference: "november"}); err != nil {
 			return err
 		}
 		for range 2 {
@@ -65,7 +65,7 @@ func ExampleBook_Expire() {
 		log.Fatal(err)
 	}
 	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-		if _, err := book.Grant(ctx, tx, wallet.Grant{Wallet: "ann", Amount: 10, For: time.Hour}); err != nil {
+		if _, err := book.Grant(ctx, tx, wallet.Grant{Wallet: "ann", Amount: 10, Ends: wallet.After(time.Hour)}); err != nil {
 			return err
 		}
 		_, err := ledger.Charge(ctx, tx, book.Charge("ann", 4), budget.Charge{Scope: "ann/requests", Amount: 1, Limits: []budget.Limit{budget.PerWindow(60, time.Minute)}})

@@ -28,9 +28,9 @@ func Example_lots() {
 	check(err)
 	in := func(f func(tx pgx.Tx) error) { check(pgx.BeginFunc(ctx, pool, f)) }
 	for _, g := range []wallet.Grant{
-		{Reference: "trial", Amount: 50, Expires: november.AddDate(0, 0, 10)},
-		{Reference: "welcome", Amount: 30, Expires: november.AddDate(0, 0, 20)},
-		{Reference: "bounced", Amount: 100, Expires: november.AddDate(1, 0, 0)},
+		{Reference: "trial", Amount: 50, Ends: wallet.At(november.AddDate(0, 0, 10))},
+		{Reference: "welcome", Amount: 30, Ends: wallet.At(november.AddDate(0, 0, 20))},
+		{Reference: "bounced", Amount: 100, Ends: wallet.At(november.AddDate(1, 0, 0))},
 		{Reference: "paid", Amount: 200},
 	} {
 		g.Wallet = "ann"

@@ -59,7 +59,7 @@ func Example_migrate() {
 	book, err := wallet.New(ledger, wallet.Config{})
 	check(err)
 	old := &oldSystem{cut: cut, lots: []wallet.Grant{
-		{Wallet: "ann", Reference: "promo", Category: "promotional", Amount: 100, Expires: cut.AddDate(0, 1, 0)},
+		{Wallet: "ann", Reference: "promo", Category: "promotional", Amount: 100, Ends: wallet.At(cut.AddDate(0, 1, 0))},
 		{Wallet: "ann", Reference: "invoice 17", Category: "paid", Amount: 400},
 		{Wallet: "ben", Reference: "invoice 18", Category: "paid", Amount: 50},
 	}}

@@ -30,7 +30,7 @@ func ExampleBook_Statement_month() {
 		check(pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 			_, err := book.Grant(ctx, tx, wallet.Grant{
 				Wallet: "ann", Amount: 300, Category: "included", Reference: "plan " + starts.Format("2006-01"),
-				Expires: ends, RollCap: 100, RollFor: next.Sub(ends),
+				Ends: wallet.At(ends), Roll: &wallet.Roll{Cap: 100, Lasts: wallet.For(next.Sub(ends))},
 			})
 			return err
 		}))

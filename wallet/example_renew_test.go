@@ -28,8 +28,8 @@ func ExampleBook_Grant_renews() {
 	month := budget.Per(300, budget.Month, berlin, time.Time{}).Period
 	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 		_, err := book.Grant(ctx, tx, wallet.Grant{
-			Wallet: "ann", Amount: 300, Category: "included", Reference: "subscription 17", Renews: month, Starts: bought, Prorate: true,
-			RollCap: 150, RollShared: true, RollTo: month, RollTimes: -1,
+			Wallet: "ann", Amount: 300, Category: "included", Reference: "subscription 17", Ends: wallet.EachPeriodProrated(month), Starts: bought,
+			Roll: &wallet.Roll{Cap: 150, Lasts: wallet.ToEndOf(month), Times: -1, Shared: true},
 		})
 		return err
 	})
@@ -72,7 +72,7 @@ func ExampleBook_SetEnd() {
 	book, err := wallet.New(ledger, wallet.Config{})
 	check(err)
 	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-		_, err := book.Grant(ctx, tx, wallet.Grant{Wallet: "ben", Amount: 40, Reference: "voucher", Starts: january, Expires: january.AddDate(0, 1, 0)})
+		_, err := book.Grant(ctx, tx, wallet.Grant{Wallet: "ben", Amount: 40, Reference: "voucher", Starts: january, Ends: wallet.At(january.AddDate(0, 1, 0))})
 		if err != nil {
 			return err
 		}
@@ -92,4 +92,32 @@ func ExampleBook_SetEnd() {
 	// 1 Jan 00:00:00 40 units
 	// 28 Feb 23:59:59 40 units
 	// 1 Mar 00:00:00 0 units
+}
+
+// The first week of a plan is a trial with 20 units. Each week after it has 100.
+func ExampleEachPeriodWithFirst() {
+	ctx := context.Background()
+	monday := time.Date(2027, time.January, 4, 0, 0, 0, 0, time.UTC)
+	pool, setClock, done := exampleDatabaseAt(monday)
+	defer done()
+	ledger, err := budget.New(budget.Config{})
+	check(err)
+	book, err := wallet.New(ledger, wallet.Config{})
+	check(err)
+	week := budget.Per(100, budget.Week, time.UTC, time.Time{}).Period
+	check(pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		g := wallet.Grant{Wallet: "eve", Amount: 100, Reference: "plan", Ends: wallet.EachPeriodWithFirst(week, 20)}
+		_, err := book.Grant(ctx, tx, g)
+		return err
+	}))
+	for n := range 3 {
+		setClock(monday.AddDate(0, 0, 7*n))
+		b, err := book.Balance(ctx, pool, "eve")
+		check(err)
+		fmt.Println(b.Units, "units")
+	}
+	// Output:
+	// 20 units
+	// 100 units
+	// 100 units
 }

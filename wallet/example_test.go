@@ -32,7 +32,7 @@ func Example() {
 			}
 			fmt.Println("granted before:", g.Replayed)
 		}
-		_, err := book.Grant(ctx, tx, wallet.Grant{Wallet: "ann", Amount: 50, Category: "promotional", Reference: "welcome", For: 30 * 24 * time.Hour})
+		_, err := book.Grant(ctx, tx, wallet.Grant{Wallet: "ann", Amount: 50, Category: "promotional", Reference: "welcome", Ends: wallet.After(30 * 24 * time.Hour)})
 		return err
 	}))
 
@@ -85,7 +85,7 @@ func ExampleBook_Statement() {
 	month := 30 * 24 * time.Hour
 
 	check(pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-		_, err := book.Grant(ctx, tx, wallet.Grant{Wallet: "ben", Amount: 300, Reference: "November", For: month, RollCap: 100, RollFor: month})
+		_, err := book.Grant(ctx, tx, wallet.Grant{Wallet: "ben", Amount: 300, Reference: "November", Ends: wallet.After(month), Roll: &wallet.Roll{Cap: 100, Lasts: wallet.For(month)}})
 		if err != nil {
 			return err
 		}
@@ -133,7 +133,7 @@ func ExampleBook_Sweep() {
 	}})
 	check(err)
 	check(pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-		_, err := book.Grant(ctx, tx, wallet.Grant{Wallet: "cat", Amount: 10, Reference: "an hour", For: time.Hour})
+		_, err := book.Grant(ctx, tx, wallet.Grant{Wallet: "cat", Amount: 10, Reference: "an hour", Ends: wallet.After(time.Hour)})
 		return err
 	}))
 	setClock(noon.Add(time.Hour))

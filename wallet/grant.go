@@ -13,7 +13,6 @@ import (
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/answer"
-	"github.com/pgmetered/metered/internal/bounds"
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/ledger"
 )
@@ -26,13 +25,16 @@ type Grant struct {
 	// Amount are the units of the lot, from 1 to 2^53.
 	Amount int64
 
-	// Expires is the lot's end, before the year 9000. Nothing is drawn of it from then on.
-	// Defaults to no end.
-	Expires time.Time
+	// Ends is when the lot ends: At, After or EachPeriod, which makes a plan. It defaults to never.
+	Ends Ends
 
-	// For is the time from the lot's beginning to its end, up to 36,525 days. Set it in place of
-	// Expires.
-	For time.Duration
+	// Starts is when the lot begins, or when it was bought: After counts from it, and EachPeriod
+	// begins with its period. It can be in the past, for a message that comes late, up to 24
+	// periods of EachPeriod. It defaults to now.
+	Starts time.Time
+
+	// Roll makes units of a lot that ends go on in another one. It defaults to none.
+	Roll *Roll
 
 	// Category is what kind of credit it is, such as "paid" or "promotional", in up to 255 bytes.
 	Category string
@@ -49,38 +51,6 @@ type Grant struct {
 	// Uses are up to 16 texts. The lot pays for draws, charges and holds whose Note.Use is one of
 	// them, and for nothing else. Defaults to everything.
 	Uses []string
-
-	// RollCap is the most units that roll over into another lot at the lot's end. Defaults to
-	// none.
-	RollCap int64
-
-	// RollFor is how long the units that roll over last, up to 36,525 days. Defaults to for ever.
-	RollFor time.Duration
-
-	// RollTo makes the units that roll over last until the end of the period in which they do. Set
-	// it in place of RollFor.
-	RollTo budget.Period
-
-	// RollTimes is how often units roll over, up to 10,000, or -1 for always. Defaults to once.
-	RollTimes int
-
-	// RollShared makes RollCap the most rolled-over units of the Category together.
-	RollShared bool
-
-	// Starts is when the lot begins, or when it was bought: For counts from it, and Renews begins
-	// with its period. It can be in the past, for a message that comes late, up to 24 periods of
-	// Renews. Defaults to now.
-	Starts time.Time
-	// Renews makes the lot end with its period, and brings one like it in each period after that,
-	// until Revoke.Renewals. It needs a Reference, neither Expires nor For, and a period of a day
-	// at least.
-	Renews budget.Period
-	// Prorate gives the first lot of Renews the part of Amount for the rest of its period: from
-	// Starts on, by time, rounded down, as Period.Prorate has it. That can be 0 units.
-	Prorate bool
-	// First is the units of the first lot of Renews, from 0 on, where you compute them in another
-	// way. Defaults to Amount.
-	First *int64
 
 	// LateRefunds says how long units last that are refunded after the lot's end. Defaults to
 	// Config.LateRefunds.
@@ -100,8 +70,8 @@ type Granted struct {
 	// Revoked is the units that Revoke has taken back from the lot of a grant that was made before,
 	// and from those in which it went on. The grant brings them no second time: Reinstate does.
 	Revoked int64 `json:"revoked,omitempty"`
-	// RenewalsEnded reports that no lot of such a grant comes any more, because Revoke ended its
-	// Renews.
+	// RenewalsEnded reports that no lot of such a grant comes any more, because a Revoke ended its
+	// renewals.
 	RenewalsEnded bool `json:"renewals_ended,omitempty"`
 }
 
@@ -163,7 +133,7 @@ func (b *Book) Grant(ctx context.Context, tx pgx.Tx, g Grant) (granted Granted, 
 // ended is the refusal of a lot that is over.
 func (g Grant) ended(over Granted) error {
 	now := over.At.Format(time.RFC3339Nano)
-	if !g.Renews.IsZero() {
+	if g.Ends.renews() {
 		return fmt.Errorf("%w: it starts at %s, more than 24 of its periods before %s", ErrExpired, g.Starts.UTC().Format(time.RFC3339Nano), now)
 	}
 	return fmt.Errorf("%w: it ends at %s, and it is %s", ErrExpired, over.Expires.Format(time.RFC3339Nano), now)
@@ -176,10 +146,10 @@ func (b *Book) lot(g Grant) (ledger.Lot, error) {
 		fault.Text(errArgument, "Grant.Reference", g.Reference, maxTextBytes)); err != nil {
 		return ledger.Lot{}, err
 	}
-	lot := ledger.Lot{Amount: g.Amount, Prorated: g.Prorate, Expires: g.Expires, Lasts: g.For, Category: g.Category, Reference: g.Reference,
-		Priority: b.cfg.Priorities[g.Category], RollCap: g.RollCap}
-	if g.First != nil {
-		lot.Amount = *g.First
+	lot := ledger.Lot{Amount: g.Amount, Prorated: g.Ends.prorated(), Expires: g.Ends.at, Lasts: g.Ends.last,
+		Category: g.Category, Reference: g.Reference, Priority: b.cfg.Priorities[g.Category]}
+	if first := g.Ends.firstUnits(); first != nil {
+		lot.Amount = *first
 	}
 	if g.Priority != nil {
 		lot.Priority = *g.Priority
@@ -187,32 +157,17 @@ func (b *Book) lot(g Grant) (ledger.Lot, error) {
 	if err := checkPriority("Grant.Priority", lot.Priority); err != nil {
 		return ledger.Lot{}, err
 	}
-	switch {
-	case g.For != 0 && !g.Expires.IsZero():
-		return ledger.Lot{}, invalid("Grant.For", "and Expires exclude each other")
-	case g.For != 0:
-		if err := checkDuration("Grant.For", g.For); err != nil {
-			return ledger.Lot{}, err
-		}
-	case !g.Expires.IsZero() && (g.Expires.Year() < 1 || g.Expires.UTC().Year() >= 9000):
-		return ledger.Lot{}, invalid("Grant.Expires", "is not before the year 9000")
+	if err := g.Ends.check("Grant.Ends"); err != nil {
+		return ledger.Lot{}, err
 	}
-	switch {
-	case g.RollCap == 0 && g.RollFor != 0:
-		return ledger.Lot{}, invalid("Grant.RollFor", "is for a RollCap")
-	case g.RollCap != 0:
-		if err := checkAmount("Grant.RollCap", g.RollCap); err != nil {
+	if g.Roll != nil {
+		if err := g.Roll.check("Grant.Roll"); err != nil {
 			return ledger.Lot{}, err
 		}
-		if g.For == 0 && g.Expires.IsZero() && g.Renews.IsZero() {
-			return ledger.Lot{}, invalid("Grant.RollCap", "is for a lot that ends")
+		if g.Ends.never() {
+			return ledger.Lot{}, invalid("Grant.Roll", "is for a lot that ends")
 		}
-		if g.RollFor != 0 {
-			if err := checkDuration("Grant.RollFor", g.RollFor); err != nil {
-				return ledger.Lot{}, err
-			}
-		}
-		lot.RollFor = g.RollFor
+		lot.RollCap, lot.RollFor = g.Roll.Cap, g.Roll.Lasts.length
 	}
 	late := cmp.Or(g.LateRefunds, b.cfg.LateRefunds)
 	if err := checkLate("Grant.LateRefunds", late); err != nil {
@@ -228,60 +183,31 @@ func (b *Book) lot(g Grant) (ledger.Lot, error) {
 	return lot, nil
 }
 
-// tooShort reports whether a period is no day long. A call writes all that came since the last one,
-// so that nothing comes more often.
-func tooShort(p budget.Period) bool { return p.Length != 0 && p.Length < day }
-
-// plan validates how a lot renews and rolls over.
+// plan validates how a lot renews, and what it pays for.
 func (g Grant) plan() (p ledger.Plan, err error) {
-	if p.Renews, err = inBudget.Period("Grant.Renews", g.Renews); err != nil {
+	if p.Renews, err = inBudget.Period("Grant.Ends", g.Ends.each); err != nil {
 		return p, err
 	}
-	if p.RollTo, err = inBudget.Period("Grant.RollTo", g.RollTo); err != nil {
-		return p, err
+	if g.Roll != nil {
+		if err := g.Roll.plan(&p); err != nil {
+			return p, err
+		}
 	}
-	ends := g.For != 0 || !g.Expires.IsZero()
-	switch {
-	case !g.Renews.IsZero() && ends:
-		return p, invalid("Grant.Renews", "excludes Expires and For: a lot ends with its period")
-	case !g.Renews.IsZero() && g.Reference == "":
-		return p, invalid("Grant.Renews", "is for a grant with a Reference")
-	case tooShort(g.Renews):
-		return p, invalid("Grant.Renews", "%v is shorter than a day", g.Renews.Length)
-	case g.Prorate && g.Renews.IsZero():
-		return p, invalid("Grant.Prorate", "is for a grant that Renews")
-	case g.First != nil && g.Renews.IsZero():
-		return p, invalid("Grant.First", "is for a grant that Renews")
-	case g.First != nil && g.Prorate:
-		return p, invalid("Grant.First", "and Prorate exclude each other")
-	case g.First != nil && (*g.First < 0 || *g.First > bounds.MaxAmount):
-		return p, invalid("Grant.First", "%d is not from 0 to %d", *g.First, int64(bounds.MaxAmount))
-	case g.RollCap == 0 && (!g.RollTo.IsZero() || g.RollTimes != 0 || g.RollShared):
-		return p, invalid("Grant.RollCap", "is missing, for RollTo, RollTimes and RollShared")
-	case !g.RollTo.IsZero() && g.RollFor != 0:
-		return p, invalid("Grant.RollTo", "and RollFor exclude each other")
-	case g.RollTimes < -1 || g.RollTimes > maxRolls:
-		return p, invalid("Grant.RollTimes", "%d is not from 1 to %d, nor -1", g.RollTimes, maxRolls)
-	case g.RollTimes != 0 && g.RollTimes != 1 && (tooShort(g.RollTo) || g.RollTo.IsZero() && g.RollFor < day):
-		return p, invalid("Grant.RollTimes", "is for units that end again: write RollTo or RollFor, of a day or more")
-	case !g.Starts.IsZero() && (g.Starts.Year() < 1 || g.Starts.UTC().Year() >= 9000):
-		return p, invalid("Grant.Starts", "is not before the year 9000")
-	case !g.Starts.IsZero() && !g.Expires.IsZero() && !g.Starts.Before(g.Expires):
-		return p, invalid("Grant.Starts", "is not before Expires")
+	if g.Ends.renews() {
+		if p.RenewAmount = g.Amount; g.Reference == "" {
+			return p, invalid("Grant.Reference", "is missing, for a lot of each period")
+		}
 	}
-	if p.Uses, err = checkUses(g.Uses); err != nil {
-		return p, err
+	if !g.Starts.IsZero() {
+		if err := checkYear("Grant.Starts", g.Starts); err != nil {
+			return p, err
+		}
+		if g.Ends.kind == endsAt && !g.Starts.Before(g.Ends.at) {
+			return p, invalid("Grant.Starts", "is not before the end")
+		}
 	}
-	if p.RollShared = g.RollShared; g.RollTimes != 0 {
-		p.RollAgain = max(g.RollTimes-1, -1)
-	}
-	if g.RollTimes < 0 {
-		p.RollAgain = -1
-	}
-	if !g.Renews.IsZero() {
-		p.RenewAmount = g.Amount
-	}
-	return p, nil
+	p.Uses, err = checkUses(g.Uses)
+	return p, err
 }
 
 // checkUses are the uses in their order, each once.
@@ -306,20 +232,25 @@ func checkUses(uses []string) ([]string, error) {
 // without defaults and without the note. Its first byte is 1, or 2 if the grant has a field that
 // builds of 0.1.0 do not know.
 func (g Grant) fingerprint() []byte {
-	expires := ""
-	if !g.Expires.IsZero() {
-		expires = g.Expires.UTC().Truncate(time.Microsecond).Format(time.RFC3339Nano)
+	expires, ends := "", g.Ends
+	if !ends.at.IsZero() {
+		expires = ends.at.UTC().Truncate(time.Microsecond).Format(time.RFC3339Nano)
 	}
-	text, _ := json.Marshal([]any{g.Wallet, g.Amount, expires, g.For, g.Category, g.Priority, g.Reference, g.RollCap, g.RollFor, g.LateRefunds})
+	var roll Roll
+	if g.Roll != nil {
+		roll = *g.Roll
+	}
+	text, _ := json.Marshal([]any{g.Wallet, g.Amount, expires, ends.last, g.Category, g.Priority, g.Reference, roll.Cap,
+		roll.Lasts.length, g.LateRefunds})
 	version := byte(1)
-	if !g.Starts.IsZero() || !g.Renews.IsZero() || !g.RollTo.IsZero() || g.RollTimes != 0 || g.RollShared || len(g.Uses) > 0 {
+	if !g.Starts.IsZero() || ends.renews() || roll.Lasts.kind == endsEach || roll.Times != 0 || roll.Shared || len(g.Uses) > 0 {
 		version = 2
 		starts := ""
 		if !g.Starts.IsZero() {
 			starts = g.Starts.UTC().Truncate(time.Microsecond).Format(time.RFC3339Nano)
 		}
 		uses, _ := checkUses(g.Uses)
-		more, _ := json.Marshal([]any{starts, g.Renews, g.First, g.Prorate, g.RollTo, g.RollTimes, g.RollShared, uses})
+		more, _ := json.Marshal([]any{starts, ends.each, ends.firstUnits(), ends.prorated(), roll.Lasts.to, roll.Times, roll.Shared, uses})
 		text = append(text, more...)
 	}
 	sum := sha256.Sum256(text)

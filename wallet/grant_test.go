@@ -15,7 +15,7 @@ import (
 func TestGrant_OfAReferenceIsMadeOnce(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, wallet.Config{})
-	g := wallet.Grant{Amount: 10, Reference: "invoice 1", Expires: noon.Add(day), Category: "paid"}
+	g := wallet.Grant{Amount: 10, Reference: "invoice 1", Ends: wallet.At(noon.Add(day)), Category: "paid"}
 	first := f.grant(g)
 	require.False(t, first.Replayed)
 	f.draw(3)
@@ -25,9 +25,9 @@ func TestGrant_OfAReferenceIsMadeOnce(t *testing.T) {
 	again.Replayed = false
 	require.Equal(t, first, again)
 	for _, change := range []func(*wallet.Grant){
-		func(g *wallet.Grant) { g.Amount++ }, func(g *wallet.Grant) { g.Expires = g.Expires.Add(time.Hour) },
+		func(g *wallet.Grant) { g.Amount++ }, func(g *wallet.Grant) { g.Ends = wallet.At(noon.Add(day + time.Hour)) },
 		func(g *wallet.Grant) { g.Category = "" }, func(g *wallet.Grant) { g.LateRefunds = wallet.Lapse },
-		func(g *wallet.Grant) { g.RollCap, g.RollFor = 1, time.Hour }, func(g *wallet.Grant) { g.Priority = new(int) },
+		func(g *wallet.Grant) { g.Roll = &wallet.Roll{Cap: 1, Lasts: wallet.For(time.Hour)} }, func(g *wallet.Grant) { g.Priority = new(int) },
 	} {
 		other := g
 		other.Wallet = "ann"

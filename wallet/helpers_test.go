@@ -138,3 +138,11 @@ func (f *fixture) kinds(from int64) (kinds []string, amounts []int64) {
 	}
 	return kinds, amounts
 }
+
+// lasting is how long units last that rolled over, for ever for 0.
+func lasting(d time.Duration) wallet.Span {
+	if d == 0 {
+		return wallet.Span{}
+	}
+	return wallet.For(d)
+}

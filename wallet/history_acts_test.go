@@ -69,24 +69,25 @@ func (h *history) grant() {
 	g := wallet.Grant{Wallet: h.scope, Amount: h.units("amount", 1, 20), Category: rapid.SampledFrom([]string{"", "paid", "promotional"}).Draw(h.T, "category")}
 	l := mLot{category: g.Category, amount: g.Amount, priority: map[string]int{"paid": 10, "promotional": 5}[g.Category], late: h.lates}
 	at := mLater(h.now, h.m.last)
+	var lasts time.Duration
 	switch rapid.IntRange(0, 3).Draw(h.T, "end") {
 	case 0:
 	case 1:
-		g.For = h.seconds("for", 5, 10, 30)
-		l.ends = at.Add(g.For)
+		lasts = h.seconds("for", 5, 10, 30)
+		g.Ends, l.ends = wallet.After(lasts), at.Add(lasts)
 	default:
-		g.Expires = h.now.Add(h.seconds("expires", 0, 5, 10, 20, 30, 60))
-		l.ends = g.Expires
+		l.ends = h.now.Add(h.seconds("expires", 0, 5, 10, 20, 30, 60))
+		g.Ends = wallet.At(l.ends)
 	}
 	if h.once("later", 4) {
 		g.Starts = h.now.Add(h.seconds("starts", -90000, -10, 0, 3, 10, 20, 40, 90000))
 		l.starts = g.Starts
-		if g.For != 0 {
-			l.ends = g.Starts.Add(g.For)
-		}
-		if !g.Expires.IsZero() && !g.Starts.Before(g.Expires) {
-			g.Expires = g.Starts.Add(h.seconds("after", 1, 10, 90000))
-			l.ends = g.Expires
+		switch {
+		case lasts != 0:
+			l.ends = g.Starts.Add(lasts)
+		case !l.ends.IsZero() && !g.Starts.Before(l.ends):
+			l.ends = g.Starts.Add(h.seconds("after", 1, 10, 90000))
+			g.Ends = wallet.At(l.ends)
 		}
 	}
 	if h.once("for uses", 3) {
@@ -94,8 +95,9 @@ func (h *history) grant() {
 		l.uses = g.Uses
 	}
 	days := budget.PerPeriod(1, 24*time.Hour, noon.Add(7*time.Minute)).Period
-	if h.once("renews", 4) {
-		g.Expires, g.For, g.Renews = time.Time{}, 0, days
+	plan := h.once("renews", 4)
+	if plan {
+		g.Ends = wallet.EachPeriod(days)
 		g.Reference = fmt.Sprint("plan", h.units("plan", 1, 4))
 		l.reference, l.renewal, l.renews, l.each = g.Reference, g.Reference, days, g.Amount
 		since := at
@@ -106,9 +108,9 @@ func (h *history) grant() {
 		switch h.units("first", 0, 2) {
 		case 1:
 			l.amount = h.units("first", 0, 20)
-			g.First = units(l.amount)
+			g.Ends = wallet.EachPeriodWithFirst(days, l.amount)
 		case 2:
-			g.Prorate = true
+			g.Ends = wallet.EachPeriodProrated(days)
 			var err error
 			l.amount, err = days.Prorate(g.Amount, since)
 			require.NoError(h.T, err)
@@ -119,25 +121,27 @@ func (h *history) grant() {
 		g.Priority = &l.priority
 	}
 	if !l.ends.IsZero() && h.once("rolls", 3) {
-		g.RollCap, l.rollCap = h.units("cap", 1, 10), 0
-		g.RollFor = rapid.SampledFrom([]time.Duration{0, 5 * time.Second, 30 * time.Second, 24 * time.Hour}).Draw(h.T, "roll for")
+		roll := &wallet.Roll{Cap: h.units("cap", 1, 10)}
+		l.rollFor = rapid.SampledFrom([]time.Duration{0, 5 * time.Second, 30 * time.Second, 24 * time.Hour}).Draw(h.T, "roll for")
+		roll.Lasts = lasting(l.rollFor)
 		if h.once("to a period", 3) {
-			g.RollFor, g.RollTo, l.rollTo = 0, days, days
+			l.rollFor, l.rollTo = 0, days
+			roll.Lasts = wallet.ToEndOf(days)
 		}
-		if g.RollFor > time.Hour || !g.RollTo.IsZero() {
-			g.RollTimes = rapid.SampledFrom([]int{0, 0, 1, 2, 3, -1}).Draw(h.T, "times")
-			if l.again = max(g.RollTimes-1, 0); g.RollTimes < 0 {
+		if l.rollFor > time.Hour || !l.rollTo.IsZero() {
+			roll.Times = rapid.SampledFrom([]int{0, 0, 1, 2, 3, -1}).Draw(h.T, "times")
+			if l.again = max(roll.Times-1, 0); roll.Times < 0 {
 				l.again = -1
 			}
 		}
-		g.RollShared = h.once("shared", 3)
-		l.rollCap, l.rollFor, l.shared, l.fullCap = g.RollCap, g.RollFor, g.RollShared, g.RollCap
+		roll.Shared = h.once("shared", 3)
+		l.rollCap, l.shared, l.fullCap, g.Roll = roll.Cap, roll.Shared, roll.Cap, roll
 	}
 	if h.once("late refunds", 3) {
 		g.LateRefunds = rapid.SampledFrom([]wallet.Late{wallet.Lapse, wallet.Forever, wallet.Late(7 * time.Second)}).Draw(h.T, "late")
 		l.late = g.LateRefunds
 	}
-	if g.Renews.IsZero() && h.once("referenced", 2) {
+	if !plan && h.once("referenced", 2) {
 		g.Reference = fmt.Sprint("r", h.units("reference", 1, 6))
 		l.reference = g.Reference
 	}
@@ -148,7 +152,7 @@ func (h *history) grant() {
 		}
 	}
 	if was >= 0 && h.once("same", 2) {
-		g = h.m.lots[was].grant
+		g, plan = h.m.lots[was].grant, h.m.lots[was].renewal != ""
 	}
 	l.grant = g
 	granted, err := try(h, func(ctx context.Context, tx pgx.Tx) (wallet.Granted, error) { return h.book.Grant(ctx, tx, g) }, func(m *model) error {
@@ -157,7 +161,7 @@ func (h *history) grant() {
 			return wallet.ErrConflict
 		case was >= 0:
 			return nil
-		case g.Renews.IsZero() && l.due(mLater(at, g.Starts)):
+		case !plan && l.due(mLater(at, g.Starts)):
 			if g.Reference != "" && m.opened { // a lot that was due might have had the reference
 				m.due(h.now)
 			}
@@ -179,14 +183,7 @@ func (h *history) grant() {
 
 // same reports whether two grants are the same to a reference.
 func same(a, b wallet.Grant) bool {
-	if (a.Priority == nil) != (b.Priority == nil) || a.Priority != nil && *a.Priority != *b.Priority {
-		return false
-	}
-	if (a.First == nil) != (b.First == nil) || a.First != nil && *a.First != *b.First {
-		return false
-	}
-	a.Priority, b.Priority, a.First, b.First = nil, nil, nil, nil
-	return fmt.Sprint(a) == fmt.Sprint(b)
+	return describe(a) == describe(b)
 }
 
 // draw draws, now and then as much as there is, and now and then by a charge.

@@ -141,7 +141,7 @@ func (h *history) run() {
 		if l.lapsed > 0 {
 			seenActs.add("lapsed")
 		}
-		if l.rolled > 0 && l.grant.RollCap > 0 {
+		if l.rolled > 0 && l.grant.Roll != nil {
 			seenActs.add("rolled")
 		}
 	}

@@ -40,8 +40,8 @@ func (f *fixture) release(ids ...string) {
 func TestReservation_KeepsItsLotsAfterTheirEnd(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, wallet.Config{})
-	f.grant(wallet.Grant{Amount: 10, Reference: "hour", For: time.Hour})
-	f.grant(wallet.Grant{Amount: 10, Reference: "day", For: day})
+	f.grant(wallet.Grant{Amount: 10, Reference: "hour", Ends: wallet.After(time.Hour)})
+	f.grant(wallet.Grant{Amount: 10, Reference: "day", Ends: wallet.After(day)})
 	f.place("r", 14, 100*day)
 	f.has(6)
 	require.EqualValues(t, 14, f.balance().Held)
@@ -60,7 +60,7 @@ func TestReservation_FreedUnitsOfAnEndedLotLapseAtOnce(t *testing.T) {
 		t.Run(end, func(t *testing.T) {
 			t.Parallel()
 			f := setUp(t, wallet.Config{})
-			f.grant(wallet.Grant{Amount: 10, Reference: "hour", For: time.Hour})
+			f.grant(wallet.Grant{Amount: 10, Reference: "hour", Ends: wallet.After(time.Hour)})
 			f.grant(wallet.Grant{Amount: 10, Reference: "ever"})
 			f.place("r", 13, 2*time.Hour)
 			f.clock.Set(noon.Add(time.Hour))
@@ -132,7 +132,7 @@ func TestReservation_OfAScopeThatBecomesAWallet(t *testing.T) {
 	})
 	require.NoError(t, err)
 	f.place("a", 6, day)
-	f.grant(wallet.Grant{Amount: 5, Reference: "new", For: time.Hour})
+	f.grant(wallet.Grant{Amount: 5, Reference: "new", Ends: wallet.After(time.Hour)})
 	f.has(9)
 	f.release("a")
 	require.Equal(t, map[string]int64{"": 10, "new": 5}, f.left())
@@ -147,7 +147,7 @@ func TestReservation_OfAScopeThatBecomesAWallet(t *testing.T) {
 func TestLease_OfAWalletKeepsItsLots(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, wallet.Config{})
-	f.grant(wallet.Grant{Amount: 10, Reference: "hour", For: time.Hour})
+	f.grant(wallet.Grant{Amount: 10, Reference: "hour", Ends: wallet.After(time.Hour)})
 	f.grant(wallet.Grant{Amount: 10, Reference: "ever"})
 	carver, err := leases.NewCarver(f.ledger)
 	require.NoError(t, err)

@@ -83,7 +83,7 @@ func TestDraw_OfManyLotsReadsEachOnce(t *testing.T) {
 func TestLot_EndsAgainAfterAClockRepair(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, wallet.Config{})
-	f.grant(wallet.Grant{Amount: 10, Reference: "a", For: 2 * time.Hour})
+	f.grant(wallet.Grant{Amount: 10, Reference: "a", Ends: wallet.After(2 * time.Hour)})
 	f.place("r", 8, 100*day)
 	f.clock.Set(noon.Add(10 * time.Hour))
 	f.expire()
@@ -143,7 +143,7 @@ func TestGrant_RepeatedAfterTheLotsEndInAnOldSnapshotIsRetryable(t *testing.T) {
 		require.NoError(t, err)
 		_, err = tx.Exec(t.Context(), "select")
 		require.NoError(t, err)
-		g := wallet.Grant{Wallet: "ann", Amount: 10, Reference: "a", Expires: noon.Add(time.Hour)}
+		g := wallet.Grant{Wallet: "ann", Amount: 10, Reference: "a", Ends: wallet.At(noon.Add(time.Hour))}
 		f.grant(g)
 		f.clock.Set(noon.Add(time.Hour))
 		_, err = f.book.Grant(t.Context(), tx, g)
@@ -164,7 +164,7 @@ func TestPurge_ForgetsAClosedChildsLots(t *testing.T) {
 		return carver.Carve(ctx, tx, leases.Carving{From: f.book.Charge("ann", 5), Child: "run", TTL: day})
 	})
 	require.NoError(t, err)
-	f.grant(wallet.Grant{Wallet: "run", Amount: 7, Reference: "a", For: time.Hour})
+	f.grant(wallet.Grant{Wallet: "run", Amount: 7, Reference: "a", Ends: wallet.After(time.Hour)})
 	_, err = do(f, func(ctx context.Context, tx pgx.Tx) (wallet.Granted, error) {
 		return f.book.Rollover(ctx, tx, wallet.Rollover{Wallet: "run", Reference: "a", Cap: 7, For: time.Hour})
 	})
@@ -208,7 +208,7 @@ func TestGrant_OfATimeThatGoesBackIsRefused(t *testing.T) {
 func TestCarve_OverspentUnitsAreOfNoLotThatHasEnded(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, wallet.Config{})
-	f.grant(wallet.Grant{Amount: 10, Reference: "hour", For: time.Hour})
+	f.grant(wallet.Grant{Amount: 10, Reference: "hour", Ends: wallet.After(time.Hour)})
 	f.grant(wallet.Grant{Amount: 10, Reference: "ever"})
 	carver, err := leases.NewCarver(f.ledger)
 	require.NoError(t, err)
@@ -232,7 +232,7 @@ func TestCarve_OverspentUnitsAreOfNoLotThatHasEnded(t *testing.T) {
 func TestRefund_PaysBackHeldOverdraftThoughPartOfItIsLate(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, wallet.Config{Overdraft: 20, LateRefunds: wallet.Late(2 * time.Hour)})
-	f.grant(wallet.Grant{Amount: 5, Reference: "hour", For: time.Hour})
+	f.grant(wallet.Grant{Amount: 5, Reference: "hour", Ends: wallet.After(time.Hour)})
 	f.grant(wallet.Grant{Amount: 7, Reference: "ever"})
 	d := f.draw(12)
 	f.place("r", 2, day)

@@ -127,7 +127,7 @@ func TestWallet_OfAProcessThatIsKilled(t *testing.T) {
 		wallets = append(wallets, act.name)
 	}
 	for _, w := range wallets {
-		f.grant(wallet.Grant{Wallet: w, Amount: 20, Reference: "a", For: time.Hour, RollCap: 5, RollFor: day, LateRefunds: wallet.Late(day)})
+		f.grant(wallet.Grant{Wallet: w, Amount: 20, Reference: "a", Ends: wallet.After(time.Hour), Roll: &wallet.Roll{Cap: 5, Lasts: wallet.For(day)}, LateRefunds: wallet.Late(day)})
 		f.grant(wallet.Grant{Wallet: w, Amount: 30, Reference: "b"})
 		_, err := f.tryDraw(wallet.Draw{Wallet: w, Amount: 5})
 		require.NoError(t, err)

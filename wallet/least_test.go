@@ -20,7 +20,7 @@ import (
 func TestReservation_AMinimumIsDrawnFromItsOwnLots(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, wallet.Config{})
-	f.grant(wallet.Grant{Wallet: "ann", Amount: 20, Expires: f.clock.Now().Add(time.Minute)})
+	f.grant(wallet.Grant{Wallet: "ann", Amount: 20, Ends: wallet.At(f.clock.Now().Add(time.Minute))})
 	f.grant(wallet.Grant{Wallet: "ann", Amount: 50})
 	line := f.book.Line("ann", 60)
 	line.AtLeast = 30
@@ -100,10 +100,11 @@ func minimumsReadTheSame(t *testing.T, seed uint64) {
 			g := wallet.Grant{Wallet: name, Amount: 1 + r.Int64N(20), Reference: fmt.Sprint(n), Priority: new(int)}
 			*g.Priority = r.IntN(2)
 			if r.IntN(3) > 0 {
-				g.For = time.Duration(1+r.IntN(8)) * time.Minute
-			}
-			if g.For > 0 && r.IntN(4) == 0 {
-				g.RollCap, g.RollFor, rolls[w] = 1+r.Int64N(10), []time.Duration{0, 4 * time.Minute}[r.IntN(2)], true
+				g.Ends = wallet.After(time.Duration(1+r.IntN(8)) * time.Minute)
+				if r.IntN(4) == 0 {
+					g.Roll = &wallet.Roll{Cap: 1 + r.Int64N(10), Lasts: lasting([]time.Duration{0, 4 * time.Minute}[r.IntN(2)])}
+					rolls[w] = true
+				}
 			}
 			f.grant(g)
 		}

@@ -59,8 +59,8 @@ func TestBalance_NamesLotsAsEachCallAcceptsThem(t *testing.T) {
 			t.Run(fmt.Sprint(name, ", swept ", swept), func(t *testing.T) {
 				t.Parallel()
 				f := setUp(t, wallet.Config{})
-				f.grant(wallet.Grant{Amount: 10, Reference: "rolls", For: time.Hour, RollCap: 7, RollFor: 60 * day})
-				f.grant(wallet.Grant{Amount: 300, Reference: "plan", Renews: budget.Per(1, budget.Month, time.UTC, time.Time{}).Period})
+				f.grant(wallet.Grant{Amount: 10, Reference: "rolls", Ends: wallet.After(time.Hour), Roll: &wallet.Roll{Cap: 7, Lasts: wallet.For(60 * day)}})
+				f.grant(wallet.Grant{Amount: 300, Reference: "plan", Ends: wallet.EachPeriod(budget.Per(1, budget.Month, time.UTC, time.Time{}).Period)})
 				f.clock.Set(time.Date(2027, 1, 10, 0, 0, 0, 0, time.UTC))
 				if swept {
 					f.sweeps()
@@ -87,7 +87,7 @@ func TestBalance_NamesLotsAsEachCallAcceptsThem(t *testing.T) {
 func TestGrant_FindsAReferenceOfAPeriodThatNobodyWrote(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, wallet.Config{})
-	f.grant(wallet.Grant{Amount: 300, Reference: "plan", Renews: budget.Per(1, budget.Month, time.UTC, time.Time{}).Period})
+	f.grant(wallet.Grant{Amount: 300, Reference: "plan", Ends: wallet.EachPeriod(budget.Per(1, budget.Month, time.UTC, time.Time{}).Period)})
 	f.clock.Set(time.Date(2027, 2, 10, 0, 0, 0, 0, time.UTC))
 	for _, reference := range []string{"plan 2027-01-01T00:00:00Z", "plan 2027-02-01T00:00:00Z"} {
 		_, err := f.tryGrant(wallet.Grant{Wallet: "ann", Amount: 1, Reference: reference})
@@ -105,7 +105,7 @@ func TestLotsForUses_ThatEndedInACrowdHaveNothingLeft(t *testing.T) {
 				t.Parallel()
 				f := setUp(t, wallet.Config{})
 				for n := range lots {
-					f.grant(wallet.Grant{Amount: 5, Reference: fmt.Sprint(n), For: time.Hour + time.Duration(n)*time.Microsecond, Uses: []string{"images"}})
+					f.grant(wallet.Grant{Amount: 5, Reference: fmt.Sprint(n), Ends: wallet.After(time.Hour + time.Duration(n)*time.Microsecond), Uses: []string{"images"}})
 				}
 				f.clock.Advance(58 * day)
 				units, err := eachCall[call](f, wallet.Lot{Reference: fmt.Sprint(lots - 1)}, false)
@@ -126,7 +126,7 @@ func TestSetEnd_ToNeverAndThenToADateRollsOverByTheGrantsRollFor(t *testing.T) {
 			t.Run(fmt.Sprint(name, ", ", lasts), func(t *testing.T) {
 				t.Parallel()
 				f := setUp(t, wallet.Config{})
-				f.grant(wallet.Grant{Amount: 10, Reference: "a", For: day, RollCap: 10, RollFor: lasts})
+				f.grant(wallet.Grant{Amount: 10, Reference: "a", Ends: wallet.After(day), Roll: &wallet.Roll{Cap: 10, Lasts: lasting(lasts)}})
 				for _, end := range ends {
 					_, err := f.setEnd(wallet.LotEnd{Reference: "a", Expires: end})
 					require.NoError(t, err)
@@ -151,7 +151,7 @@ func TestRevoke_TellsAThresholdOfUnitsThatRolledOverTwiceUnwritten(t *testing.T)
 		t.Run(fmt.Sprint("swept ", swept), func(t *testing.T) {
 			t.Parallel()
 			f := setUpReporting(t, low(50), nil)
-			f.grant(wallet.Grant{Amount: 100, Reference: "a", For: day, RollCap: 100, RollFor: day, RollTimes: 3})
+			f.grant(wallet.Grant{Amount: 100, Reference: "a", Ends: wallet.After(day), Roll: &wallet.Roll{Cap: 100, Lasts: wallet.For(day), Times: 3}})
 			f.clock.Advance(3*day + time.Hour)
 			if swept {
 				f.sweeps()
@@ -169,7 +169,7 @@ func TestRevoke_TellsAThresholdOfUnitsThatRolledOverTwiceUnwritten(t *testing.T)
 func TestPurge_KeepsTheFirstLotOfAPlanThatRenews(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, wallet.Config{})
-	plan := wallet.Grant{Wallet: "ann", Amount: 10, Reference: "plan", Renews: daily}
+	plan := wallet.Grant{Wallet: "ann", Amount: 10, Reference: "plan", Ends: wallet.EachPeriod(daily)}
 	f.grant(plan)
 	for range 40 {
 		f.clock.Advance(day)
@@ -212,8 +212,8 @@ func TestRenews_WhereItsReferenceIsTakenHasNone(t *testing.T) {
 	t.Parallel()
 	for _, swept := range []bool{true, false} {
 		f := setUp(t, wallet.Config{})
-		f.grant(wallet.Grant{Amount: 7, Reference: "plan 2026-12-01T00:00:00Z", For: 100 * day})
-		f.grant(wallet.Grant{Amount: 300, Reference: "plan", Renews: budget.Per(1, budget.Month, time.UTC, time.Time{}).Period})
+		f.grant(wallet.Grant{Amount: 7, Reference: "plan 2026-12-01T00:00:00Z", Ends: wallet.After(100 * day)})
+		f.grant(wallet.Grant{Amount: 300, Reference: "plan", Ends: wallet.EachPeriod(budget.Per(1, budget.Month, time.UTC, time.Time{}).Period)})
 		f.clock.Set(time.Date(2026, 12, 10, 0, 0, 0, 0, time.UTC))
 		if swept {
 			f.sweeps()
@@ -229,13 +229,13 @@ func TestRenews_WhereItsReferenceIsTakenHasNone(t *testing.T) {
 func TestGrant_OfAReferenceWithAnotherFirstLotIsAConflict(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, wallet.Config{})
-	first := func(units int64) *int64 { return &units }
-	g := wallet.Grant{Wallet: "ann", Amount: 300, Reference: "plan", Renews: budget.Per(1, budget.Month, time.UTC, time.Time{}).Period, First: first(5)}
+	month := budget.Per(1, budget.Month, time.UTC, time.Time{}).Period
+	g := wallet.Grant{Wallet: "ann", Amount: 300, Reference: "plan", Ends: wallet.EachPeriodWithFirst(month, 5)}
 	f.grant(g)
-	g.First = first(5)
+	g.Ends = wallet.EachPeriodWithFirst(month, 5)
 	require.True(t, f.grant(g).Replayed)
-	for _, other := range []*int64{first(6), first(0), nil} {
-		g.First = other
+	for _, other := range []wallet.Ends{wallet.EachPeriodWithFirst(month, 6), wallet.EachPeriodWithFirst(month, 0), wallet.EachPeriod(month)} {
+		g.Ends = other
 		_, err := f.tryGrant(g)
 		require.ErrorIs(t, err, wallet.ErrConflict)
 	}
@@ -247,7 +247,7 @@ func TestSetEnd_RollsOverToTheEndOfTheNewPeriod(t *testing.T) {
 	t.Parallel()
 	for _, ends := range []time.Time{noon.Add(3 * day), noon.Add(time.Hour)} {
 		f := setUp(t, wallet.Config{})
-		f.grant(wallet.Grant{Amount: 10, Reference: "a", For: day, RollCap: 10, RollTo: budget.Per(1, budget.Day, time.UTC, time.Time{}).Period})
+		f.grant(wallet.Grant{Amount: 10, Reference: "a", Ends: wallet.After(day), Roll: &wallet.Roll{Cap: 10, Lasts: wallet.ToEndOf(budget.Per(1, budget.Day, time.UTC, time.Time{}).Period)}})
 		_, err := f.setEnd(wallet.LotEnd{Reference: "a", Expires: ends})
 		require.NoError(t, err)
 		f.clock.Set(ends)
@@ -265,7 +265,7 @@ func TestBalance_NamesEachLotThatOneOfManyWentOnIn(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, wallet.Config{})
 	for n := range 40 {
-		f.grant(wallet.Grant{Amount: 5, Reference: fmt.Sprint(n), Expires: noon.Add(time.Hour), RollCap: 5, RollFor: day})
+		f.grant(wallet.Grant{Amount: 5, Reference: fmt.Sprint(n), Ends: wallet.At(noon.Add(time.Hour)), Roll: &wallet.Roll{Cap: 5, Lasts: wallet.For(day)}})
 	}
 	f.clock.Advance(2 * time.Hour)
 	shown := f.balance().Lots

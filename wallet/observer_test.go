@@ -29,9 +29,9 @@ func TestObserver_GetsLots(t *testing.T) {
 	f.book, err = wallet.New(f.ledger, wallet.Config{})
 	require.NoError(t, err)
 	for range 2 {
-		f.grant(wallet.Grant{Amount: 10, For: time.Hour, Reference: "once"})
+		f.grant(wallet.Grant{Amount: 10, Ends: wallet.After(time.Hour), Reference: "once"})
 	}
-	f.grant(wallet.Grant{Amount: 20, For: 2 * time.Hour, Reference: "rolled"})
+	f.grant(wallet.Grant{Amount: 20, Ends: wallet.After(2 * time.Hour), Reference: "rolled"})
 	_, err = do(f, func(ctx context.Context, tx pgx.Tx) (r wallet.Granted, err error) {
 		_, err = f.book.Rollover(ctx, tx, wallet.Rollover{Wallet: "ann", Reference: "rolled", Cap: 5, For: 5 * time.Hour})
 		if err == nil {

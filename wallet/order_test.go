@@ -31,8 +31,8 @@ func TestOrderOf_UnitsThatRolledOverIsByTheirFirstGrant(t *testing.T) {
 				t.Parallel()
 				f := setUp(t, wallet.Config{})
 				grants := []wallet.Grant{
-					{Amount: 10, Reference: "rolls", Expires: noon.Add(day), RollCap: 10, RollFor: day, RollTimes: 2},
-					{Amount: 10, Reference: "stays", Expires: noon.Add(3 * day)},
+					{Amount: 10, Reference: "rolls", Ends: wallet.At(noon.Add(day)), Roll: &wallet.Roll{Cap: 10, Lasts: wallet.For(day), Times: 2}},
+					{Amount: 10, Reference: "stays", Ends: wallet.At(noon.Add(3 * day))},
 				}
 				if first == "stays" {
 					grants[0], grants[1] = grants[1], grants[0]
@@ -62,8 +62,8 @@ func TestOrderOf_LotsIsByTheirGrantsAfterAMoveOfCells(t *testing.T) {
 	}
 	for i, no := range []int{1000, 500, 2000, 100} {
 		number(no)
-		f.grant(wallet.Grant{Amount: 10, Reference: fmt.Sprint("anything ", i), Expires: noon.Add(day)})
-		f.grant(wallet.Grant{Amount: 10, Reference: fmt.Sprint("images ", i), Expires: noon.Add(2 * day), Uses: []string{"images"}})
+		f.grant(wallet.Grant{Amount: 10, Reference: fmt.Sprint("anything ", i), Ends: wallet.At(noon.Add(day))})
+		f.grant(wallet.Grant{Amount: 10, Reference: fmt.Sprint("images ", i), Ends: wallet.At(noon.Add(2 * day)), Uses: []string{"images"}})
 	}
 	f.shows("anything 0", "anything 1", "anything 2", "anything 3", "images 0", "images 1", "images 2", "images 3")
 	f.draw(39)
@@ -84,7 +84,7 @@ func TestOrderOf_EndsAtOneInstantIsByAge(t *testing.T) {
 			for i, no := range []int{1000, 500} {
 				_, err := f.pool.Exec(t.Context(), "select setval(pg_get_serial_sequence('metered.lot_rows', 'no'), $1)", no)
 				require.NoError(t, err)
-				f.grant(wallet.Grant{Amount: 10, Reference: fmt.Sprint(i), For: day, RollCap: 10, RollFor: day, RollShared: true})
+				f.grant(wallet.Grant{Amount: 10, Reference: fmt.Sprint(i), Ends: wallet.After(day), Roll: &wallet.Roll{Cap: 10, Lasts: wallet.For(day), Shared: true}})
 			}
 			f.clock.Advance(day)
 			if swept {
@@ -102,9 +102,9 @@ func TestOrderOf_PlansThatRenewTogetherIsByTheirBeginnings(t *testing.T) {
 		t.Run(fmt.Sprint("swept ", swept), func(t *testing.T) {
 			t.Parallel()
 			f := setUp(t, wallet.Config{})
-			f.grant(wallet.Grant{Amount: 10, Reference: "first", Renews: daily})
+			f.grant(wallet.Grant{Amount: 10, Reference: "first", Ends: wallet.EachPeriod(daily)})
 			f.clock.Advance(day)
-			f.grant(wallet.Grant{Amount: 10, Reference: "second", Renews: daily, Starts: f.clock.Now().Add(time.Hour)})
+			f.grant(wallet.Grant{Amount: 10, Reference: "second", Ends: wallet.EachPeriod(daily), Starts: f.clock.Now().Add(time.Hour)})
 			for range 48 {
 				f.clock.Advance(time.Hour)
 				if swept {

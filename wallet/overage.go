@@ -81,7 +81,7 @@ func (b *Book) Overage(ctx context.Context, tx pgx.Tx, o Overage) (over Granted,
 	}
 	g.Amount, g.Reference = paid, fmt.Sprintf("overage of lot %d", no)
 	if ends != nil {
-		g.Expires = *ends
+		g.Ends = At(*ends)
 	}
 	return b.Grant(ctx, tx, g)
 }

@@ -29,10 +29,10 @@ func TestLots_TheStatementHasTheBalanceByLotOfAPastTime(t *testing.T) {
 			g := wallet.Grant{Amount: 1 + random.Int64N(50), Reference: fmt.Sprint(i), Priority: new(int)}
 			*g.Priority = random.IntN(2)
 			if random.IntN(4) > 0 {
-				g.For = time.Duration(1+random.IntN(5)) * day
-			}
-			if g.For > 0 && random.IntN(3) == 0 {
-				g.RollCap, g.RollFor = 10, 2*day
+				g.Ends = wallet.After(time.Duration(1+random.IntN(5)) * day)
+				if random.IntN(3) == 0 {
+					g.Roll = &wallet.Roll{Cap: 10, Lasts: wallet.For(2 * day)}
+				}
 			}
 			f.grant(g)
 		case n < 7:

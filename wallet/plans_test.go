@@ -51,7 +51,7 @@ func TestPlans_NoCallReadsMoreTheLongerTheHistory(t *testing.T) {
 			require.NoError(t, pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) (err error) {
 				switch name {
 				case "grant":
-					_, err = book.Grant(ctx, tx, wallet.Grant{Wallet: "ann", Amount: 40, Reference: id, For: time.Hour})
+					_, err = book.Grant(ctx, tx, wallet.Grant{Wallet: "ann", Amount: 40, Reference: id, Ends: wallet.After(time.Hour)})
 				case "draw":
 					drawn, err = book.Draw(ctx, tx, wallet.Draw{Wallet: "ann", Amount: 4})
 					if err == nil {
@@ -134,7 +134,7 @@ func TestPlans_NoCallIsCompiled(t *testing.T) {
 	if !pgtest.Value[bool](t, pool, "select pg_jit_available()") {
 		t.Skip("this server compiles nothing")
 	}
-	f.grant(wallet.Grant{Amount: 10, For: time.Hour, RollCap: 2, RollFor: time.Hour, LateRefunds: wallet.Late(time.Hour)})
+	f.grant(wallet.Grant{Amount: 10, Ends: wallet.After(time.Hour), Roll: &wallet.Roll{Cap: 2, Lasts: wallet.For(time.Hour)}, LateRefunds: wallet.Late(time.Hour)})
 	d := f.draw(2)
 	f.grant(wallet.Grant{Amount: 10, Reference: "ever"})
 	f.place("r", 4, time.Hour)

@@ -47,10 +47,10 @@ func TestWallet_AddsUpInRandomHistories(t *testing.T) {
 			g := wallet.Grant{Wallet: "ann", Amount: 1 + r.Int64N(30), Reference: fmt.Sprint(grants), Priority: new(int)}
 			*g.Priority = r.IntN(2)
 			if r.IntN(4) > 0 {
-				g.For = time.Duration(1+r.IntN(10)) * time.Hour
-			}
-			if g.For > 0 && r.IntN(3) == 0 {
-				g.RollCap, g.RollFor = 1+r.Int64N(10), []time.Duration{0, time.Hour, 5 * time.Hour}[r.IntN(3)]
+				g.Ends = wallet.After(time.Duration(1+r.IntN(10)) * time.Hour)
+				if r.IntN(3) == 0 {
+					g.Roll = &wallet.Roll{Cap: 1 + r.Int64N(10), Lasts: lasting([]time.Duration{0, time.Hour, 5 * time.Hour}[r.IntN(3)])}
+				}
 			}
 			g.LateRefunds = []wallet.Late{wallet.Lapse, wallet.Forever, wallet.Late(2 * time.Hour)}[r.IntN(3)]
 			what = fmt.Sprintf("%+v", g)

@@ -28,7 +28,7 @@ func TestReinstate_UnitsComeBackUnderTheirName(t *testing.T) {
 	t.Parallel()
 	for _, uses := range [][]string{nil, {"images"}} {
 		f := setUp(t, wallet.Config{})
-		g := wallet.Grant{Wallet: "ann", Amount: 100, Reference: "payment 17", For: day, RollCap: 30, RollFor: day, Uses: uses}
+		g := wallet.Grant{Wallet: "ann", Amount: 100, Reference: "payment 17", Ends: wallet.After(day), Roll: &wallet.Roll{Cap: 30, Lasts: wallet.For(day)}, Uses: uses}
 		has := func(units int64) {
 			t.Helper()
 			require.EqualValues(t, units, f.balance().For("images"))
@@ -118,7 +118,7 @@ func TestReinstate_APurgeForgetsNoUnitsThatWentOn(t *testing.T) {
 func TestReinstate_RenewalsGoOn(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, wallet.Config{})
-	g := wallet.Grant{Wallet: "ann", Amount: 10, Reference: "plan", Renews: daily, Prorate: true}
+	g := wallet.Grant{Wallet: "ann", Amount: 10, Reference: "plan", Ends: wallet.EachPeriodProrated(daily)}
 	renewals := wallet.Revoke{Wallet: "ann", Reference: "plan", Renewals: true}
 	f.grant(g)
 	require.False(t, f.grant(g).RenewalsEnded)
@@ -149,7 +149,7 @@ func TestReinstate_RenewalsGoOn(t *testing.T) {
 	require.ErrorIs(t, err, wallet.ErrUnknownLot)
 
 	// A lot that has not begun begins at its time, and renews.
-	g = wallet.Grant{Wallet: "ann", Amount: 7, Reference: "later", Renews: daily, Starts: f.clock.Now().Add(day)}
+	g = wallet.Grant{Wallet: "ann", Amount: 7, Reference: "later", Ends: wallet.EachPeriod(daily), Starts: f.clock.Now().Add(day)}
 	f.grant(g)
 	_, err = f.revoke(wallet.Revoke{Reference: "later"})
 	require.NoError(t, err)

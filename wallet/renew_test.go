@@ -26,7 +26,7 @@ func (f *fixture) tryGrant(g wallet.Grant) (wallet.Granted, error) {
 func TestRenews_YearsThatNobodyTouchedAreWrittenByOneCall(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, wallet.Config{})
-	_, err := f.tryGrant(wallet.Grant{Wallet: "w", Amount: 10, Reference: "plan", Renews: daily, RollCap: 25, RollShared: true, RollTo: daily, RollTimes: -1})
+	_, err := f.tryGrant(wallet.Grant{Wallet: "w", Amount: 10, Reference: "plan", Ends: wallet.EachPeriod(daily), Roll: &wallet.Roll{Cap: 25, Lasts: wallet.ToEndOf(daily), Times: -1, Shared: true}})
 	require.NoError(t, err)
 	days := pgtest.Size(40, 1100)
 	f.clock.Advance(time.Duration(days) * day)
@@ -45,7 +45,7 @@ func TestRenews_YearsThatNobodyTouchedAreWrittenByOneCall(t *testing.T) {
 func TestRenews_AReaderKnowsALotThatPaidForAHold(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, wallet.Config{Overdraft: 20})
-	_, err := f.tryGrant(wallet.Grant{Wallet: "ann", Amount: 5, Reference: "plan", Renews: daily, RollCap: 2, RollTo: daily, RollTimes: -1})
+	_, err := f.tryGrant(wallet.Grant{Wallet: "ann", Amount: 5, Reference: "plan", Ends: wallet.EachPeriod(daily), Roll: &wallet.Roll{Cap: 2, Lasts: wallet.ToEndOf(daily), Times: -1}})
 	require.NoError(t, err)
 	f.draw(5)
 	f.place("h", 14, 62*time.Hour)
@@ -65,8 +65,6 @@ func TestRenews_AReaderKnowsALotThatPaidForAHold(t *testing.T) {
 	require.Equal(t, []int64{before.Units, before.Held}, []int64{after.Units, after.Held})
 	require.Len(t, after.Lots, len(before.Lots))
 }
-
-func units(n int64) *int64 { return &n }
 
 // A part of a period is exact: at its first moment, in its last second, at the ends of months of different lengths, and
 // where it is less than a unit. The next period has all.
@@ -99,7 +97,7 @@ func TestProrate_TheFirstLotIsThePartOfItsPeriod(t *testing.T) {
 		require.NoError(t, err)
 		want, err := c.period.Prorate(c.amount, c.bought)
 		require.NoError(t, err)
-		plan := wallet.Grant{Wallet: name, Amount: c.amount, Reference: "plan", Renews: c.period, Prorate: true}
+		plan := wallet.Grant{Wallet: name, Amount: c.amount, Reference: "plan", Ends: wallet.EachPeriodProrated(c.period)}
 		granted, err := f.tryGrant(plan)
 		require.NoError(t, err)
 		require.Equal(t, []any{want, end.UTC()}, []any{granted.Amount, granted.Expires}, name)
@@ -149,7 +147,7 @@ func (f *fixture) hasIn(name string, units int64) {
 func TestRenews_AStartThatIsOverCounts(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, wallet.Config{Overdraft: 20})
-	plan := wallet.Grant{Wallet: "in time", Amount: 24, Reference: "plan", Renews: daily, Prorate: true, RollCap: 7, RollTo: daily, RollTimes: -1, RollShared: true}
+	plan := wallet.Grant{Wallet: "in time", Amount: 24, Reference: "plan", Ends: wallet.EachPeriodProrated(daily), Roll: &wallet.Roll{Cap: 7, Lasts: wallet.ToEndOf(daily), Times: -1, Shared: true}}
 	granted, err := f.tryGrant(plan) // at noon
 	require.NoError(t, err)
 	require.EqualValues(t, 12, granted.Amount)
@@ -176,7 +174,7 @@ func TestRenews_AStartThatIsOverCounts(t *testing.T) {
 	require.Equal(t, lots["in time"], lots["late"])
 	// A lot that lasts for a time lasts from its start, too.
 	for wait, ok := range map[time.Duration]bool{3*day + time.Second: true, 3 * day: false} {
-		g := wallet.Grant{Wallet: fmt.Sprint("for ", wait), Amount: 5, For: wait, Starts: noon}
+		g := wallet.Grant{Wallet: fmt.Sprint("for ", wait), Amount: 5, Ends: wallet.After(wait), Starts: noon}
 		granted, err := f.tryGrant(g)
 		if !ok {
 			require.ErrorIs(t, err, wallet.ErrExpired)
@@ -188,7 +186,7 @@ func TestRenews_AStartThatIsOverCounts(t *testing.T) {
 	// It pays what was overdrawn since, by the lots that were there then. The lots of too many periods are none.
 	_, err = f.tryDraw(wallet.Draw{Wallet: "owes", Amount: 20})
 	require.NoError(t, err)
-	plan = wallet.Grant{Wallet: "owes", Amount: 24, Reference: "plan", Renews: daily, Starts: noon}
+	plan = wallet.Grant{Wallet: "owes", Amount: 24, Reference: "plan", Ends: wallet.EachPeriod(daily), Starts: noon}
 	_, err = f.tryGrant(plan)
 	require.NoError(t, err)
 	f.hasInWith("owes", 24-20)
@@ -216,7 +214,7 @@ func TestRenews_AFirstLotOfNoUnits(t *testing.T) {
 	for _, uses := range [][]string{nil, {"images"}} {
 		for _, starts := range []time.Time{{}, noon.Add(-day), noon.Add(day)} {
 			f.clock.Set(noon)
-			plan := wallet.Grant{Wallet: fmt.Sprint(uses, starts), Amount: 10, First: units(0), Reference: "plan", Renews: daily, Starts: starts, Uses: uses}
+			plan := wallet.Grant{Wallet: fmt.Sprint(uses, starts), Amount: 10, Ends: wallet.EachPeriodWithFirst(daily, 0), Reference: "plan", Starts: starts, Uses: uses}
 			granted, err := f.tryGrant(plan)
 			require.NoError(t, err)
 			require.Zero(t, granted.Amount)
@@ -242,7 +240,7 @@ func TestRenews_AFirstLotOfNoUnits(t *testing.T) {
 			require.EqualValues(t, 10, revoked.Amount)
 			f.clock.Advance(day)
 			f.hasInFor(plan.Wallet, 0)
-			plan.First = units(1)
+			plan.Ends = wallet.EachPeriodWithFirst(daily, 1)
 			_, err = f.tryGrant(plan)
 			require.ErrorIs(t, err, wallet.ErrConflict)
 		}
@@ -261,7 +259,7 @@ func TestRenews_ConcurrentCallsBeginEachLotOnce(t *testing.T) {
 	f := setUp(t, wallet.Config{})
 	for _, level := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable} {
 		name := string(level)
-		_, err := f.tryGrant(wallet.Grant{Wallet: name, Amount: 10, Reference: "plan", Renews: daily})
+		_, err := f.tryGrant(wallet.Grant{Wallet: name, Amount: 10, Reference: "plan", Ends: wallet.EachPeriod(daily)})
 		require.NoError(t, err)
 		for range 3 {
 			f.clock.Advance(day)
@@ -302,22 +300,28 @@ func TestGrant_RefusesPlansThatAreNone(t *testing.T) {
 		field string
 		g     wallet.Grant
 	}{
-		{"Grant.Renews", wallet.Grant{Renews: daily, For: day, Reference: "r"}},
-		{"Grant.Renews", wallet.Grant{Renews: daily}},
-		{"Grant.Renews", wallet.Grant{Renews: short, Reference: "r"}},
-		{"Grant.First", wallet.Grant{First: units(1)}},
-		{"Grant.First", wallet.Grant{First: units(-1), Renews: daily, Reference: "r"}},
-		{"Grant.First", wallet.Grant{First: units(1<<53 + 1), Renews: daily, Reference: "r"}},
-		{"Grant.First", wallet.Grant{First: units(1), Prorate: true, Renews: daily, Reference: "r"}},
-		{"Grant.Prorate", wallet.Grant{Prorate: true}},
-		{"Grant.RollCap", wallet.Grant{For: day, RollTo: daily}},
-		{"Grant.RollCap", wallet.Grant{For: day, RollTimes: 2}},
-		{"Grant.RollTo", wallet.Grant{For: day, RollCap: 1, RollTo: daily, RollFor: day}},
-		{"Grant.RollTimes", wallet.Grant{For: day, RollCap: 1, RollTimes: -2, RollFor: day}},
-		{"Grant.RollTimes", wallet.Grant{For: day, RollCap: 1, RollTimes: 2}},
-		{"Grant.RollTimes", wallet.Grant{For: day, RollCap: 1, RollTimes: 2, RollFor: time.Hour}},
-		{"Grant.RollTimes", wallet.Grant{For: day, RollCap: 1, RollTimes: 2, RollTo: short}},
-		{"Grant.Starts", wallet.Grant{Starts: noon.Add(day), Expires: noon.Add(day)}},
+		{"Grant.Ends", wallet.Grant{Ends: wallet.At(time.Time{})}},
+		{"Grant.Ends", wallet.Grant{Ends: wallet.At(time.Date(9000, 1, 1, 0, 0, 0, 0, time.UTC))}},
+		{"Grant.Ends", wallet.Grant{Ends: wallet.After(0)}},
+		{"Grant.Ends", wallet.Grant{Ends: wallet.After(-time.Hour)}},
+		{"Grant.Ends", wallet.Grant{Ends: wallet.EachPeriod(budget.Period{}), Reference: "r"}},
+		{"Grant.Ends", wallet.Grant{Ends: wallet.EachPeriod(short), Reference: "r"}},
+		{"Grant.Ends", wallet.Grant{Ends: wallet.EachPeriodProrated(short), Reference: "r"}},
+		{"Grant.Ends", wallet.Grant{Ends: wallet.EachPeriodWithFirst(daily, -1), Reference: "r"}},
+		{"Grant.Ends", wallet.Grant{Ends: wallet.EachPeriodWithFirst(daily, 1<<53+1), Reference: "r"}},
+		{"Grant.Ends.Zone", wallet.Grant{Ends: wallet.EachPeriod(budget.Period{Unit: budget.Day, Zone: "+1"}), Reference: "r"}},
+		{"Grant.Reference", wallet.Grant{Ends: wallet.EachPeriod(daily)}},
+		{"Grant.Roll", wallet.Grant{Roll: &wallet.Roll{Cap: 1, Lasts: wallet.For(day)}}},
+		{"Grant.Roll.Cap", wallet.Grant{Ends: wallet.After(day), Roll: &wallet.Roll{Lasts: wallet.ToEndOf(daily)}}},
+		{"Grant.Roll.Cap", wallet.Grant{Ends: wallet.After(day), Roll: &wallet.Roll{Cap: 1<<53 + 1}}},
+		{"Grant.Roll.Lasts", wallet.Grant{Ends: wallet.After(day), Roll: &wallet.Roll{Cap: 1, Lasts: wallet.For(0)}}},
+		{"Grant.Roll.Lasts", wallet.Grant{Ends: wallet.After(day), Roll: &wallet.Roll{Cap: 1, Lasts: wallet.ToEndOf(budget.Period{})}}},
+		{"Grant.Roll.Lasts.Zone", wallet.Grant{Ends: wallet.After(day), Roll: &wallet.Roll{Cap: 1, Lasts: wallet.ToEndOf(budget.Period{Unit: budget.Day})}}},
+		{"Grant.Roll.Times", wallet.Grant{Ends: wallet.After(day), Roll: &wallet.Roll{Cap: 1, Lasts: wallet.For(day), Times: -2}}},
+		{"Grant.Roll.Times", wallet.Grant{Ends: wallet.After(day), Roll: &wallet.Roll{Cap: 1, Times: 2}}},
+		{"Grant.Roll.Times", wallet.Grant{Ends: wallet.After(day), Roll: &wallet.Roll{Cap: 1, Lasts: wallet.For(time.Hour), Times: 2}}},
+		{"Grant.Roll.Times", wallet.Grant{Ends: wallet.After(day), Roll: &wallet.Roll{Cap: 1, Lasts: wallet.ToEndOf(short), Times: 2}}},
+		{"Grant.Starts", wallet.Grant{Starts: noon.Add(day), Ends: wallet.At(noon.Add(day))}},
 		{"Grant.Starts", wallet.Grant{Starts: time.Date(9000, 1, 1, 0, 0, 0, 0, time.UTC)}},
 	} {
 		c.g.Wallet, c.g.Amount = "w", 10

@@ -17,8 +17,8 @@ import (
 func TestReports_SayWhereCreditWent(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, wallet.Config{Overdraft: 100})
-	f.grant(wallet.Grant{Amount: 10, For: time.Hour, Reference: "hour", Category: "promotional"})
-	f.grant(wallet.Grant{Amount: 20, For: 2 * time.Hour, Reference: "rolls", RollCap: 5, RollFor: 400 * day})
+	f.grant(wallet.Grant{Amount: 10, Ends: wallet.After(time.Hour), Reference: "hour", Category: "promotional"})
+	f.grant(wallet.Grant{Amount: 20, Ends: wallet.After(2 * time.Hour), Reference: "rolls", Roll: &wallet.Roll{Cap: 5, Lasts: wallet.For(400 * day)}})
 	f.grant(wallet.Grant{Amount: 30, Reference: "bounced"})
 	f.draw(4)
 	_, err := do(f, func(ctx context.Context, tx pgx.Tx) (wallet.Revoked, error) {

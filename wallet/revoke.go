@@ -27,7 +27,7 @@ type Revoke struct {
 	// Amount are the units to take back, up to 2^53. Defaults to all of the lot.
 	Amount int64
 
-	// Renewals takes back all lots of the Reference's Renews that have not begun. The present lot
+	// Renewals takes back all lots of the Reference's EachPeriod that have not begun. The present lot
 	// stays.
 	Renewals bool
 

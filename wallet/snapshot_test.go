@@ -91,7 +91,7 @@ func TestSnapshot_OfBeforeGivesNoFinalAnswer(t *testing.T) {
 				f.clock.Set(noon)
 				f.grant(wallet.Grant{Amount: 7, Reference: "empty"})
 				f.draw(7)
-				f.grant(wallet.Grant{Amount: 14, Reference: "hour", For: time.Hour})
+				f.grant(wallet.Grant{Amount: 14, Reference: "hour", Ends: wallet.After(time.Hour)})
 				f.place("r", 4, 2*day)
 				tx, err := f.pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: level})
 				require.NoError(t, err)

@@ -17,7 +17,7 @@ import (
 func TestStatement_HasTheMovesOfLotsOfEachEntry(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, wallet.Config{Overdraft: 5})
-	f.grant(wallet.Grant{Amount: 10, Reference: "a", For: time.Hour})
+	f.grant(wallet.Grant{Amount: 10, Reference: "a", Ends: wallet.After(time.Hour)})
 	d := f.draw(4)
 	f.place("r", 8, day)
 	f.grant(wallet.Grant{Amount: 6, Reference: "b"})
@@ -55,7 +55,7 @@ func TestVerify_FindsEachDamageToLots(t *testing.T) {
 	cfg := low(13)
 	cfg.Overdraft = 5
 	f := setUpReporting(t, cfg, nil)
-	f.grant(wallet.Grant{Amount: 10, Reference: "a", For: time.Hour})
+	f.grant(wallet.Grant{Amount: 10, Reference: "a", Ends: wallet.After(time.Hour)})
 	f.grant(wallet.Grant{Amount: 10, Reference: "b"})
 	d := f.draw(12) // entry 3
 	f.refund(d.Seq, 10)

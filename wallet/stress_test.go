@@ -162,8 +162,8 @@ func (s *stress) grant() {
 	g := wallet.Grant{Wallet: s.name, Amount: 20 + pgtest.Random(s.T).Int64N(40), Priority: new(int), Reference: fmt.Sprint("r", s.serial.Add(1))}
 	*g.Priority = pgtest.Random(s.T).IntN(3)
 	if pgtest.Random(s.T).IntN(4) > 0 {
-		g.For = time.Duration(1+pgtest.Random(s.T).IntN(20)) * time.Second
-		g.RollCap, g.RollFor = 5, 5*time.Second
+		g.Ends = wallet.After(time.Duration(1+pgtest.Random(s.T).IntN(20)) * time.Second)
+		g.Roll = &wallet.Roll{Cap: 5, Lasts: wallet.For(5 * time.Second)}
 	}
 	for range 2 { // the second time it is there
 		out, err := doUntilKnown(s, metered.Command{}, func(ctx context.Context, tx *metered.Tx) (wallet.Granted, error) { return s.book.Grant(ctx, tx, g) })

@@ -29,7 +29,7 @@ func TestRollShared_CountsUnitsThatHoldsKeep(t *testing.T) {
 				}
 				require.Equal(t, want, f.left(), at)
 			}
-			month := wallet.Grant{Amount: 10, For: day, RollCap: 10, RollFor: 10 * day, RollShared: true}
+			month := wallet.Grant{Amount: 10, Ends: wallet.After(day), Roll: &wallet.Roll{Cap: 10, Lasts: wallet.For(10 * day), Shared: true}}
 			month.Reference = "first"
 			f.grant(month)
 			looks(day, map[string]int64{"first": 10})
@@ -52,9 +52,9 @@ func TestLots_ThatBeginInABacklogAreEndedInTheirTurn(t *testing.T) {
 	f := setUp(t, wallet.Config{})
 	f.endsPerCall(2)
 	for i := range 5 {
-		f.grant(wallet.Grant{Amount: 1, For: time.Hour + time.Duration(i)*time.Minute})
+		f.grant(wallet.Grant{Amount: 1, Ends: wallet.After(time.Hour + time.Duration(i)*time.Minute)})
 	}
-	f.grant(wallet.Grant{Amount: 7, Reference: "later", Starts: noon.Add(2 * time.Hour), For: time.Hour, RollCap: 5, RollFor: day})
+	f.grant(wallet.Grant{Amount: 7, Reference: "later", Starts: noon.Add(2 * time.Hour), Ends: wallet.After(time.Hour), Roll: &wallet.Roll{Cap: 5, Lasts: wallet.For(day)}})
 	f.clock.Set(noon.Add(4 * time.Hour))
 	require.Equal(t, map[string]int64{"later": 5}, f.left())
 	d := f.draw(5)
@@ -82,8 +82,8 @@ func TestSweep_TellsOfUnitsThatCameAndWent(t *testing.T) {
 				told[b.Reference] += b.Amount
 				return nil
 			}}})
-			f.grant(wallet.Grant{Amount: 10, Reference: "rolls", For: time.Hour, RollCap: 8, RollFor: day, RollTimes: 2})
-			f.grant(wallet.Grant{Amount: 3, Reference: "plan", Renews: daily})
+			f.grant(wallet.Grant{Amount: 10, Reference: "rolls", Ends: wallet.After(time.Hour), Roll: &wallet.Roll{Cap: 8, Lasts: wallet.For(day), Times: 2}})
+			f.grant(wallet.Grant{Amount: 3, Reference: "plan", Ends: wallet.EachPeriod(daily)})
 			f.clock.Set(noon.Add(4 * day))
 			require.NoError(t, sweep(f))
 			require.Equal(t, map[string]int64{"rolls": 10, "plan": 3, "plan 2026-11-22T00:00:00Z": 3, "plan 2026-11-23T00:00:00Z": 3, "plan 2026-11-24T00:00:00Z": 3}, told)
@@ -98,7 +98,7 @@ func TestSweep_TellsOfUnitsThatCameAndWent(t *testing.T) {
 // are of, and their units roll over. The others fall due later, and their units lapse.
 func (f *fixture) manyDue() {
 	f.Helper()
-	f.grant(wallet.Grant{Amount: 60, Reference: "lot", For: 90 * time.Second, RollCap: 60, RollFor: day})
+	f.grant(wallet.Grant{Amount: 60, Reference: "lot", Ends: wallet.After(90 * time.Second), Roll: &wallet.Roll{Cap: 60, Lasts: wallet.For(day)}})
 	_, err := do(f, func(ctx context.Context, tx pgx.Tx) (_ holds.Hold, err error) {
 		for i := range 60 {
 			line := f.book.Line("ann", 1)
@@ -182,7 +182,7 @@ func TestZone_ThatTheServerHasLostStopsNoSweepOfHolds(t *testing.T) {
 		t.Run(fmt.Sprint(many), func(t *testing.T) {
 			t.Parallel()
 			f := setUp(t, wallet.Config{})
-			f.grant(wallet.Grant{Amount: 10, Reference: "plan", Renews: daily})
+			f.grant(wallet.Grant{Amount: 10, Reference: "plan", Ends: wallet.EachPeriod(daily)})
 			f.grant(wallet.Grant{Amount: 100, Reference: "paid"})
 			f.grant(wallet.Grant{Wallet: "bob", Amount: 10})
 			for _, name := range []string{"ann", "bob"} {

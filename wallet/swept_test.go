@@ -52,7 +52,7 @@ func TestWallet_TheFirstDueHappensFirst(t *testing.T) {
 			t.Run(fmt.Sprintf("%s, %d times", name, times), func(t *testing.T) {
 				t.Parallel()
 				f := setUp(t, wallet.Config{Overdraft: 200})
-				f.grant(wallet.Grant{Amount: 111, Reference: "a", For: 39 * time.Hour, RollCap: 76, RollFor: lasts, RollTimes: times})
+				f.grant(wallet.Grant{Amount: 111, Reference: "a", Ends: wallet.After(39 * time.Hour), Roll: &wallet.Roll{Cap: 76, Lasts: lasting(lasts), Times: times}})
 				f.place("h", 93, 33*time.Hour)
 				f.clock.Set(noon.Add(34 * time.Hour))
 				require.EqualValues(t, 111, f.balance().Units)
@@ -72,7 +72,7 @@ func TestWallet_TheFirstDueHappensFirst(t *testing.T) {
 		t.Run(name+", overdrawn", func(t *testing.T) {
 			t.Parallel()
 			f := setUp(t, wallet.Config{Overdraft: 200})
-			f.grant(wallet.Grant{Amount: 93, Reference: "a", For: 39 * time.Hour})
+			f.grant(wallet.Grant{Amount: 93, Reference: "a", Ends: wallet.After(39 * time.Hour)})
 			f.place("h", 93, 33*time.Hour)
 			f.draw(100)
 			f.clock.Set(noon.Add(34 * time.Hour))
@@ -97,7 +97,7 @@ func pgxLot(f *fixture, where string) (no int64) {
 func TestWallet_AtTheSameInstantLotsEndFirst(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, wallet.Config{})
-	f.grant(wallet.Grant{Amount: 10, For: time.Hour, RollCap: 10, RollFor: time.Hour})
+	f.grant(wallet.Grant{Amount: 10, Ends: wallet.After(time.Hour), Roll: &wallet.Roll{Cap: 10, Lasts: wallet.For(time.Hour)}})
 	f.place("h", 4, time.Hour)
 	f.clock.Set(noon.Add(time.Hour))
 	require.EqualValues(t, 6, f.balance().Units)
@@ -122,7 +122,7 @@ func TestRevoke_TakesUnitsThatADueHoldFreed(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			f := setUp(t, wallet.Config{})
-			f.grant(wallet.Grant{Amount: 100, Reference: "a", For: 2 * day})
+			f.grant(wallet.Grant{Amount: 100, Reference: "a", Ends: wallet.After(2 * day)})
 			f.place("a", 100, time.Hour)
 			f.clock.Set(noon.Add(time.Hour))
 			require.EqualValues(t, 100, f.balance().Units)
@@ -139,7 +139,7 @@ func TestRevoke_FindsUnitsThatWentOnInOtherLots(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			f := setUp(t, wallet.Config{})
-			f.grant(wallet.Grant{Amount: 300, Reference: "pay", For: time.Hour, RollCap: 200, RollFor: day, LateRefunds: wallet.Forever})
+			f.grant(wallet.Grant{Amount: 300, Reference: "pay", Ends: wallet.After(time.Hour), Roll: &wallet.Roll{Cap: 200, Lasts: wallet.For(day)}, LateRefunds: wallet.Forever})
 			d := f.draw(50)
 			f.clock.Set(noon.Add(2 * time.Hour))
 			f.refund(d.Seq, 40) // late: a lot of its own
@@ -172,7 +172,7 @@ func TestRefund_OfOverdraftMakesNoCreditThatNeverEnds(t *testing.T) {
 			t.Parallel()
 			f := setUp(t, wallet.Config{Overdraft: 100})
 			draws := []wallet.Drawn{f.draw(30)}
-			f.grant(wallet.Grant{Amount: 30, Reference: "pay", For: time.Hour, LateRefunds: wallet.Lapse})
+			f.grant(wallet.Grant{Amount: 30, Reference: "pay", Ends: wallet.After(time.Hour), LateRefunds: wallet.Lapse})
 			draws = append(draws, f.draw(30))
 			f.refund(draws[first].Seq, 30)
 			f.refund(draws[1-first].Seq, 30)
@@ -187,7 +187,7 @@ func TestRefund_OfOverdraftMakesNoCreditThatNeverEnds(t *testing.T) {
 func TestBalance_ShowsHeldUnitsOfALotThatHasEndedAsItsOwn(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, wallet.Config{})
-	f.grant(wallet.Grant{Amount: 10, Reference: "a", For: time.Hour, RollCap: 5, RollFor: time.Hour})
+	f.grant(wallet.Grant{Amount: 10, Reference: "a", Ends: wallet.After(time.Hour), Roll: &wallet.Roll{Cap: 5, Lasts: wallet.For(time.Hour)}})
 	f.place("h", 4, 3*time.Hour)
 	f.clock.Set(noon.Add(time.Hour))
 	before := f.balance()
@@ -205,9 +205,9 @@ func TestBalance_ShowsHeldUnitsOfALotThatHasEndedAsItsOwn(t *testing.T) {
 func TestCapture_FollowsPriorityBeforeTheEndOfLots(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, wallet.Config{})
-	f.grant(wallet.Grant{Amount: 5, Reference: "late", For: day, Priority: new(int)})
+	f.grant(wallet.Grant{Amount: 5, Reference: "late", Ends: wallet.After(day), Priority: new(int)})
 	soon := 1
-	f.grant(wallet.Grant{Amount: 5, Reference: "soon", For: time.Hour, Priority: &soon})
+	f.grant(wallet.Grant{Amount: 5, Reference: "soon", Ends: wallet.After(time.Hour), Priority: &soon})
 	f.place("h", 10, 30*time.Minute)
 	_, err := do(f, func(ctx context.Context, tx pgx.Tx) ([]holds.Hold, error) {
 		return f.holds.Capture(ctx, tx, holds.Capture{IDs: []string{"h"}, Lines: []holds.Line{{Scope: "ann", Amount: 5}}})
@@ -242,10 +242,10 @@ func (h *trail) play(seed uint64, swept bool) {
 	for n := range steps {
 		switch k := r.IntN(20); {
 		case k < 5 || n == 0: // the scope is a wallet from the first step on
-			g := wallet.Grant{Wallet: "ann", Amount: 1 + r.Int64N(30), Reference: fmt.Sprint(grants), Priority: new(int), For: time.Duration(1+r.IntN(10)) * time.Hour}
+			g := wallet.Grant{Wallet: "ann", Amount: 1 + r.Int64N(30), Reference: fmt.Sprint(grants), Priority: new(int), Ends: wallet.After(time.Duration(1+r.IntN(10)) * time.Hour)}
 			*g.Priority = r.IntN(2)
 			if r.IntN(3) == 0 {
-				g.RollCap, g.RollFor = 1+r.Int64N(20), []time.Duration{0, time.Hour, 5 * time.Hour}[r.IntN(3)]
+				g.Roll = &wallet.Roll{Cap: 1 + r.Int64N(20), Lasts: lasting([]time.Duration{0, time.Hour, 5 * time.Hour}[r.IntN(3)])}
 			}
 			g.LateRefunds = []wallet.Late{wallet.Lapse, wallet.Forever, wallet.Late(2 * time.Hour)}[r.IntN(3)]
 			granted := f.grant(g)
@@ -367,7 +367,7 @@ func TestWallet_NoAnswerDependsOnSweeps(t *testing.T) {
 func owing(t *testing.T) *fixture {
 	f := setUp(t, wallet.Config{Overdraft: 20})
 	f.endsPerCall(0)
-	f.grant(wallet.Grant{Reference: "a", Amount: 17, For: time.Hour})
+	f.grant(wallet.Grant{Reference: "a", Amount: 17, Ends: wallet.After(time.Hour)})
 	f.clock.Advance(time.Hour)
 	f.draw(3)
 	f.revokesNothing() // and writes the end
@@ -432,7 +432,7 @@ func TestVerify_KnowsAClosedChildWithALotThatGoesOn(t *testing.T) {
 			return carver.Carve(ctx, tx, leases.Carving{From: f.book.Charge("ann", 10), Child: child, TTL: day})
 		})
 		require.NoError(t, err)
-		f.grant(wallet.Grant{Wallet: child, Amount: 20, For: time.Hour, RollCap: 5, RollFor: time.Hour})
+		f.grant(wallet.Grant{Wallet: child, Amount: 20, Ends: wallet.After(time.Hour), Roll: &wallet.Roll{Cap: 5, Lasts: wallet.For(time.Hour)}})
 	}
 	closed := func(child string) {
 		_, err := do(f, func(ctx context.Context, tx pgx.Tx) (leases.Lease, error) {

@@ -41,7 +41,7 @@ func TestGrant_OfAScopeWithTalliesWaitsForThem(t *testing.T) {
 	require.NoError(t, old.Rollback(ctx))
 
 	granted := make(chan wallet.Granted)
-	go func() { granted <- f.grant(wallet.Grant{Amount: 10, Expires: noon.Add(time.Hour)}) }()
+	go func() { granted <- f.grant(wallet.Grant{Amount: 10, Ends: wallet.At(noon.Add(time.Hour))}) }()
 	pgtest.WaitAdvisory(t, f.pool, 1)
 	f.clock.Advance(time.Second)
 	late := make(chan pgx.Tx)

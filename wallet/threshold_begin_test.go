@@ -18,7 +18,7 @@ func TestRevoke_TellsAThresholdThatALotArmedUnwritten(t *testing.T) {
 			t.Run(fmt.Sprint("by the number of the lot that it rolled into ", rolled, ", swept ", swept), func(t *testing.T) {
 				t.Parallel()
 				f := setUpReporting(t, low(25), nil)
-				first := f.grant(wallet.Grant{Amount: 20, Reference: "plan", Renews: daily, RollCap: 12, RollFor: day})
+				first := f.grant(wallet.Grant{Amount: 20, Reference: "plan", Ends: wallet.EachPeriod(daily), Roll: &wallet.Roll{Cap: 12, Lasts: wallet.For(day)}})
 				f.draw(6)
 				require.Equal(t, []string{"ann low 14"}, f.crossed())
 				f.clock.Advance(day)

@@ -41,8 +41,8 @@ func TestThresholds_AreThoseOfANaiveReading(t *testing.T) {
 				case 0, 1:
 					references = append(references, fmt.Sprint("g", step))
 					g := wallet.Grant{Amount: 20 + r.Int64N(50), Reference: references[len(references)-1]}
-					if g.For = time.Duration(1+r.IntN(3)) * time.Hour; r.IntN(3) == 0 {
-						g.RollCap, g.RollFor = 1+r.Int64N(20), time.Hour
+					if g.Ends = wallet.After(time.Duration(1+r.IntN(3)) * time.Hour); r.IntN(3) == 0 {
+						g.Roll = &wallet.Roll{Cap: 1 + r.Int64N(20), Lasts: wallet.For(time.Hour)}
 					}
 					f.grant(g)
 				case 2, 3:

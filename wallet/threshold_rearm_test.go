@@ -18,8 +18,8 @@ func TestThresholds_AreNotArmedByARollover(t *testing.T) {
 	t.Parallel()
 	for _, by := range []string{"sweep", "draw"} {
 		f := setUpReporting(t, low(50), nil)
-		f.grant(wallet.Grant{Amount: 10, For: time.Hour, RollCap: 4, RollFor: day})
-		f.grant(wallet.Grant{Amount: 100, For: 2 * time.Hour})
+		f.grant(wallet.Grant{Amount: 10, Ends: wallet.After(time.Hour), Roll: &wallet.Roll{Cap: 4, Lasts: wallet.For(day)}})
+		f.grant(wallet.Grant{Amount: 100, Ends: wallet.After(2 * time.Hour)})
 		f.clock.Set(noon.Add(2 * time.Hour))
 		if by == "sweep" {
 			f.expire()
@@ -37,8 +37,8 @@ func TestThresholds_AreNotArmedByARollover(t *testing.T) {
 func TestThresholds_AreNotArmedByAnEndedLot(t *testing.T) {
 	t.Parallel()
 	f := setUpReporting(t, low(50), nil)
-	f.grant(wallet.Grant{Amount: 30, For: time.Hour})
-	f.grant(wallet.Grant{Amount: 60, For: 2 * time.Hour})
+	f.grant(wallet.Grant{Amount: 30, Ends: wallet.After(time.Hour)})
+	f.grant(wallet.Grant{Amount: 60, Ends: wallet.After(2 * time.Hour)})
 	f.grant(wallet.Grant{Amount: 20})
 	d := f.draw(30)
 	f.draw(35)
@@ -70,7 +70,7 @@ func TestThresholds_AreNotArmedByARefundThatLapses(t *testing.T) {
 			}
 			require.ElementsMatch(t, told, f.crossed())
 		}
-		f.grant(wallet.Grant{Amount: 30, For: time.Hour})
+		f.grant(wallet.Grant{Amount: 30, Ends: wallet.After(time.Hour)})
 		f.grant(wallet.Grant{Amount: 20})
 		d := f.draw(30)
 		f.draw(15)
@@ -80,7 +80,7 @@ func TestThresholds_AreNotArmedByARefundThatLapses(t *testing.T) {
 
 		// The same for overdrawn units that a lot has paid back, and that lot has ended since.
 		d = f.draw(f.balance().Units + 15)
-		f.grant(wallet.Grant{Amount: 40, For: time.Hour})
+		f.grant(wallet.Grant{Amount: 40, Ends: wallet.After(time.Hour)})
 		f.clock.Set(noon.Add(2 * time.Hour))
 		f.expire()
 		require.Equal(t, []string{"ann low 20"}, f.crossed())
@@ -94,7 +94,7 @@ func TestThresholds_CountUnitsThatWereFreedBeforeTheirLotEnded(t *testing.T) {
 	t.Parallel()
 	for _, swept := range []bool{true, false} {
 		f := setUpReporting(t, low(50), nil)
-		f.grant(wallet.Grant{Amount: 100, Reference: "a", For: 2 * time.Hour, RollCap: 100, RollFor: day})
+		f.grant(wallet.Grant{Amount: 100, Reference: "a", Ends: wallet.After(2 * time.Hour), Roll: &wallet.Roll{Cap: 100, Lasts: wallet.For(day)}})
 		_, err := do(f, func(ctx context.Context, tx pgx.Tx) (holds.Hold, error) { // without thresholds: it reports none
 			return f.holds.Place(ctx, tx, holds.Placement{ID: "h", TTL: time.Hour, Lines: []holds.Line{{Scope: "ann", Amount: 80}}})
 		})

@@ -116,7 +116,7 @@ func TestThresholds_AreReportedByEachCallThatLowersABalance(t *testing.T) {
 			t.Parallel()
 			f := setUpReporting(t, low(50), nil)
 			f.grant(wallet.Grant{Amount: 40, Reference: "kept"})
-			f.grant(wallet.Grant{Amount: 60, Reference: "hour", For: time.Hour})
+			f.grant(wallet.Grant{Amount: 60, Reference: "hour", Ends: wallet.After(time.Hour)})
 			f.draw(1)
 			require.Empty(t, f.crossed())
 			lower(f)
@@ -178,7 +178,7 @@ func TestThresholds_AFailureLeavesTheWalletToTheNextPass(t *testing.T) {
 	}}
 	f := setUpReporting(t, cfg, &failing)
 	for _, name := range []string{"ann", "bob", "cid"} {
-		f.grant(wallet.Grant{Wallet: name, Amount: 60, For: time.Hour})
+		f.grant(wallet.Grant{Wallet: name, Amount: 60, Ends: wallet.After(time.Hour)})
 		f.grant(wallet.Grant{Wallet: name, Amount: 40, Reference: "kept"})
 	}
 	require.NoError(t, pgx.BeginFunc(t.Context(), f.pool, func(tx pgx.Tx) error {
@@ -229,7 +229,7 @@ func TestThresholds_AreReportedOnceInARace(t *testing.T) {
 	f := setUpReporting(t, low(50), nil)
 	for _, level := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable} {
 		name := string(level)
-		f.grant(wallet.Grant{Wallet: name, Amount: 60, Reference: "hour", For: time.Hour})
+		f.grant(wallet.Grant{Wallet: name, Amount: 60, Reference: "hour", Ends: wallet.After(time.Hour)})
 		f.grant(wallet.Grant{Wallet: name, Amount: 40, Reference: "kept"})
 		f.clock.Advance(time.Hour)
 		require.NoError(t, pgtest.InParallel(8, func(worker int) error {
@@ -297,7 +297,7 @@ func TestThresholds_OnSpendingIgnoreHeldUnits(t *testing.T) {
 	f.draw(5)
 	require.Equal(t, []string{"ann spent 40"}, f.crossed(), "armed at 55, whatever is held")
 
-	f.grant(wallet.Grant{Wallet: "bob", Amount: 60, For: time.Hour, Reference: "hour"})
+	f.grant(wallet.Grant{Wallet: "bob", Amount: 60, Ends: wallet.After(time.Hour), Reference: "hour"})
 	f.grant(wallet.Grant{Wallet: "bob", Amount: 40})
 	place("bob", "b", 30)
 	place("bob", "c", 5)
@@ -310,7 +310,7 @@ func TestThresholds_OnSpendingIgnoreHeldUnits(t *testing.T) {
 	capture("bob", "b", 20, false)
 	require.Equal(t, []string{"bob spent 40 earlier"}, f.crossed(), "the rest was freed after it")
 
-	f.grant(wallet.Grant{Wallet: "dan", Amount: 60, For: time.Hour})
+	f.grant(wallet.Grant{Wallet: "dan", Amount: 60, Ends: wallet.After(time.Hour)})
 	f.grant(wallet.Grant{Wallet: "dan", Amount: 40})
 	place("dan", "e", 10)
 	require.Empty(t, f.crossed())
@@ -339,7 +339,7 @@ func TestThresholds_OfALotsEndCountNoHoldThatIsDue(t *testing.T) {
 	t.Parallel()
 	f := setUpReporting(t, low(25), nil)
 	f.grant(wallet.Grant{Amount: 100, Reference: "ever"})
-	f.grant(wallet.Grant{Amount: 95, Reference: "hour", For: time.Hour})
+	f.grant(wallet.Grant{Amount: 95, Reference: "hour", Ends: wallet.After(time.Hour)})
 	f.place("h", 90, 30*time.Minute)
 	f.clock.Advance(time.Hour)
 	require.Equal(t, 1, f.expire().Ended)
@@ -364,7 +364,7 @@ func TestThresholds_OfALotsEndAreRememberedFromItOn(t *testing.T) {
 			t.Parallel()
 			f := setUpReporting(t, low(100), nil)
 			f.grant(wallet.Grant{Amount: 100, Reference: "ever"})
-			f.grant(wallet.Grant{Amount: 95, Reference: "hour", For: time.Hour})
+			f.grant(wallet.Grant{Amount: 95, Reference: "hour", Ends: wallet.After(time.Hour)})
 			f.place("h", 90, 30*time.Minute)
 			f.clock.Advance(time.Hour)
 			end(f)
@@ -383,7 +383,7 @@ func TestThresholds_ADrawBeyondTheirNumberIsRefused(t *testing.T) {
 	f := setUpReporting(t, low(50), nil)
 	f.grant(wallet.Grant{Amount: 1000})
 	later := 1
-	f.grant(wallet.Grant{Amount: 60, For: time.Hour, Priority: &later})
+	f.grant(wallet.Grant{Amount: 60, Ends: wallet.After(time.Hour), Priority: &later})
 	for n := range bounds.MaxScopeThresholds {
 		name := fmt.Sprint("limit ", n)
 		_, err := do(f, func(ctx context.Context, tx pgx.Tx) (budget.Receipt, error) {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"reflect"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -86,18 +87,22 @@ func (w *twins) toAnEnd() {
 func (w *twins) someGrant(n int) wallet.Grant {
 	g := wallet.Grant{Wallet: "ann", Amount: 1 + w.r.Int64N(30), Category: of(w, "", "paid", "promotional")}
 	hour := w.now.Truncate(time.Hour)
+	var at time.Time
 	switch w.r.IntN(4) {
 	case 0:
 	case 1:
-		g.For = of(w, time.Hour, 5*time.Hour, day)
+		g.Ends = wallet.After(of(w, time.Hour, 5*time.Hour, day))
 	default:
-		g.Expires = hour.Add(of(w, 2*time.Hour, 2*time.Hour, 10*time.Hour, day, 3*day, 20*day))
+		at = hour.Add(of(w, 2*time.Hour, 2*time.Hour, 10*time.Hour, day, 3*day, 20*day))
 	}
 	if w.once(4) {
 		g.Starts = hour.Add(of(w, time.Hour, time.Hour, 90*time.Minute, day))
-		if !g.Expires.IsZero() {
-			g.Expires = g.Starts.Add(of(w, time.Hour, 2*time.Hour, 2*day))
+		if !at.IsZero() {
+			at = g.Starts.Add(of(w, time.Hour, 2*time.Hour, 2*day))
 		}
+	}
+	if !at.IsZero() {
+		g.Ends = wallet.At(at)
 	}
 	if w.once(3) {
 		g.Uses = of(w, []string{"images"}, []string{"tokens"}, []string{"images", "tokens"})
@@ -106,8 +111,8 @@ func (w *twins) someGrant(n int) wallet.Grant {
 		p := w.r.IntN(3) * 5
 		g.Priority = &p
 	}
-	if (g.For > 0 || !g.Expires.IsZero()) && w.once(2) {
-		w.rolls(&g)
+	if g.Ends != (wallet.Ends{}) && w.once(2) {
+		g.Roll = w.someRoll()
 	}
 	if w.once(3) {
 		g.LateRefunds = of(w, wallet.Lapse, wallet.Forever, wallet.Late(7*time.Hour))
@@ -127,16 +132,18 @@ func (w *twins) someGrant(n int) wallet.Grant {
 	return g
 }
 
-func (w *twins) rolls(g *wallet.Grant) {
-	g.RollCap = 1 + w.r.Int64N(20)
-	g.RollFor = of(w, 0, time.Hour, 3*time.Hour, day, 2*day)
+func (w *twins) someRoll() *wallet.Roll {
+	roll := &wallet.Roll{Cap: 1 + w.r.Int64N(20)}
+	lasts := of(w, 0, time.Hour, 3*time.Hour, day, 2*day)
+	roll.Lasts = lasting(lasts)
 	if w.once(3) {
-		g.RollFor, g.RollTo = 0, w.somePeriod()
+		lasts, roll.Lasts = day, wallet.ToEndOf(w.somePeriod())
 	}
-	if g.RollFor >= day || !g.RollTo.IsZero() {
-		g.RollTimes = of(w, 0, 1, 2, 3, -1)
+	if lasts >= day {
+		roll.Times = of(w, 0, 1, 2, 3, -1)
 	}
-	g.RollShared = w.once(3)
+	roll.Shared = w.once(3)
+	return roll
 }
 
 func zone(name string) *time.Location {
@@ -158,18 +165,26 @@ func (w *twins) somePeriod() budget.Period {
 }
 
 func (w *twins) somePlan(n int) wallet.Grant {
-	g := wallet.Grant{Wallet: "ann", Amount: 1 + w.r.Int64N(30), Category: of(w, "", "paid"), Renews: w.somePeriod(), Reference: fmt.Sprint("plan", n)}
+	g := wallet.Grant{Wallet: "ann", Amount: 1 + w.r.Int64N(30), Category: of(w, "", "paid"), Reference: fmt.Sprint("plan", n)}
+	p := w.somePeriod()
 	if w.once(3) {
 		g.Starts = w.now.Truncate(time.Hour).Add(of(w, time.Hour, 30*time.Hour, -30*time.Hour))
 	}
-	g.Prorate = w.once(4)
+	if g.Ends = wallet.EachPeriod(p); w.once(4) {
+		g.Ends = wallet.EachPeriodProrated(p)
+	}
 	if w.once(3) {
 		g.Uses = []string{"images"}
 	}
 	if w.once(2) {
-		w.rolls(&g)
+		g.Roll = w.someRoll()
 	}
 	return g
+}
+
+// ofPlan reports whether a grant brings a lot in each period.
+func ofPlan(g wallet.Grant) bool {
+	return strings.Contains(describe(wallet.Grant{Ends: g.Ends}), `"kind":"each_period`)
 }
 
 func (w *twins) grant(g wallet.Grant) {
@@ -182,7 +197,7 @@ func (w *twins) grant(g wallet.Grant) {
 	if ok && g.Reference != "" {
 		w.grants = append(w.grants, granted{g, w.now})
 	}
-	if ok && !g.Renews.IsZero() {
+	if ok && ofPlan(g) {
 		w.plans = append(w.plans, plan{g.Reference, w.now})
 	}
 }
@@ -210,16 +225,15 @@ func describe(g wallet.Grant) string {
 func (w *twins) burst(n int) {
 	many := 33 + w.r.IntN(of(w, 3, 40, 168))
 	g := w.someGrant(n)
-	g.Reference, g.Starts, g.Renews, g.Prorate = "", time.Time{}, budget.Period{}, false
-	if g.Expires.IsZero() {
-		g.For, g.Expires = 0, w.now.Truncate(time.Hour).Add(2*time.Hour)
-	}
+	g.Reference, g.Starts = "", time.Time{}
+	ends := w.now.Truncate(time.Hour).Add(of(w, 2*time.Hour, 2*time.Hour, 10*time.Hour, day, 3*day, 20*day))
+	g.Ends = wallet.At(ends)
 	apart := of(w, 0, time.Minute)
 	w.call(fmt.Sprintf("burst of %d, %v apart: %s", many, apart, describe(g)), func(ctx context.Context, tx pgx.Tx, tw *twin) (said, error) {
 		var nos []int64
 		for i := range many {
 			one := g
-			one.Expires = g.Expires.Add(time.Duration(i) * apart)
+			one.Ends = wallet.At(ends.Add(time.Duration(i) * apart))
 			one.Reference = fmt.Sprint("b", n, "/", i)
 			r, err := tw.book.Grant(ctx, tx, one)
 			if err != nil {

@@ -22,10 +22,11 @@ func (w *twins) motif(n int) {
 
 // holdOverAnEnd places holds that fall due before, at and after the end of a lot that rolls over, some with a minimum.
 func (w *twins) holdOverAnEnd(n int) {
-	g := wallet.Grant{Wallet: "ann", Amount: 20 + w.r.Int64N(20), Reference: fmt.Sprint("m", n), For: 2 * time.Hour, RollCap: 1 + w.r.Int64N(20), RollFor: of(w, 5*time.Hour, day), RollTimes: 1, Priority: new(int)}
+	g := wallet.Grant{Wallet: "ann", Amount: 20 + w.r.Int64N(20), Reference: fmt.Sprint("m", n), Ends: wallet.After(2 * time.Hour), Roll: &wallet.Roll{Cap: 1 + w.r.Int64N(20), Times: 1}, Priority: new(int)}
 	*g.Priority = -1
-	if g.RollFor == day {
-		g.RollTimes = of(w, 1, 2)
+	lasts := of(w, 5*time.Hour, day)
+	if g.Roll.Lasts = wallet.For(lasts); lasts == day {
+		g.Roll.Times = of(w, 1, 2)
 	}
 	if w.once(4) {
 		g.Uses = []string{"images"}
@@ -45,8 +46,8 @@ func (w *twins) holdOverAnEnd(n int) {
 // rollAgain has a lot roll over more than once, unseen, beside one of the same end, and calls it by its name.
 func (w *twins) rollAgain(n int) {
 	hour := w.now.Truncate(time.Hour)
-	g := wallet.Grant{Wallet: "ann", Amount: 5 + w.r.Int64N(20), Reference: fmt.Sprint("m", n), Expires: hour.Add(2 * time.Hour), RollCap: 4 + w.r.Int64N(20), RollFor: day, RollTimes: of(w, 2, 3, -1)}
-	other := wallet.Grant{Wallet: "ann", Amount: 5, Reference: fmt.Sprint("n", n), Expires: hour.Add(2*time.Hour + of(w, day, 2*day))}
+	g := wallet.Grant{Wallet: "ann", Amount: 5 + w.r.Int64N(20), Reference: fmt.Sprint("m", n), Ends: wallet.At(hour.Add(2 * time.Hour)), Roll: &wallet.Roll{Cap: 4 + w.r.Int64N(20), Lasts: wallet.For(day), Times: of(w, 2, 3, -1)}}
+	other := wallet.Grant{Wallet: "ann", Amount: 5, Reference: fmt.Sprint("n", n), Ends: wallet.At(hour.Add(2*time.Hour + of(w, day, 2*day)))}
 	if w.once(3) {
 		other.Starts = hour.Add(of(w, time.Hour, 3*time.Hour))
 	}
@@ -78,7 +79,7 @@ func (w *twins) planGoesOn(n int) {
 	g := w.somePlan(n)
 	g.Starts = time.Time{}
 	if w.once(2) {
-		g.Renews = budget.Per(1, budget.Day, zone(of(w, "UTC", "Africa/Cairo")), time.Time{}).Period
+		g.Ends = wallet.EachPeriod(budget.Per(1, budget.Day, zone(of(w, "UTC", "Africa/Cairo")), time.Time{}).Period)
 	}
 	w.grant(g)
 	w.advance(of(w, day, 3*day, 5*day))
@@ -93,7 +94,7 @@ func (w *twins) planGoesOn(n int) {
 func (w *twins) sameEnd(n int) {
 	hour := w.now.Truncate(time.Hour)
 	for i := range 3 {
-		g := wallet.Grant{Wallet: "ann", Amount: 4, Reference: fmt.Sprint("m", n, "/", i), Expires: hour.Add(5 * time.Hour)}
+		g := wallet.Grant{Wallet: "ann", Amount: 4, Reference: fmt.Sprint("m", n, "/", i), Ends: wallet.At(hour.Add(5 * time.Hour))}
 		if i != 1 {
 			g.Starts = hour.Add(time.Duration(4-i) * time.Hour)
 		}
@@ -108,7 +109,7 @@ func (w *twins) sameEnd(n int) {
 func (w *twins) sharedCap(n int) {
 	end := w.now.Truncate(time.Hour).Add(2 * time.Hour)
 	for i := range 3 {
-		w.grant(wallet.Grant{Wallet: "ann", Amount: 5 + w.r.Int64N(5), Reference: fmt.Sprint("m", n, "/", i), Category: "paid", Expires: end, RollCap: 12, RollFor: day, RollTimes: of(w, 1, 2), RollShared: true})
+		w.grant(wallet.Grant{Wallet: "ann", Amount: 5 + w.r.Int64N(5), Reference: fmt.Sprint("m", n, "/", i), Category: "paid", Ends: wallet.At(end), Roll: &wallet.Roll{Cap: 12, Lasts: wallet.For(day), Times: of(w, 1, 2), Shared: true}})
 	}
 	if w.once(2) {
 		w.reserve(fmt.Sprint("m", n), 7, 0, of(w, time.Hour, 2*time.Hour, 3*time.Hour), "")
@@ -121,9 +122,9 @@ func (w *twins) sharedCap(n int) {
 // manyHolds has more holds fall due than a call writes, of lots of which some end before, and some after.
 func (w *twins) manyHolds(n int) {
 	many := 30 + w.r.IntN(of(w, 3, 40, 168))
-	g := wallet.Grant{Wallet: "ann", Amount: int64(2 * many), Reference: fmt.Sprint("m", n), For: of(w, 2*time.Hour, 5*time.Hour, 3*day)}
+	g := wallet.Grant{Wallet: "ann", Amount: int64(2 * many), Reference: fmt.Sprint("m", n), Ends: wallet.After(of(w, 2*time.Hour, 5*time.Hour, 3*day))}
 	if w.once(2) {
-		w.rolls(&g)
+		g.Roll = w.someRoll()
 	}
 	if w.once(4) {
 		g.Uses = []string{"images"}
@@ -152,10 +153,10 @@ func (w *twins) manyHolds(n int) {
 
 // takenBack has units, or a plan, taken back and given back while it ends, rolls over and renews.
 func (w *twins) takenBack(n int) {
-	g := wallet.Grant{Wallet: "ann", Amount: 10 + w.r.Int64N(10), Reference: fmt.Sprint("m", n), For: day, RollCap: 5 + w.r.Int64N(10), RollFor: day, RollTimes: of(w, 0, 1, -1)}
+	g := wallet.Grant{Wallet: "ann", Amount: 10 + w.r.Int64N(10), Reference: fmt.Sprint("m", n), Ends: wallet.After(day), Roll: &wallet.Roll{Cap: 5 + w.r.Int64N(10), Lasts: wallet.For(day), Times: of(w, 0, 1, -1)}}
 	renewals := w.once(2)
 	if renewals {
-		g.For, g.Renews = 0, w.somePeriod()
+		g.Ends = wallet.EachPeriod(w.somePeriod())
 	}
 	w.grant(g)
 	for range 4 {
@@ -184,12 +185,12 @@ func (w *twins) takenBack(n int) {
 func (w *twins) together(n int) {
 	p := w.somePeriod()
 	for i := range 2 + w.r.IntN(2) {
-		g := wallet.Grant{Wallet: "ann", Amount: 5, Reference: fmt.Sprint("m", n, "/", i), Category: "paid", Renews: p}
+		g := wallet.Grant{Wallet: "ann", Amount: 5, Reference: fmt.Sprint("m", n, "/", i), Category: "paid", Ends: wallet.EachPeriod(p)}
 		if w.once(2) {
 			g.Starts = w.now.Add(of(w, time.Hour, day))
 		}
 		if w.once(2) {
-			g.RollCap, g.RollFor, g.RollTimes, g.RollShared = 8, day, of(w, 1, -1), w.once(2)
+			g.Roll = &wallet.Roll{Cap: 8, Lasts: wallet.For(day), Times: of(w, 1, -1), Shared: w.once(2)}
 		}
 		w.grant(g)
 		w.reserve(fmt.Sprint("m", n, "/", i), 3, w.r.Int64N(3), of(w, time.Hour, day, 2*day), "")

@@ -104,7 +104,7 @@ func TestUses_OverdraftIsUsedWhenNoLotForTheUseIsLeft(t *testing.T) {
 func TestUses_ALotRepaysTheOverdraftThatWasDrawnForItsUse(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, wallet.Config{Overdraft: 90})
-	f.grant(wallet.Grant{Amount: 100, Reference: "plan", Uses: []string{"images"}, Renews: daily})
+	f.grant(wallet.Grant{Amount: 100, Reference: "plan", Uses: []string{"images"}, Ends: wallet.EachPeriod(daily)})
 	for range 4 { // each day 130 images, and each day the plan repays the 30 of the day before
 		f.mustDraw(forUse("images", f.balance().For("images")+30))
 		require.EqualValues(t, -30, f.balance().Units)
@@ -198,9 +198,9 @@ func TestUses_AnEndedLotPaysNothingSweptOrNot(t *testing.T) {
 		return nil
 	}}})
 	for range 100 {
-		f.grant(wallet.Grant{Amount: 2, For: time.Hour, Uses: []string{"images"}})
+		f.grant(wallet.Grant{Amount: 2, Ends: wallet.After(time.Hour), Uses: []string{"images"}})
 	}
-	f.grant(wallet.Grant{Amount: 7, For: time.Hour, Uses: []string{"images"}, RollCap: 5, Reference: "rolls"})
+	f.grant(wallet.Grant{Amount: 7, Ends: wallet.After(time.Hour), Uses: []string{"images"}, Roll: &wallet.Roll{Cap: 5}, Reference: "rolls"})
 	f.grant(wallet.Grant{Amount: 9})
 	f.clock.Advance(time.Hour)
 	require.EqualValues(t, 14, f.balance().For("images"))

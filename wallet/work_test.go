@@ -91,8 +91,8 @@ func plansIdle(plans int) func(f *fixture, scope string, days int) {
 		f.grant(wallet.Grant{Wallet: scope, Amount: 1_000_000, Reference: "paid"})
 		for i := range plans {
 			f.grant(wallet.Grant{
-				Wallet: scope, Amount: 5, Reference: fmt.Sprint("plan", i), Renews: daily,
-				RollCap: 8, RollFor: 3 * day, RollTimes: 1, RollShared: plans > 1,
+				Wallet: scope, Amount: 5, Reference: fmt.Sprint("plan", i), Ends: wallet.EachPeriod(daily),
+				Roll: &wallet.Roll{Cap: 8, Lasts: wallet.For(3 * day), Times: 1, Shared: plans > 1},
 			})
 		}
 		f.clock.Set(noon)
@@ -103,7 +103,7 @@ func (f *fixture) lotsEnd(scope string, n int, g wallet.Grant) {
 	f.Helper()
 	_, err := do(f, func(ctx context.Context, tx pgx.Tx) (_ struct{}, err error) {
 		for i := range n {
-			g.Wallet, g.Amount, g.Expires = scope, 5, noon.Add(time.Hour+time.Duration(i)*time.Microsecond)
+			g.Wallet, g.Amount, g.Ends = scope, 5, wallet.At(noon.Add(time.Hour+time.Duration(i)*time.Microsecond))
 			if _, err := f.book.Grant(ctx, tx, g); err != nil {
 				return struct{}{}, err
 			}
@@ -134,9 +134,9 @@ func TestWork_OfACallIsAsMuchHoweverMuchIsDue(t *testing.T) {
 		}, writes: []string{"balance", "usage", "sweep"}, grows: map[string]int64{"charge": 1, "draw": 1, "grant": 1, "place": 1}},
 		{name: "ended lots", few: 60, many: pgtest.Size(400, 1000), then: 2 * time.Hour, fill: lots(wallet.Grant{}), flat: all},
 		{name: "ended lots with uses", few: 60, many: pgtest.Size(400, 1000), then: 2 * time.Hour, fill: lots(wallet.Grant{Uses: []string{"images"}}), flat: all},
-		{name: "lots that rolled over", few: 60, many: pgtest.Size(400, 1000), then: 2 * time.Hour, fill: lots(wallet.Grant{RollCap: 5, RollFor: day}),
+		{name: "lots that rolled over", few: 60, many: pgtest.Size(400, 1000), then: 2 * time.Hour, fill: lots(wallet.Grant{Roll: &wallet.Roll{Cap: 5, Lasts: wallet.For(day)}}),
 			flat: []string{"revoke"}, writes: []string{"charge", "draw", "grant", "place", "usage"}},
-		{name: "lots that rolled over, and ended", few: 60, many: pgtest.Size(400, 1000), then: 3 * day, fill: lots(wallet.Grant{RollCap: 5, RollFor: day, RollTimes: 1}),
+		{name: "lots that rolled over, and ended", few: 60, many: pgtest.Size(400, 1000), then: 3 * day, fill: lots(wallet.Grant{Roll: &wallet.Roll{Cap: 5, Lasts: wallet.For(day), Times: 1}}),
 			flat: []string{"revoke"}, writes: []string{"charge", "draw", "grant", "place", "usage"}},
 		{name: "an idle plan", few: 10, many: pgtest.Size(60, 3*365), since: true, fill: plansIdle(1),
 			writes: []string{"sweep"}, grows: map[string]int64{"charge": 10, "draw": 10, "grant": 10, "place": 10}},

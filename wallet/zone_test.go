@@ -17,9 +17,9 @@ func TestZone_ThatTheServerHasLostStopsNoOtherWallet(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, wallet.Config{})
 	for _, name := range []string{"bob", "ann", "cid"} {
-		f.grant(wallet.Grant{Wallet: name, Amount: 10, Reference: "plan", Renews: daily})
+		f.grant(wallet.Grant{Wallet: name, Amount: 10, Reference: "plan", Ends: wallet.EachPeriod(daily)})
 	}
-	f.grant(wallet.Grant{Wallet: "ann", Amount: 10, Reference: "other", Renews: daily})
+	f.grant(wallet.Grant{Wallet: "ann", Amount: 10, Reference: "other", Ends: wallet.EachPeriod(daily)})
 	f.grant(wallet.Grant{Wallet: "ann", Amount: 7, Reference: "paid"})
 	_, err := f.pool.Exec(t.Context(), `update metered.lot_rows set plan.renews.zone = 'Asia/Nowhere' where scope = 'ann' and ((plan).renews).every is not null`)
 	require.NoError(t, err)
@@ -77,14 +77,14 @@ func TestZone_IsKeptByItsPresentName(t *testing.T) {
 	require.Empty(t, pgtest.Value[string](t, f.pool, `select coalesce(string_agg(x.key, ' '), '') from jsonb_each_text(metered._renamed_zones()) x
 		where metered._known_zone(x.key) is distinct from x.value`), "the server of this test knows all names")
 
-	plan := wallet.Grant{Wallet: "ann", Amount: 10, Reference: "plan", Renews: in("Asia/Calcutta"), RollCap: 5, RollTo: in("US/Michigan")}
+	plan := wallet.Grant{Wallet: "ann", Amount: 10, Reference: "plan", Ends: wallet.EachPeriod(in("Asia/Calcutta")), Roll: &wallet.Roll{Cap: 5, Lasts: wallet.ToEndOf(in("US/Michigan"))}}
 	f.grant(plan)
 	require.Equal(t, "Asia/Kolkata America/Detroit", kept("ann"))
 	require.Equal(t, f.grant(plan), f.grant(plan), "the same grant again")
 
 	renames(`{"Asia/Kolkata": "Asia/Nowhere", "Europe/Berlin": "Asia/Tokyo"}`)
 	for name, zone := range map[string]string{"older data": "Asia/Kolkata", "other rules": "Europe/Berlin"} {
-		f.grant(wallet.Grant{Wallet: name, Amount: 10, Reference: "plan", Renews: in(zone)})
+		f.grant(wallet.Grant{Wallet: name, Amount: 10, Reference: "plan", Ends: wallet.EachPeriod(in(zone))})
 		require.Equal(t, zone, kept(name), name)
 	}
 

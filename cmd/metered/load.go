@@ -340,11 +340,13 @@ func (l *load) grant(ctx context.Context) error {
 	g := wallet.Grant{Wallet: someWallet(), Amount: 60, Category: "paid", Reference: "invoice-" + metered.NewID(), Note: budget.Note{Reason: "top-up"}}
 	switch rand.IntN(4) {
 	case 0: // a plan: the first grant of a wallet begins it, and all others change nothing
-		g.Category, g.Reference, g.Amount, g.Renews = "plan", "plan-basic", 40, budget.Period{Unit: budget.Day, Zone: "UTC"}
+		g.Category, g.Reference, g.Amount = "plan", "plan-basic", 40
+		g.Ends = wallet.EachPeriod(budget.Period{Unit: budget.Day, Zone: "UTC"})
 	case 1: // for images alone
 		g.Category, g.Reference, g.Amount, g.Uses = "images", "images-"+metered.NewID(), 15, []string{"images"}
 	case 2:
-		g.Category, g.Reference, g.Amount, g.For = "promotional", "gift-"+metered.NewID(), 20, time.Duration(1+rand.IntN(30))*time.Minute
+		g.Category, g.Reference, g.Amount = "promotional", "gift-"+metered.NewID(), 20
+		g.Ends = wallet.After(time.Duration(1+rand.IntN(30)) * time.Minute)
 	}
 	return l.inTx(ctx, func(ctx context.Context, tx pgx.Tx) error {
 		_, err := l.wallet.Grant(ctx, tx, g)

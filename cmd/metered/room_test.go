@@ -82,7 +82,7 @@ func TestWallets_AreListedByPlan(t *testing.T) {
 		for name, g := range map[string]wallet.Grant{
 			"user/ben": {Amount: 300, Reference: "pro"}, "user/cat": {Amount: 200, Reference: "pro"}, "org/dan": {Amount: 9, Reference: "free", Category: "trial"},
 		} {
-			g.Wallet, g.Renews = name, month
+			g.Wallet, g.Ends = name, wallet.EachPeriod(month)
 			if _, err := book.Grant(t.Context(), tx, g); err != nil {
 				return err
 			}
@@ -105,7 +105,7 @@ func TestWallets_AreListedByPlan(t *testing.T) {
 }
 
 func grantFor(name string, lasts time.Duration) wallet.Grant {
-	return wallet.Grant{Wallet: name, Amount: 7, For: lasts, Reference: "r"}
+	return wallet.Grant{Wallet: name, Amount: 7, Ends: wallet.After(lasts), Reference: "r"}
 }
 
 // The command line and the page read each other's limits.

@@ -25,7 +25,7 @@ func purse(t testing.TB, pool *pgxpool.Pool, c *metered.Client) *wallet.Book {
 	require.NoError(t, err)
 	require.NoError(t, pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
 		for _, g := range []wallet.Grant{
-			{Amount: 10, For: time.Hour, Category: "promotional", Reference: "gift"}, {Amount: 40, Category: "paid", Reference: "invoice-17"},
+			{Amount: 10, Ends: wallet.After(time.Hour), Category: "promotional", Reference: "gift"}, {Amount: 40, Category: "paid", Reference: "invoice-17"},
 			{Amount: 7, Category: "paid", Reference: "bounced"},
 		} {
 			g.Wallet = "user/ann"
@@ -179,7 +179,7 @@ func TestSweep_EndsLotsThatAreDue(t *testing.T) {
 	pool, c := shop(t)
 	book := purse(t, pool, c)
 	require.NoError(t, pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
-		_, err := book.Grant(t.Context(), tx, wallet.Grant{Wallet: "user/bob", Amount: 5, For: time.Hour})
+		_, err := book.Grant(t.Context(), tx, wallet.Grant{Wallet: "user/bob", Amount: 5, Ends: wallet.After(time.Hour)})
 		return err
 	}))
 	pgtest.SetClock(t, pool, time.Now().Add(2*time.Hour))

@@ -147,8 +147,8 @@ func (a account) included(reference string) (wallet.Grant, error) {
 	month, err := a.month()
 	p := plans[a.Plan]
 	return wallet.Grant{
-		Wallet: scope(a.ID), Amount: p.Included, Category: ofPlan, Reference: reference, Renews: month.Period,
-		RollCap: p.RollCap, RollFor: 31 * 24 * time.Hour, LateRefunds: wallet.Lapse, Note: budget.Note{Reason: "plan " + a.Plan},
+		Wallet: scope(a.ID), Amount: p.Included, Category: ofPlan, Reference: reference, Ends: wallet.EachPeriod(month.Period),
+		Roll: &wallet.Roll{Cap: p.RollCap, Lasts: wallet.For(31 * 24 * time.Hour)}, LateRefunds: wallet.Lapse, Note: budget.Note{Reason: "plan " + a.Plan},
 	}, err
 }
 

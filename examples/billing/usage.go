@@ -109,7 +109,7 @@ func (s *service) topUp(ctx context.Context, payment, account string, units int6
 // promote gives an account credit for a time. Later refunds to it lapse.
 func (s *service) promote(ctx context.Context, code, account string, units int64, lasts time.Duration) (wallet.Granted, error) {
 	return s.grant(ctx, wallet.Grant{
-		Wallet: scope(account), Amount: units, Category: promotional, Reference: code, For: lasts,
+		Wallet: scope(account), Amount: units, Category: promotional, Reference: code, Ends: wallet.After(lasts),
 		LateRefunds: wallet.Lapse, Note: budget.Note{Correlation: code, Reason: "promotion"},
 	})
 }

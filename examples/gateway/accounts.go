@@ -143,7 +143,7 @@ func (g *gateway) credit(w http.ResponseWriter, r *http.Request) error {
 	var granted wallet.Granted
 	err = g.metered.RunTx(r.Context(), pgx.TxOptions{}, func(ctx context.Context, tx pgx.Tx) (err error) {
 		granted, err = g.wallet.Grant(ctx, tx, wallet.Grant{
-			Wallet: credit(organisation), Amount: payment.Amount, Category: payment.Category, Expires: payment.Expires, Reference: payment.ID,
+			Wallet: credit(organisation), Amount: payment.Amount, Category: payment.Category, Ends: wallet.At(payment.Expires), Reference: payment.ID,
 		})
 		return err
 	})

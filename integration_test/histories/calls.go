@@ -157,7 +157,7 @@ func (a *app) in(ctx context.Context, tx pgx.Tx, kind string, c call, r *reply) 
 	case "wallet charge":
 		_, err = a.wallets.Draw(ctx, tx, wallet.Draw{Wallet: c.Thing, Amount: c.Amount})
 	case "wallet credit":
-		_, err = a.wallets.Grant(ctx, tx, wallet.Grant{Wallet: c.Thing, Amount: c.Amount, For: time.Duration(1+c.Dice%3) * time.Hour})
+		_, err = a.wallets.Grant(ctx, tx, wallet.Grant{Wallet: c.Thing, Amount: c.Amount, Ends: wallet.After(time.Duration(1+c.Dice%3) * time.Hour)})
 	case "hold place":
 		var h holds.Hold
 		h, err = a.c.Holds.Place(ctx, tx, holds.Placement{ID: c.Thing, TTL: time.Hour, Lines: []holds.Line{{Scope: "held " + c.Thing, Amount: 1}}})

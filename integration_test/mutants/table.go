@@ -221,7 +221,7 @@ var all = []Mutant{
 	{"a revocation leaves units of due holds", "_name_lot", "entry := metered._after_due(entry, 0, wait_ms);", "", "./wallet", "TestRevoke_TakesUnitsThatADueHoldFreed"},
 	{"a renewal keeps a reference that is taken", "_renew_lot", "follows.reference := null;", "null;", "./wallet", "TestRenews_WhereItsReferenceIsTakenHasNone"},
 	{"an end that is set leaves the end of what rolls over", "set_lot_end", "l.roll_end := metered._roll_end(ends, l.plan, (l.plan).roll_for);", "l.roll_end := case when ((l.plan).roll_to).every is null then metered._roll_end(ends, l.plan, (l.plan).roll_for) else l.roll_end end;", "./wallet", "TestSetEnd_RollsOverToTheEndOfTheNewPeriod"},
-	{"the first lot of a plan is in no fingerprint", "wallet/grant.go", "g.Renews, g.First, g.Prorate", "g.Renews, nil, g.Prorate", "./wallet", "TestGrant_OfAReferenceWithAnotherFirstLotIsAConflict"},
+	{"the first lot of a plan is in no fingerprint", "wallet/grant.go", "ends.each, ends.firstUnits(), ends.prorated()", "ends.each, nil, ends.prorated()", "./wallet", "TestGrant_OfAReferenceWithAnotherFirstLotIsAConflict"},
 	{"a change's name stands for two", "wallet/change.go", "case len(before) > 0 && string(before) != string(print):", "case false:", "./wallet", "TestChange_ARefusalWritesNothing"},
 	{"a plan changes after its successor began", "wallet/change.go", "case by != \"\" && !effect.After(changed.At):", "case false:", "./wallet", "TestChange_AtTheEnd"},
 	{"a change that waited takes effect all the same", "wallet/change.go", "if changed.Replaced = by; waiting != \"\" {", "if changed.Replaced = by; false {", "./wallet", "TestChange_ALaterOneTakesThePlaceOfOneThatWaits"},

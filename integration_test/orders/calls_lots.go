@@ -111,7 +111,7 @@ var leaseCalls = []call{
 
 var walletCalls = []call{
 	{name: "grant", needs: aWallet, tx: func(ctx context.Context, tx pgx.Tx, w *world) error {
-		_, err := w.wallet.Grant(ctx, tx, wallet.Grant{Wallet: w.scope("w"), Amount: 30, For: 2 * time.Hour, Reference: "c"})
+		_, err := w.wallet.Grant(ctx, tx, wallet.Grant{Wallet: w.scope("w"), Amount: 30, Ends: wallet.After(2 * time.Hour), Reference: "c"})
 		return err
 	}, model: func(m *model) string {
 		for _, l := range m.lots {

@@ -173,7 +173,7 @@ func (p pieces) build(ctx context.Context, db *pgxpool.Pool, name string, needs 
 		}
 		if needs&aWallet != 0 {
 			b.do(func() error {
-				_, err := w.wallet.Grant(ctx, tx, wallet.Grant{Wallet: w.scope("w"), Amount: 20, For: time.Minute, Reference: "ended"})
+				_, err := w.wallet.Grant(ctx, tx, wallet.Grant{Wallet: w.scope("w"), Amount: 20, Ends: wallet.After(time.Minute), Reference: "ended"})
 				return err
 			})
 		}
@@ -215,11 +215,11 @@ func (p pieces) build(ctx context.Context, db *pgxpool.Pool, name string, needs 
 		if needs&aWallet != 0 {
 			b.do(func() error {
 				m.lots = []lot{{"a", 1, 60, ""}, {"u", 4, 30, "images"}}
-				_, err := w.wallet.Grant(ctx, tx, wallet.Grant{Wallet: w.scope("w"), Amount: 60, For: time.Hour, Reference: "a"})
+				_, err := w.wallet.Grant(ctx, tx, wallet.Grant{Wallet: w.scope("w"), Amount: 60, Ends: wallet.After(time.Hour), Reference: "a"})
 				return err
 			})
 			b.do(func() error {
-				_, err := w.wallet.Grant(ctx, tx, wallet.Grant{Wallet: w.scope("w"), Amount: 30, For: 4 * time.Hour, Reference: "u", Uses: []string{"images"}})
+				_, err := w.wallet.Grant(ctx, tx, wallet.Grant{Wallet: w.scope("w"), Amount: 30, Ends: wallet.After(4 * time.Hour), Reference: "u", Uses: []string{"images"}})
 				return err
 			})
 		}

@@ -289,7 +289,7 @@ func (a *app) due(ctx context.Context, id string) (map[string]int64, error) {
 // wallets that all processes have.
 func (a *app) wallet(ctx context.Context, id string) (map[string]int64, error) {
 	err := a.in(ctx, func(tx pgx.Tx) error {
-		for reference, g := range map[string]wallet.Grant{"lasting/": {Amount: 10}, "ending/": {Amount: 5, For: 50 * time.Millisecond}} {
+		for reference, g := range map[string]wallet.Grant{"lasting/": {Amount: 10}, "ending/": {Amount: 5, Ends: wallet.After(50 * time.Millisecond)}} {
 			g.Wallet, g.Reference = "wallet", reference+id
 			if _, err := a.book.Grant(ctx, tx, g); err != nil {
 				return err

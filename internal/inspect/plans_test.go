@@ -31,17 +31,17 @@ func TestPlans_SayWhatTheyDoNext(t *testing.T) {
 	change := func(c wallet.Change) {
 		f.tx(func(tx pgx.Tx) error { _, err := book.Change(t.Context(), tx, c); return err })
 	}
-	grant(wallet.Grant{Wallet: "ann", Amount: 300, Reference: "pro", Renews: month, Category: "included"})
+	grant(wallet.Grant{Wallet: "ann", Amount: 300, Reference: "pro", Ends: wallet.EachPeriod(month), Category: "included"})
 	grant(wallet.Grant{Wallet: "ann", Amount: 5, Reference: "gift"})
-	grant(wallet.Grant{Wallet: "ben", Amount: 300, Reference: "pro", Renews: month})
-	grant(wallet.Grant{Wallet: "eve", Amount: 40, Reference: "pictures", Renews: fortnight, Uses: []string{"picture"}})
-	grant(wallet.Grant{Wallet: "joe", Amount: 7, Reference: "later", Renews: hours, Starts: nine.Add(48 * time.Hour)})
-	grant(wallet.Grant{Wallet: "kim", Amount: 9, Reference: "x", Renews: month})
+	grant(wallet.Grant{Wallet: "ben", Amount: 300, Reference: "pro", Ends: wallet.EachPeriod(month)})
+	grant(wallet.Grant{Wallet: "eve", Amount: 40, Reference: "pictures", Ends: wallet.EachPeriod(fortnight), Uses: []string{"picture"}})
+	grant(wallet.Grant{Wallet: "joe", Amount: 7, Reference: "later", Ends: wallet.EachPeriod(hours), Starts: nine.Add(48 * time.Hour)})
+	grant(wallet.Grant{Wallet: "kim", Amount: 9, Reference: "x", Ends: wallet.EachPeriod(month)})
 	f.tx(func(tx pgx.Tx) error {
 		_, err := book.Draw(t.Context(), tx, wallet.Draw{Wallet: "ben", Amount: 100})
 		return err
 	})
-	small := wallet.Grant{Amount: 30, Reference: "small", Renews: month}
+	small := wallet.Grant{Amount: 30, Reference: "small", Ends: wallet.EachPeriod(month)}
 	change(wallet.Change{Wallet: "ben", Reference: "down", Plan: "pro", To: &small, AtEnd: true})
 	change(wallet.Change{Wallet: "eve", Reference: "cancel", Plan: "pictures", AtEnd: true})
 	change(wallet.Change{Wallet: "kim", Reference: "cancel", Plan: "x", AtEnd: true})

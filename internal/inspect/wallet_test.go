@@ -30,7 +30,11 @@ func TestWallet_HasUnitsLotsAndTheNextEnd(t *testing.T) {
 	require.NoError(t, err)
 	grant := func(reference, category string, amount int64, lasts time.Duration) {
 		f.tx(func(tx pgx.Tx) error {
-			_, err := book.Grant(t.Context(), tx, wallet.Grant{Wallet: "ann", Amount: amount, Reference: reference, Category: category, For: lasts})
+			g := wallet.Grant{Wallet: "ann", Amount: amount, Reference: reference, Category: category}
+			if lasts > 0 {
+				g.Ends = wallet.After(lasts)
+			}
+			_, err := book.Grant(t.Context(), tx, g)
 			return err
 		})
 	}

@@ -151,10 +151,10 @@ func change(t *testing.T, pool *pgxpool.Pool, c *metered.Client, id string, resu
 	require.NoError(t, err)
 	month := budget.Per(1, budget.Month, time.UTC, time.Time{}).Period
 	require.NoError(t, pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-		if _, err := book.Grant(ctx, tx, wallet.Grant{Wallet: "plan/" + id, Amount: 300, Reference: "large", Renews: month}); err != nil {
+		if _, err := book.Grant(ctx, tx, wallet.Grant{Wallet: "plan/" + id, Amount: 300, Reference: "large", Ends: wallet.EachPeriod(month)}); err != nil {
 			return err
 		}
-		asked := wallet.Change{Wallet: "plan/" + id, Reference: "evt_1", Plan: "large", To: &wallet.Grant{Amount: 30, Reference: "small", Renews: month}, AtEnd: true}
+		asked := wallet.Change{Wallet: "plan/" + id, Reference: "evt_1", Plan: "large", To: &wallet.Grant{Amount: 30, Reference: "small", Ends: wallet.EachPeriod(month)}, AtEnd: true}
 		if resume {
 			asked = wallet.Change{Wallet: "plan/" + id, Reference: "evt_2", Plan: "large", Resume: true}
 		}

@@ -41,7 +41,7 @@ func TestPackages_SayThatAnOlderSchemaIsNotMigrated(t *testing.T) {
 	needs := map[string]bool{} // the calls that version 1 has not
 	for name, call := range map[string]func(tx pgx.Tx) error{
 		"wallet.Grant": func(tx pgx.Tx) error {
-			_, err := purses.Grant(ctx, tx, wallet.Grant{Wallet: "w", Amount: 5, Reference: "r", Expires: now.Add(time.Hour)})
+			_, err := purses.Grant(ctx, tx, wallet.Grant{Wallet: "w", Amount: 5, Reference: "r", Ends: wallet.At(now.Add(time.Hour))})
 			return err
 		},
 		"wallet.Draw": func(tx pgx.Tx) error {

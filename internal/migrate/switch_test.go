@@ -78,7 +78,7 @@ func (n numbered) make(pool *pgxpool.Pool, name string, ends time.Time) (lot int
 	n.t.Helper()
 	err := pgx.BeginFunc(n.t.Context(), pool, func(tx pgx.Tx) error {
 		ctx := n.t.Context()
-		g, err := n.book.Grant(ctx, tx, wallet.Grant{Wallet: name, Amount: 10, Expires: ends, RollCap: 5})
+		g, err := n.book.Grant(ctx, tx, wallet.Grant{Wallet: name, Amount: 10, Ends: wallet.At(ends), Roll: &wallet.Roll{Cap: 5}})
 		lot = g.Lot
 		if err != nil {
 			return err

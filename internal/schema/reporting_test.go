@@ -109,7 +109,7 @@ func TestReports_GoByTheClockThatIsSet(t *testing.T) {
 	credit, err := wallet.New(c.Budget, wallet.Config{})
 	require.NoError(t, err)
 	require.NoError(t, pgx.BeginFunc(ctx, owner, func(tx pgx.Tx) error {
-		if _, err := credit.Grant(ctx, tx, wallet.Grant{Wallet: "ann", Amount: 10, For: time.Minute, Reference: "gift"}); err != nil {
+		if _, err := credit.Grant(ctx, tx, wallet.Grant{Wallet: "ann", Amount: 10, Ends: wallet.After(time.Minute), Reference: "gift"}); err != nil {
 			return err
 		}
 		h, err := c.Holds.Place(ctx, tx, holds.Placement{ID: "h", TTL: time.Minute, Lines: []holds.Line{{Scope: "s", Amount: 1}}})
