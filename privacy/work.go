@@ -1,0 +1,255 @@
+package privacy
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgmetered/metered/internal/answer"
+	"github.com/pgmetered/metered/internal/fault"
+)
+
+// beginSQL makes the statements mean pg_catalog's operators, makes the text of values one that can be read
+// again, and bounds waits for rows. It returns the settings as they were.
+const beginSQL = `
+with before as materialized (
+    select pg_catalog.array_agg(s.name order by s.nth) as names,
+        pg_catalog.array_agg(pg_catalog.current_setting(s.name) order by s.nth) as values
+    from pg_catalog.unnest(array['search_path', 'datestyle', 'intervalstyle', 'bytea_output', 'jit', 'lock_timeout']) with ordinality s(name, nth)
+)
+select b.values, pg_catalog.current_setting('transaction_isolation'), metered._bound_lock_wait($1::int),
+    pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true), pg_catalog.set_config('datestyle', 'ISO, MDY', true),
+    pg_catalog.set_config('intervalstyle', 'postgres', true), pg_catalog.set_config('bytea_output', 'hex', true),
+    pg_catalog.set_config('jit', 'off', true)
+from before b`
+
+const endSQL = `
+select pg_catalog.set_config(s.name, s.value, true)
+from pg_catalog.unnest(array['search_path', 'datestyle', 'intervalstyle', 'bytea_output', 'jit', 'lock_timeout'], $1::text[]) s(name, value)`
+
+// work is one call of Pseudonymize.
+type work struct {
+	*Register
+	person
+	tx     pgx.Tx
+	left   int64 // rows that the call may still rewrite
+	report Report
+}
+
+func (w *work) run(ctx context.Context) error {
+	further, err := w.further(ctx, w.tx)
+	if err != nil {
+		return err
+	}
+	var before []string
+	var level string
+	var ignored *string
+	err = answer.QueryRow(ctx, w.tx, w.name.SQL(beginSQL), w.lockTimeout.Milliseconds()).
+		Scan(&before, &level, &ignored, &ignored, &ignored, &ignored, &ignored, &ignored)
+	if err == nil && level != "read committed" {
+		err = misuse("tx", "is %s: an old snapshot does not see all rows, so it must be read committed", level)
+	}
+	if err != nil {
+		return err
+	}
+	err = w.renameScopes(ctx)
+	for _, t := range append(tables, further...) {
+		if err == nil && w.left > 0 {
+			err = w.rewrite(ctx, t)
+		}
+	}
+	w.report.Done = true
+	for _, t := range append(tables, further...) {
+		if err == nil {
+			err = w.look(ctx, t)
+		}
+	}
+	if err == nil {
+		_, err = w.tx.Exec(ctx, endSQL, before)
+	}
+	return err
+}
+
+// exec runs a statement, whose first arguments are the person's, and counts its rows.
+func (w *work) exec(ctx context.Context, sql string, args ...any) error {
+	tag, err := w.tx.Exec(ctx, w.name.SQL(sql), args...)
+	w.report.Rows += tag.RowsAffected()
+	w.left -= tag.RowsAffected()
+	return err
+}
+
+// namedSQL finds the scopes of a person, their new names, and how many entries they have.
+var namedSQL = func() string {
+	var each []string
+	for _, t := range tables {
+		for _, name := range t.scopes {
+			c := column{name, text, ""}
+			each = append(each, fmt.Sprintf("select x.%s as scope from %s x where %s", name, t.name, c.has()))
+		}
+	}
+	return `
+select s.scope, pg_catalog.regexp_replace(s.scope collate "C", $2, $4, 'g'), (select count(*) from metered.ledger l where l.scope = s.scope)
+from (` + strings.Join(each, "\nunion\n") + `) s
+where $3::text is not null
+order by s.scope`
+}()
+
+// openSQL is what is open in scopes. A lease is spent from by its number, and a job waits in a line, in the memory of programs
+// that know the scope's old name.
+const openSQL = `
+select x.scope, 'lease ' || x.no || ' of ' || x.scope || ' is open' from metered.leases x
+where x.settled_at is null and (x.scope = any ($1::text[]) or x.child = any ($1::text[]))
+union all
+select x.child, 'lease ' || x.no || ' of ' || x.scope || ' is open' from metered.leases x
+where x.settled_at is null and x.child = any ($1::text[])
+union all
+select s.scope, 'job ' || x.job_id || ' waits for ' || s.scope from metered.parked_jobs x, pg_catalog.unnest($1::text[]) s(scope)
+where x.scope = s.scope or x.passed = s.scope or pg_catalog.strpos(x.charges, s.scope) > 0
+union all
+select l.scope, 'hold ' || h.id || ' is that of a job' from metered.hold_lines l join metered.holds h on h.no = l.hold
+where l.scope = any ($1::text[]) and h.pending and h.id like 'job/%'`
+
+const (
+	lockSQL = `
+select metered._lock_keys(array(select metered._scope_key(s) from pg_catalog.unnest($1::text[]) s group by 1 order by 1), $2),
+    metered._lock_keys(array(select metered._tally_key(s) from pg_catalog.unnest($1::text[]) s group by 1 order by 1), $2)`
+
+	takenSQL = `
+select exists (select from metered.ledger x where x.scope = any ($1::text[]))
+    or exists (select from metered.tallies x where x.scope = any ($1::text[]))
+    or exists (select from metered.resources x where x.scope = any ($1::text[]))
+    or exists (select from metered.leases x where x.scope = any ($1::text[]) or x.child = any ($1::text[]))
+    or exists (select from metered.hold_lines x where x.scope = any ($1::text[]))
+    or exists (select from metered.lot_rows x where x.scope = any ($1::text[]))`
+
+	// The keys of the locks of holds and lines are those of the scopes' names.
+	holdKeysSQL = `
+update metered.holds x set keys = array(select distinct l.key from metered.hold_lines l where l.hold = x.no order by 1)
+where x.no in (select l.hold from metered.hold_lines l where l.scope = any ($1::text[]))`
+)
+
+// renameScopes renames as many scopes as the call may, and one at least.
+func (w *work) renameScopes(ctx context.Context) error {
+	var scope, alias string
+	var entries, sum int64
+	names := map[string]string{}
+	var old []string
+	rows, _ := answer.Query(ctx, w.tx, w.name.SQL(namedSQL), w.args()...)
+	_, err := pgx.ForEachRow(rows, []any{&scope, &alias, &entries}, func() error {
+		if len(alias) > maxName {
+			return invalid("alias", "makes a scope's name of %d bytes, and %d are the most", len(alias), maxName)
+		}
+		if sum += entries + 1; len(old) == 0 || sum <= w.left {
+			names[scope] = alias
+			old = append(old, scope)
+		}
+		return nil
+	})
+	if err == nil {
+		old, err = w.closed(ctx, old)
+	}
+	if err != nil || len(old) == 0 {
+		return err
+	}
+	aliases := make([]string, len(old))
+	for i, scope := range old {
+		aliases[i] = names[scope]
+	}
+	if _, err := w.tx.Exec(ctx, w.name.SQL(lockSQL), append(append([]string(nil), aliases...), old...), w.lockTimeout.Milliseconds()); err != nil {
+		return err
+	}
+	still, err := w.closed(ctx, old) // what was opened before the locks
+	if err == nil && len(still) < len(old) {
+		return fault.ErrSerialization
+	}
+	var taken bool
+	if err == nil {
+		err = answer.QueryRow(ctx, w.tx, w.name.SQL(takenSQL), aliases).Scan(&taken)
+	}
+	if err == nil && taken {
+		err = ErrAliasTaken
+	}
+	for _, t := range tables {
+		for _, name := range t.scopes {
+			if err == nil {
+				err = w.exec(ctx, renameSQL(t, name), old, aliases)
+			}
+		}
+	}
+	if err == nil {
+		_, err = w.tx.Exec(ctx, w.name.SQL(holdKeysSQL), aliases)
+	}
+	w.report.Scopes += len(old)
+	return err
+}
+
+func renameSQL(t table, column string) string {
+	key := ""
+	if t.name == "metered.hold_lines" || t.name == "metered.parked_scopes" {
+		key = ", key = metered._scope_key(n.alias)"
+	}
+	return fmt.Sprintf("update %s x set %s = n.alias%s from pg_catalog.unnest($1::text[], $2::text[]) n(scope, alias) where x.%[2]s = n.scope", t.name, column, key)
+}
+
+// closed are the scopes in which nothing is open.
+func (w *work) closed(ctx context.Context, scopes []string) ([]string, error) {
+	open := map[string]bool{}
+	var scope, what string
+	rows, _ := answer.Query(ctx, w.tx, w.name.SQL(openSQL), scopes)
+	_, err := pgx.ForEachRow(rows, []any{&scope, &what}, func() error {
+		open[scope] = true
+		w.stays(what)
+		return nil
+	})
+	var closed []string
+	for _, scope := range scopes {
+		if !open[scope] {
+			closed = append(closed, scope)
+		}
+	}
+	return closed, err
+}
+
+const maxOpen = 20
+
+func (w *work) stays(what string) {
+	if len(w.report.Open) < maxOpen {
+		w.report.Open = append(w.report.Open, what)
+	}
+}
+
+// rewrite rewrites rows of a table, but for names of scopes.
+func (w *work) rewrite(ctx context.Context, t table) error {
+	if len(t.columns) == 0 || t.open != "" {
+		return nil
+	}
+	sets := make([]string, len(t.columns))
+	for i, c := range t.columns {
+		sets[i] = c.set()
+	}
+	return w.exec(ctx, fmt.Sprintf(`
+update %[1]s x set %[2]s
+where x.ctid = any (array(select x.ctid from %[1]s x where $2::text is not null and $3::text is not null and (%[3]s) limit $5))`,
+		t.name, strings.Join(sets, ",\n    "), anyOf(t.columns, column.has)), append(w.args(), w.left)...)
+}
+
+// look looks for what is left in a table.
+func (w *work) look(ctx context.Context, t table) error {
+	what := cmp.Or(t.open, "null::text")
+	var left, near int64
+	var open []string
+	err := answer.QueryRow(ctx, w.tx, w.name.SQL(fmt.Sprintf(`
+select count(*) filter (where s.has), count(*) filter (where not s.has), (array_agg(distinct s.what) filter (where s.has and s.what is not null))[1:%[5]d]
+from (select coalesce(%[1]s, false) as has, %[2]s as what from %[3]s x where $2::text is not null and $3::text is not null and (%[1]s
+    or %[4]s)) s`, anyOf(t.all(), column.has), what, t.name, anyOf(t.all(), column.near), maxOpen)),
+		w.subject, w.plain, w.escaped).Scan(&left, &near, &open)
+	for _, what := range open {
+		w.stays(what)
+	}
+	w.report.Near += near
+	w.report.Done = w.report.Done && left == 0
+	return err
+}
