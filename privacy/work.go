@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
@@ -28,7 +29,7 @@ from before b`
 
 const endSQL = `
 select pg_catalog.set_config(s.name, s.value, true)
-from pg_catalog.unnest(array['search_path', 'datestyle', 'intervalstyle', 'bytea_output', 'jit', 'lock_timeout'], $1::text[]) s(name, value)`
+from unnest(array['search_path', 'datestyle', 'intervalstyle', 'bytea_output', 'jit', 'lock_timeout'], $1::text[]) s(name, value)`
 
 // work is one call of Pseudonymize.
 type work struct {
@@ -106,7 +107,7 @@ union all
 select x.child, 'lease ' || x.no || ' of ' || x.scope || ' is open' from metered.leases x
 where x.settled_at is null and x.child = any ($1::text[])
 union all
-select s.scope, 'job ' || x.job_id || ' waits for ' || s.scope from metered.parked_jobs x, pg_catalog.unnest($1::text[]) s(scope)
+select s.scope, 'job ' || x.job_id || ' waits for units' from metered.parked_jobs x, unnest($1::text[]) s(scope)
 where x.scope = s.scope or x.passed = s.scope or pg_catalog.strpos(x.charges, s.scope) > 0
 union all
 select l.scope, 'hold ' || h.id || ' is that of a job' from metered.hold_lines l join metered.holds h on h.no = l.hold
@@ -114,8 +115,8 @@ where l.scope = any ($1::text[]) and h.pending and h.id like 'job/%'`
 
 const (
 	lockSQL = `
-select metered._lock_keys(array(select metered._scope_key(s) from pg_catalog.unnest($1::text[]) s group by 1 order by 1), $2),
-    metered._lock_keys(array(select metered._tally_key(s) from pg_catalog.unnest($1::text[]) s group by 1 order by 1), $2)`
+select metered._lock_keys(array(select metered._scope_key(s) from unnest($1::text[]) s group by 1 order by 1), $2),
+    metered._lock_keys(array(select metered._tally_key(s) from unnest($1::text[]) s group by 1 order by 1), $2)`
 
 	takenSQL = `
 select exists (select from metered.ledger x where x.scope = any ($1::text[]))
@@ -191,7 +192,7 @@ func renameSQL(t table, column string) string {
 	if t.name == "metered.hold_lines" || t.name == "metered.parked_scopes" {
 		key = ", key = metered._scope_key(n.alias)"
 	}
-	return fmt.Sprintf("update %s x set %s = n.alias%s from pg_catalog.unnest($1::text[], $2::text[]) n(scope, alias) where x.%[2]s = n.scope", t.name, column, key)
+	return fmt.Sprintf("update %s x set %s = n.alias%s from unnest($1::text[], $2::text[]) n(scope, alias) where x.%[2]s = n.scope", t.name, column, key)
 }
 
 // closed are the scopes in which nothing is open.
@@ -216,7 +217,7 @@ func (w *work) closed(ctx context.Context, scopes []string) ([]string, error) {
 const maxOpen = 20
 
 func (w *work) stays(what string) {
-	if len(w.report.Open) < maxOpen {
+	if len(w.report.Open) < maxOpen && !slices.Contains(w.report.Open, what) {
 		w.report.Open = append(w.report.Open, what)
 	}
 }
