@@ -31,27 +31,28 @@ type column struct {
 // rewritten together, under the scopes' locks. The rows of an open table are found, and rewritten
 // by nobody: they go when what they are about has ended.
 type table struct {
-	name    string // as it stands in SQL
-	scopes  []string
-	columns []column
-	also    string // a condition for further rows of the person: their own have no name
-	open    string // what a row of it is, for Report.Open
+	name     string // as it stands in SQL
+	scopes   []string
+	columns  []column
+	appended bool   // its rows never change
+	also     string // a condition for further rows of the person: their own have no name
+	open     string // what a row of it is, for Report.Open
 }
 
 // tables are all tables of the schema that have names.
 var tables = []table{
-	{name: "metered.ledger", scopes: []string{"scope"}, columns: columns("hold operation_tenant operation", "note crossed")},
+	{name: "metered.ledger", scopes: []string{"scope"}, columns: columns("hold operation_tenant operation", "note crossed"), appended: true},
 	{name: "metered.tallies", scopes: []string{"scope"}, columns: columns("operation_tenant operation hold", "note")},
 	{name: "metered.refund_sum", scopes: []string{"scope"}},
 	{name: "metered.resources", scopes: []string{"scope"}},
 	{name: "metered.leases", scopes: []string{"scope", "child"}, columns: columns("owner settled_by", "")},
 	{name: "metered.lease_sum", scopes: []string{"scope"}},
-	{name: "metered.lease_spends", columns: columns("operation_tenant operation", "note"),
+	{name: "metered.lease_spends", appended: true, columns: columns("operation_tenant operation", "note"),
 		also: "x.lease in (select y.no from metered.leases y where %s)"},
 	{name: "metered.holds", scopes: []string{"claim"},
 		columns: append(columns("tenant id holder entity", ""), column{"metadata", json, "json"})},
 	{name: "metered.hold_lines", scopes: []string{"scope"}, also: "x.hold in (select y.no from metered.holds y where %s)"},
-	{name: "metered.hold_events", columns: columns("entity operation_tenant operation", "detail note"),
+	{name: "metered.hold_events", appended: true, columns: columns("entity operation_tenant operation", "detail note"),
 		also: "x.hold in (select y.no from metered.holds y where %s)"},
 	{name: "metered.lot_rows", scopes: []string{"scope"}, columns: append(columns("category reference", ""), column{"plan", plan, ""})},
 	{name: "metered.lot_moves", scopes: []string{"scope"}},
@@ -61,7 +62,7 @@ var tables = []table{
 	{name: "metered.parked_scopes", scopes: []string{"scope"}, columns: columns("trouble", "")},
 	{name: "metered.tokens", columns: append(columns("purpose subject", ""), column{"payload", json, "json"})},
 	{name: "metered.job_keys", columns: columns("queue key kind tenant", "")},
-	{name: "metered.operations", columns: append(columns("tenant id name", ""), column{"result", bytes, ""},
+	{name: "metered.operations", appended: true, columns: append(columns("tenant id name", ""), column{"result", bytes, ""},
 		column{"scopes", list, ""}, column{"holds", jsonText, ""}, column{"refusal", json, "json"})},
 	{name: "metered.newest", columns: columns("tenant key id", "")},
 	{name: "metered.tenants", columns: columns("tenant", "")},

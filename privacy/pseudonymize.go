@@ -14,7 +14,8 @@ import (
 
 // Report says what a Pseudonymize did, and what is left.
 type Report struct {
-	// Done is true if no row has the name any more. Otherwise call again, in another transaction.
+	// Done is true if no row has the name any more that was committed when the call began. Otherwise
+	// call again, in another transaction.
 	Done bool `json:"done"`
 
 	// Scopes are the renamed scopes.
@@ -38,11 +39,12 @@ type Report struct {
 // scope.
 //
 // It is done when Report.Done is true. One call rewrites about Config.MaxRows rows, each scope
-// whole, and the next one goes on. Calls with the same subject and alias may be repeated.
+// whole, and the next one goes on: names of scopes come last. Calls with the same subject and alias
+// may be repeated.
 //
-// It waits for the locks of the scopes that it renames, which keep these until the end of tx. It
-// reads all tables, without a lock, and needs READ COMMITTED and the schema's owner. A refusal
-// leaves tx as it was: ErrAliasTaken, or ErrBusy and others of package metered.
+// It reads all tables, without a lock, then takes the locks of the scopes that it renames, and keeps
+// them until the end of tx. It needs READ COMMITTED and the schema's owner. A refusal leaves tx as
+// it was: ErrAliasTaken, or ErrBusy and others of package metered.
 func (r *Register) Pseudonymize(ctx context.Context, tx pgx.Tx, subject, alias string) (Report, error) {
 	if err := cmp.Or(r.made(), fault.NotNil(errArgument, "tx", tx)); err != nil {
 		return Report{}, err

@@ -19,6 +19,7 @@ import (
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/niltest"
 	"github.com/pgmetered/metered/internal/pgtest"
+	"github.com/pgmetered/metered/jobs"
 	"github.com/pgmetered/metered/leases"
 	"github.com/pgmetered/metered/privacy"
 	"github.com/pgmetered/metered/tokens"
@@ -347,4 +348,29 @@ func TestPseudonymize_FindsTheNameAsAWord(t *testing.T) {
 			}
 		}
 	}
+}
+
+type letterTo struct {
+	To string `json:"to"`
+}
+
+func (letterTo) Kind() string { return "letter" }
+
+func TestPseudonymize_TakesTheNameOutOfRiversJobs(t *testing.T) {
+	t.Parallel()
+	pool, c := pgtest.SetUp(t, metered.Config{})
+	for _, name := range []string{subject, "user/anna"} {
+		require.NoError(t, pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
+			_, err := c.Jobs.Enqueue(t.Context(), tx, letterTo{"mail " + name}, &jobs.Options{Key: "letter/" + name, Tenant: name})
+			return err
+		}))
+	}
+	report := pseudonymize(t, pool, register(t, privacy.Config{Tables: []string{"river_job"}}))
+	require.True(t, report.Done)
+	require.Equal(t, []string{`{"to": "mail gone/7f3a"}`, `{"to": "mail user/anna"}`},
+		pgtest.Value[[]string](t, pool, "select array_agg(args::text order by id) from river_job"))
+	require.False(t, pgtest.Value[bool](t, pool, "select bool_or(j::text ~ 'user/ann\\y') from river_job j"))
+	job, err := c.Jobs.Find(t.Context(), pool, "default", "letter/"+alias)
+	require.NoError(t, err)
+	require.Positive(t, job.JobID)
 }

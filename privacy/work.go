@@ -56,20 +56,38 @@ func (w *work) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	err = w.renameScopes(ctx)
-	for _, t := range append(tables, further...) {
-		if err == nil && w.left > 0 {
-			err = w.rewrite(ctx, t)
+	all := append(slices.Clone(tables), further...)
+	counts := make([]int64, len(all))
+	scopes, err := w.scopes(ctx)
+	for i, t := range all {
+		if err == nil {
+			counts[i], err = w.look(ctx, t)
 		}
 	}
 	w.report.Done = true
-	for _, t := range append(tables, further...) {
-		if err == nil {
-			err = w.look(ctx, t)
-		}
+	err = w.rewriteEach(ctx, all, counts, true, err)
+	var aliases []string
+	if err == nil {
+		aliases, err = w.renameScopes(ctx, scopes)
+	}
+	err = w.rewriteEach(ctx, all, counts, false, err)
+	if err == nil && len(aliases) > 0 { // entries that were written between the look and the locks
+		err = w.exec(ctx, rewriteSQL(tables[0])+" and x.scope = any ($5::text[])", append(w.args(), aliases)...)
 	}
 	if err == nil {
 		_, err = w.tx.Exec(ctx, endSQL, before)
+	}
+	return err
+}
+
+// rewriteEach rewrites the tables whose rows never change, before the locks of scopes are taken, so
+// that these are kept for less time. Rows of the others are locked by those who have a scope's lock,
+// and so come after it.
+func (w *work) rewriteEach(ctx context.Context, all []table, counts []int64, appended bool, err error) error {
+	for i, t := range all {
+		if err == nil && counts[i] > 0 && t.appended == appended {
+			err = w.rewrite(ctx, t, counts[i])
+		}
 	}
 	return err
 }
@@ -132,39 +150,51 @@ update metered.holds x set keys = array(select distinct l.key from metered.hold_
 where x.no in (select l.hold from metered.hold_lines l where l.scope = any ($1::text[]))`
 )
 
-// renameScopes renames as many scopes as the call may, and one at least.
-func (w *work) renameScopes(ctx context.Context) error {
-	var scope, alias string
-	var entries, sum int64
-	names := map[string]string{}
-	var old []string
+// named is a scope that has the name.
+type named struct {
+	scope, alias string
+	entries      int64
+}
+
+func (w *work) scopes(ctx context.Context) ([]named, error) {
 	rows, _ := answer.Query(ctx, w.tx, w.name.SQL(namedSQL), w.args()...)
-	_, err := pgx.ForEachRow(rows, []any{&scope, &alias, &entries}, func() error {
-		if len(alias) > maxName {
-			return invalid("alias", "makes a scope's name of %d bytes, and %d are the most", len(alias), maxName)
+	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (n named, err error) {
+		if err = row.Scan(&n.scope, &n.alias, &n.entries); err == nil && len(n.alias) > maxName {
+			err = invalid("alias", "makes a scope's name of %d bytes, and %d are the most", len(n.alias), maxName)
 		}
-		if sum += entries + 1; len(old) == 0 || sum <= w.left {
-			names[scope] = alias
-			old = append(old, scope)
-		}
-		return nil
+		return n, err
 	})
-	if err == nil {
-		old, err = w.closed(ctx, old)
+}
+
+// renameScopes renames as many scopes as the call may, and one at least if anything is left of its rows. It
+// returns their new names.
+func (w *work) renameScopes(ctx context.Context, all []named) (aliases []string, err error) {
+	var scopes []string
+	for _, n := range all {
+		scopes = append(scopes, n.scope)
 	}
-	if err != nil || len(old) == 0 {
-		return err
+	open, err := w.open(ctx, scopes)
+	if err != nil {
+		return nil, err
 	}
-	aliases := make([]string, len(old))
-	for i, scope := range old {
-		aliases[i] = names[scope]
+	scopes = nil
+	sum := int64(0)
+	for _, n := range all {
+		if sum += n.entries; open[n.scope] || w.left <= 0 || len(scopes) > 0 && sum > w.left {
+			w.report.Done = false
+			continue
+		}
+		scopes, aliases = append(scopes, n.scope), append(aliases, n.alias)
 	}
-	if _, err := w.tx.Exec(ctx, w.name.SQL(lockSQL), append(append([]string(nil), aliases...), old...), w.lockTimeout.Milliseconds()); err != nil {
-		return err
+	if len(scopes) == 0 {
+		return nil, nil
 	}
-	still, err := w.closed(ctx, old) // what was opened before the locks
-	if err == nil && len(still) < len(old) {
-		return fault.ErrSerialization
+	if _, err := w.tx.Exec(ctx, w.name.SQL(lockSQL), append(slices.Clone(aliases), scopes...), w.lockTimeout.Milliseconds()); err != nil {
+		return nil, err
+	}
+	open, err = w.open(ctx, scopes) // what was opened before the locks
+	if err == nil && len(open) > 0 {
+		err = fault.ErrSerialization
 	}
 	var taken bool
 	if err == nil {
@@ -176,15 +206,15 @@ func (w *work) renameScopes(ctx context.Context) error {
 	for _, t := range tables {
 		for _, name := range t.scopes {
 			if err == nil {
-				err = w.exec(ctx, renameSQL(t, name), old, aliases)
+				err = w.exec(ctx, renameSQL(t, name), scopes, aliases)
 			}
 		}
 	}
 	if err == nil {
 		_, err = w.tx.Exec(ctx, w.name.SQL(holdKeysSQL), aliases)
 	}
-	w.report.Scopes += len(old)
-	return err
+	w.report.Scopes = len(scopes)
+	return aliases, err
 }
 
 func renameSQL(t table, column string) string {
@@ -195,8 +225,8 @@ func renameSQL(t table, column string) string {
 	return fmt.Sprintf("update %s x set %s = n.alias%s from unnest($1::text[], $2::text[]) n(scope, alias) where x.%[2]s = n.scope", t.name, column, key)
 }
 
-// closed are the scopes in which nothing is open.
-func (w *work) closed(ctx context.Context, scopes []string) ([]string, error) {
+// open are the scopes in which something is open.
+func (w *work) open(ctx context.Context, scopes []string) (map[string]bool, error) {
 	open := map[string]bool{}
 	var scope, what string
 	rows, _ := answer.Query(ctx, w.tx, w.name.SQL(openSQL), scopes)
@@ -205,13 +235,7 @@ func (w *work) closed(ctx context.Context, scopes []string) ([]string, error) {
 		w.stays(what)
 		return nil
 	})
-	var closed []string
-	for _, scope := range scopes {
-		if !open[scope] {
-			closed = append(closed, scope)
-		}
-	}
-	return closed, err
+	return open, err
 }
 
 const maxOpen = 20
@@ -222,35 +246,47 @@ func (w *work) stays(what string) {
 	}
 }
 
-// rewrite rewrites rows of a table, but for names of scopes.
-func (w *work) rewrite(ctx context.Context, t table) error {
-	if len(t.columns) == 0 || t.open != "" {
+// rewrite rewrites rows of a table, but for names of scopes: all of them, or as many as the call may.
+func (w *work) rewrite(ctx context.Context, t table, rows int64) error {
+	if t.open != "" || w.left <= 0 {
+		w.report.Done = false
 		return nil
 	}
+	if rows <= w.left {
+		return w.exec(ctx, rewriteSQL(t), w.args()...)
+	}
+	w.report.Done = false
+	return w.exec(ctx, rewriteSQL(t)+fmt.Sprintf(`
+    and x.ctid = any (array(select x.ctid from %s x where %s limit $5))`, t.name, anyOf(t.columns, column.has)), append(w.args(), w.left)...)
+}
+
+func rewriteSQL(t table) string {
 	sets := make([]string, len(t.columns))
 	for i, c := range t.columns {
 		sets[i] = c.set()
 	}
-	return w.exec(ctx, fmt.Sprintf(`
-update %[1]s x set %[2]s
-where x.ctid = any (array(select x.ctid from %[1]s x where $2::text is not null and $3::text is not null and (%[3]s) limit $5))`,
-		t.name, strings.Join(sets, ",\n    "), anyOf(t.columns, column.has)), append(w.args(), w.left)...)
+	return fmt.Sprintf(`
+update %s x set %s
+where $2::text is not null and $3::text is not null and (%s)`, t.name, strings.Join(sets, ",\n    "), anyOf(t.columns, column.has))
 }
 
-// look looks for what is left in a table.
-func (w *work) look(ctx context.Context, t table) error {
-	what := cmp.Or(t.open, "null::text")
-	var left, near int64
+// look counts the rows of a table whose columns have the name, but for names of scopes.
+func (w *work) look(ctx context.Context, t table) (rows int64, err error) {
+	what, has := cmp.Or(t.open, "null::text"), "false"
+	if len(t.columns) > 0 {
+		has = anyOf(t.columns, column.has)
+	}
+	var near int64
 	var open []string
-	err := answer.QueryRow(ctx, w.tx, w.name.SQL(fmt.Sprintf(`
-select count(*) filter (where s.has), count(*) filter (where not s.has), (array_agg(distinct s.what) filter (where s.has and s.what is not null))[1:%[5]d]
-from (select coalesce(%[1]s, false) as has, %[2]s as what from %[3]s x where $2::text is not null and $3::text is not null and (%[1]s
-    or %[4]s)) s`, anyOf(t.all(), column.has), what, t.name, anyOf(t.all(), column.near), maxOpen)),
-		w.subject, w.plain, w.escaped).Scan(&left, &near, &open)
+	err = answer.QueryRow(ctx, w.tx, w.name.SQL(fmt.Sprintf(`
+select count(*) filter (where s.has), count(*) filter (where s.near), (array_agg(distinct s.what) filter (where s.has and s.what is not null))[1:%d]
+from (select coalesce(%s, false) as has, coalesce(%s, false) and (%s) is not true as near, %s as what from %s x
+    where $1::text is not null and $2::text is not null and $3::text is not null and (%s or %s)) s`,
+		maxOpen, has, anyOf(t.all(), column.near), anyOf(t.all(), column.has), what, t.name, has, anyOf(t.all(), column.near))),
+		w.subject, w.plain, w.escaped).Scan(&rows, &near, &open)
 	for _, what := range open {
 		w.stays(what)
 	}
 	w.report.Near += near
-	w.report.Done = w.report.Done && left == 0
-	return err
+	return rows, err
 }

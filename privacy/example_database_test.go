@@ -1,0 +1,11 @@
+package privacy_test
+
+import (
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgmetered/metered/internal/pgtest"
+)
+
+// exampleDatabase is a new database with the schema, where yours is pgxpool.New(ctx, os.Getenv("DATABASE_URL")), on which
+// metered.Migrate was called once.
+func exampleDatabase() (pool *pgxpool.Pool, done func()) { return pgtest.Example() }
