@@ -54,7 +54,7 @@ func TestExamples_CallEachPublicFunction(t *testing.T) {
 	}
 	var missing []string
 	calls := 0
-	for _, path := range []string{"", "/budget", "/holds", "/leases", "/tokens", "/jobs", "/wallet", "/maintain", "/httpmetered", "/cells"} {
+	for _, path := range []string{"", "/budget", "/holds", "/leases", "/tokens", "/jobs", "/wallet", "/maintain", "/httpmetered", "/cells", "/privacy"} {
 		for _, call := range public(c.packages[modulePath+path]) {
 			if calls++; !c.called[call] && !slices.Contains(ofInterfaces, call.Name()) {
 				missing = append(missing, nameOf(call))

@@ -55,6 +55,7 @@ var statuses = map[string]int{
 	"job_conflict":          http.StatusConflict,
 	"job_not_parked":        http.StatusConflict,
 	"token_exists":          http.StatusConflict,
+	"alias_taken":           http.StatusConflict,
 	"carve_conflict":        http.StatusConflict,
 	"carve_child_used":      http.StatusConflict,
 	"claim_taken":           http.StatusConflict,

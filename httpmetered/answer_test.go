@@ -26,6 +26,7 @@ import (
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/jobs"
 	"github.com/pgmetered/metered/leases"
+	"github.com/pgmetered/metered/privacy"
 	"github.com/pgmetered/metered/replica"
 	"github.com/pgmetered/metered/tokens"
 	"github.com/pgmetered/metered/wallet"
@@ -106,6 +107,7 @@ func TestWrite_AnswersEveryCode(t *testing.T) {
 		"carve_child_used": {leases.ErrChildUsed, answered{409, ""}},
 
 		"token_exists":      {tokens.ErrExists, answered{409, ""}},
+		"alias_taken":       {privacy.ErrAliasTaken, answered{409, ""}},
 		"job_conflict":      {&jobs.ConflictError{Queue: "secret", Key: "secret"}, answered{409, ""}},
 		"job_key_not_found": {jobs.ErrNotFound, answered{404, ""}},
 		"job_not_parked":    {jobs.ErrNotParked, answered{409, ""}},

@@ -70,6 +70,9 @@ func TestPseudonymize_BalancesChainsAndReplaysGoOn(t *testing.T) {
 	command := metered.Command{Tenant: subject, ID: "op-1", Charges: []budget.Charge{{Scope: subject, Amount: 3}}}
 	_, err := metered.Do(ctx, c, command, func(context.Context, *metered.Tx) (string, error) { return "paid by " + subject, nil })
 	require.NoError(t, err)
+	ofAcme := metered.Command{Tenant: "org/acme", ID: "op-2", Charges: []budget.Charge{{Scope: subject, Amount: 2}}}
+	_, err = metered.Do[any](ctx, c, ofAcme, nil)
+	require.NoError(t, err)
 	book, err := holds.New(c.Budget, holds.Config{})
 	require.NoError(t, err)
 	purse, err := wallet.New(c.Budget, wallet.Config{})
@@ -104,6 +107,9 @@ func TestPseudonymize_BalancesChainsAndReplaysGoOn(t *testing.T) {
 	require.Empty(t, found(t, pool, subject+"/"))
 	pgtest.RequireVerified(t, pool, c.Budget)
 
+	require.True(t, pgtest.Value[bool](t, pool, `select bool_and(l.key = metered._scope_key(l.scope) and l.key = any (h.keys)) and bool_and(cardinality(h.keys) = 2)
+		from metered.hold_lines l join metered.holds h on h.no = l.hold`), "the keys of locks are those of the names")
+
 	after := usage(alias)
 	require.Equal(t, before.Used, after.Used)
 	require.Equal(t, before.Held, after.Held)
@@ -123,6 +129,14 @@ func TestPseudonymize_BalancesChainsAndReplaysGoOn(t *testing.T) {
 	require.Equal(t, alias, again.Receipt.Entries[0].Scope)
 	require.Equal(t, first.Seq+1, again.Receipt.Entries[0].Seq)
 
+	late, err := metered.Do[any](ctx, c, ofAcme, nil) // sent again as it was
+	require.NoError(t, err)
+	require.True(t, late.Replayed)
+	require.Equal(t, alias, late.Receipt.Entries[0].Scope)
+	ofAcme.Charges[0].Scope = alias
+	_, err = metered.Do[any](ctx, c, ofAcme, nil)
+	require.ErrorIs(t, err, metered.ErrConflict, "another command has the id")
+
 	in(func(tx pgx.Tx) error {
 		_, err := book.Capture(ctx, tx, holds.Capture{Tenant: alias, IDs: []string{"h1"}, Holder: alias, All: true})
 		return err
@@ -133,7 +147,7 @@ func TestPseudonymize_BalancesChainsAndReplaysGoOn(t *testing.T) {
 		_, err = c.Tokens.Consume(ctx, tx, "upload", alias, token.Token.Reveal())
 		return err
 	})
-	require.Equal(t, first.Seq+5, charge(t, pool, c, alias, 1).Seq, "the chain goes on")
+	require.Equal(t, first.Seq+6, charge(t, pool, c, alias, 1).Seq, "the chain goes on")
 	require.EqualValues(t, 1, charge(t, pool, c, subject, 1).Seq, "the old name begins a new scope")
 	pgtest.RequireVerified(t, pool, c.Budget)
 }
@@ -252,6 +266,28 @@ func TestPseudonymize_BesideChargesLosesNone(t *testing.T) {
 	pgtest.RequireVerified(t, pool, c.Budget)
 	require.EqualValues(t, writers*each+1, pgtest.Value[int64](t, pool, "select sum(spent) from (select max(spent) as spent from metered.ledger group by scope) s"))
 	require.Positive(t, pgtest.Value[int64](t, pool, "select count(*) from metered.ledger where scope = $1", alias))
+}
+
+func TestPseudonymize_WaitsForTheLocksOfBothNames(t *testing.T) {
+	t.Parallel()
+	pool, c := pgtest.SetUp(t, metered.Config{})
+	charge(t, pool, c, subject, 1)
+	r := register(t, privacy.Config{LockTimeout: 20 * time.Millisecond})
+	for _, lock := range []string{"pg_advisory_xact_lock(metered._scope_key('user/ann'))", "pg_advisory_xact_lock(metered._scope_key('gone/7f3a'))",
+		"pg_advisory_xact_lock_shared(metered._tally_key('user/ann'))"} {
+		holder, err := pool.Begin(t.Context())
+		require.NoError(t, err)
+		_, err = holder.Exec(t.Context(), "select "+lock)
+		require.NoError(t, err)
+		require.NoError(t, pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
+			_, err := r.Pseudonymize(t.Context(), tx, subject, alias)
+			require.ErrorIs(t, err, metered.ErrBusy, lock)
+			require.Equal(t, 1, pgtest.Value[int](t, tx, "select 1"))
+			return nil
+		}))
+		require.NoError(t, holder.Rollback(t.Context()))
+	}
+	require.True(t, pseudonymize(t, pool, r).Done)
 }
 
 func TestPseudonymize_IsTheOwners(t *testing.T) {

@@ -129,7 +129,7 @@ func (a *app) advice(err error) string {
 }
 
 // packageNames begin the errors of the library, which a user of the command line does not know.
-var packageNames = regexp.MustCompile(`(^|: )(?:inspect: not found|metered|budget|tokens|jobs|holds|wallet|leases|maintain|console|inspect): `)
+var packageNames = regexp.MustCompile(`(^|: )(?:inspect: not found|metered|budget|tokens|jobs|holds|wallet|leases|maintain|console|inspect|privacy): `)
 
 // schemaError is of a schema that this build cannot work with.
 type schemaError struct {

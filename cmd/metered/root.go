@@ -62,7 +62,8 @@ const exitCodes = `The exit code says what came of a command:
   1    failed: no connection, a lock that was not free in time, an error of the server
   2    the command line was not understood, or an argument is out of bounds
   3    differences were found: verify, migrate status, migrate validate
-  4    refused: explain says that the charge would be, or a question was not answered with yes
+  4    refused: explain says that the charge would be, a question was not answered with yes, or pseudonymize left the
+       name where something has not ended
   5    there is no such hold, operation or wallet, or the scope has no entries
   6    the role lacks a grant; the message says which
   7    the schema is missing, or older or newer than this build works with
@@ -96,7 +97,7 @@ func (a *app) root() *cobra.Command {
 		&cobra.Group{ID: "look", Title: "Look:"}, &cobra.Group{ID: "page", Title: "The page:"})
 	for group, commands := range map[string][]*cobra.Command{
 		"set-up": {a.migrateCmd(), a.grantCmd()},
-		"keep":   {a.verifyCmd(), a.repairClockCmd(), a.maintainCmd(), a.sweepCmd(), a.purgeCmd()},
+		"keep":   {a.verifyCmd(), a.repairClockCmd(), a.maintainCmd(), a.sweepCmd(), a.purgeCmd(), a.exportCmd(), a.pseudonymizeCmd()},
 		"look": {a.topCmd(), a.usageCmd(), a.seriesCmd(), a.entriesCmd(), a.statementCmd(), a.walletCmd(), a.walletsCmd(), a.nearlyCmd(), a.lotsCmd(), a.holdsCmd(), a.holdCmd(), a.jobsCmd(),
 			a.operationCmd(), a.explainCmd()},
 		"page": {a.serveCmd(), a.demoCmd()},
