@@ -68,3 +68,33 @@ func TestExport_HasTheLinesAndTransitionsOfAPersonsHolds(t *testing.T) {
 	}
 	require.Equal(t, map[string]int{"holds": 1, "hold_lines": 1, "hold_events": 1}, tables)
 }
+
+// Operators that somebody put before those of pg_catalog, for other types, change no answer.
+func TestExport_MeansTheSameOnAnySearchPath(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Open(t)
+	planted(t, pool, subject, 1)
+	count := func() (rows int) {
+		t.Helper()
+		require.NoError(t, pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
+			_, err := tx.Exec(t.Context(), "set local search_path = traps, pg_catalog")
+			require.NoError(t, err)
+			for _, err := range register(t, privacy.Config{}).Export(t.Context(), tx, subject) {
+				require.NoError(t, err)
+				rows++
+			}
+			return nil
+		}))
+		return rows
+	}
+	before := count()
+	require.Positive(t, before)
+	_, err := pool.Exec(t.Context(), `create schema traps;
+		create function traps.never(anyelement, text) returns boolean language sql as $$ select false $$;
+		create function traps.strpos(text, text) returns int language sql as $$ select 0 $$;
+		create function traps.array_to_string(anyarray, text) returns text language sql as $$ select '' $$;
+		create function traps.convert_from(bytea, text) returns text language sql as $$ select '' $$;
+		create operator traps.~ (function = traps.never, leftarg = anyelement, rightarg = text)`)
+	require.NoError(t, err)
+	require.Equal(t, before, count())
+}

@@ -18,7 +18,7 @@ join pg_catalog.pg_namespace n on n.oid = c.relnamespace
 join pg_catalog.pg_attribute a on a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped and a.attgenerated = ''
 join pg_catalog.pg_type t on t.oid = a.atttypid
 left join pg_catalog.pg_type e on e.oid = t.typelem and t.typcategory = 'A'
-where c.oid = pg_catalog.to_regclass($1) and coalesce(e.typname, t.typname) in ('text', 'varchar', 'bpchar', 'citext', 'json', 'jsonb')
+where c.oid = pg_catalog.to_regclass($1)::oid and coalesce(e.typname, t.typname) in ('text', 'varchar', 'bpchar', 'citext', 'json', 'jsonb')
 order by a.attnum`
 
 // further are the tables of Config.Tables.
