@@ -130,7 +130,7 @@ func TestScopes_ListWalletsByPlan(t *testing.T) {
 		for i := range 60 {
 			g := wallet.Grant{Wallet: fmt.Sprintf("user/%02d", i), Amount: 300, Reference: "pro " + hostile[1]}
 			if i < 55 {
-				g.Renews = month
+				g.Ends = wallet.EachPeriod(month)
 			}
 			if i == 2 {
 				g.Reference = "free"
