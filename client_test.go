@@ -43,12 +43,12 @@ func TestNew_RefusesWrongConfigAndReturnsNoClient(t *testing.T) {
 		"Config.Prefix":         {TokenPrefix: "-"},
 	} {
 		c, err := metered.New(pgtest.Nowhere(t), cfg)
-		require.ErrorIs(t, err, metered.ErrArgument, field)
+		require.ErrorIs(t, err, budget.ErrArgument, field)
 		require.ErrorContains(t, err, field)
 		require.Nil(t, c)
 	}
 	c, err := metered.New(nil, metered.Config{})
-	require.ErrorIs(t, err, metered.ErrArgument)
+	require.ErrorIs(t, err, budget.ErrArgument)
 	require.Nil(t, c)
 	_, err = metered.New(pgtest.Nowhere(t), metered.Config{LockTimeout: time.Hour})
 	require.NoError(t, err)
@@ -82,7 +82,7 @@ func TestCode_IsOfThisLibrarysErrorsOnly(t *testing.T) {
 	t.Parallel()
 	require.Empty(t, metered.Code(nil))
 	require.Empty(t, metered.Code(foreign{}))
-	require.Equal(t, "busy", metered.Code(errors.Join(foreign{}, fmt.Errorf("while: %w", metered.ErrBusy))))
+	require.Equal(t, "busy", metered.Code(errors.Join(foreign{}, fmt.Errorf("while: %w", budget.ErrBusy))))
 }
 
 func TestNewID_IsAUUIDOfVersion7ThatDoCarriesTheTimeOf(t *testing.T) {
@@ -119,39 +119,39 @@ func TestDo_WrongArgumentsAreRefusedBeforeAnySQL(t *testing.T) {
 		field string // "" is for errors of the pieces
 		err   error
 	}{
-		{metered.Command{}, "Command.ID", metered.ErrArgument},
-		{metered.Command{ID: long}, "Command.ID", metered.ErrArgument},
-		{metered.Command{ID: "a\xff"}, "Command.ID", metered.ErrArgument},
-		{metered.Command{ID: "a\x00"}, "Command.ID", metered.ErrArgument},
-		{metered.Command{ID: "a", Tenant: long}, "Command.Tenant", metered.ErrArgument},
-		{metered.Command{ID: "a", Tenant: "\x00"}, "Command.Tenant", metered.ErrArgument},
-		{metered.Command{ID: "a", Name: long}, "Command.Name", metered.ErrArgument},
-		{metered.Command{ID: "a", Name: "\xc3"}, "Command.Name", metered.ErrArgument},
-		{metered.Command{ID: "a", Input: make(chan int)}, "Command.Input", metered.ErrArgument},
-		{metered.Command{ID: "a", Input: math.Inf(1)}, "Command.Input", metered.ErrArgument},
-		{metered.Command{ID: "a", Input: "a\xff"}, "Command.Input", metered.ErrArgument},
-		{metered.Command{ID: "a", Input: map[string]any{"\xff": 1}}, "Command.Input", metered.ErrArgument},
-		{metered.Command{ID: "a", Input: []any{json.RawMessage("\"\xff\"")}}, "Command.Input", metered.ErrArgument},
-		{metered.Command{ID: "a", Input: make([]byte, 1<<20+1)}, "Command.Input", metered.ErrArgument},
-		{metered.Command{ID: "a", IssuedAt: time.Date(-5, 1, 1, 0, 0, 0, 0, time.UTC)}, "Command.IssuedAt", metered.ErrArgument},
-		{metered.Command{ID: "a", IssuedAt: time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC)}, "Command.IssuedAt", metered.ErrArgument},
-		{metered.Command{ID: "ffffffff-ffff-7fff-bfff-ffffffffffff"}, "Command.IssuedAt", metered.ErrArgument},
-		{metered.Command{ID: "a", Isolation: "snapshot"}, "Command.Isolation", metered.ErrArgument},
-		{metered.Command{ID: "a", Isolation: "read uncommitted"}, "Command.Isolation", metered.ErrArgument},
+		{metered.Command{}, "Command.ID", budget.ErrArgument},
+		{metered.Command{ID: long}, "Command.ID", budget.ErrArgument},
+		{metered.Command{ID: "a\xff"}, "Command.ID", budget.ErrArgument},
+		{metered.Command{ID: "a\x00"}, "Command.ID", budget.ErrArgument},
+		{metered.Command{ID: "a", Tenant: long}, "Command.Tenant", budget.ErrArgument},
+		{metered.Command{ID: "a", Tenant: "\x00"}, "Command.Tenant", budget.ErrArgument},
+		{metered.Command{ID: "a", Name: long}, "Command.Name", budget.ErrArgument},
+		{metered.Command{ID: "a", Name: "\xc3"}, "Command.Name", budget.ErrArgument},
+		{metered.Command{ID: "a", Input: make(chan int)}, "Command.Input", budget.ErrArgument},
+		{metered.Command{ID: "a", Input: math.Inf(1)}, "Command.Input", budget.ErrArgument},
+		{metered.Command{ID: "a", Input: "a\xff"}, "Command.Input", budget.ErrArgument},
+		{metered.Command{ID: "a", Input: map[string]any{"\xff": 1}}, "Command.Input", budget.ErrArgument},
+		{metered.Command{ID: "a", Input: []any{json.RawMessage("\"\xff\"")}}, "Command.Input", budget.ErrArgument},
+		{metered.Command{ID: "a", Input: make([]byte, 1<<20+1)}, "Command.Input", budget.ErrArgument},
+		{metered.Command{ID: "a", IssuedAt: time.Date(-5, 1, 1, 0, 0, 0, 0, time.UTC)}, "Command.IssuedAt", budget.ErrArgument},
+		{metered.Command{ID: "a", IssuedAt: time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC)}, "Command.IssuedAt", budget.ErrArgument},
+		{metered.Command{ID: "ffffffff-ffff-7fff-bfff-ffffffffffff"}, "Command.IssuedAt", budget.ErrArgument},
+		{metered.Command{ID: "a", Isolation: "snapshot"}, "Command.Isolation", budget.ErrArgument},
+		{metered.Command{ID: "a", Isolation: "read uncommitted"}, "Command.Isolation", budget.ErrArgument},
 		{metered.Command{ID: "a", Charges: []budget.Charge{pgtest.Charge("", 1, 0)}}, "charges[0].Scope", budget.ErrArgument},
 		{metered.Command{ID: "a", Charges: []budget.Charge{pgtest.Charge("s", 1, 0), pgtest.Charge("s", 0, 0)}}, "charges[1].Amount", budget.ErrArgument},
 		{metered.Command{ID: "a", Charges: many}, "charges", budget.ErrArgument},
 		{metered.Command{ID: "a", Sticky: []budget.Charge{{Scope: "s", Amount: 1, Limits: []budget.Limit{budget.Lifetime(-1)}}}}, "charges[0].Limits[0].Max", budget.ErrArgument},
 		{metered.Command{ID: "a", Token: &metered.Redeem{Purpose: "p", Subject: "s", Presented: "x"}}, "", tokens.ErrInvalid},
 		{metered.Command{ID: "a", Token: &metered.Redeem{Purpose: "p", Subject: "s", Presented: good + "x"}}, "", tokens.ErrInvalid},
-		{metered.Command{ID: "a", Token: &metered.Redeem{Subject: "s", Presented: good}}, "purpose", tokens.ErrArgument},
-		{metered.Command{ID: "a", Token: &metered.Redeem{Purpose: "p", Presented: good}}, "subject", tokens.ErrArgument},
+		{metered.Command{ID: "a", Token: &metered.Redeem{Subject: "s", Presented: good}}, "purpose", budget.ErrArgument},
+		{metered.Command{ID: "a", Token: &metered.Redeem{Purpose: "p", Presented: good}}, "subject", budget.ErrArgument},
 	} {
 		_, err := metered.Do(t.Context(), c, test.cmd, pgtest.MustNotRun(t))
 		require.ErrorIs(t, err, test.err, "%+v", test.cmd)
 		require.NotEmpty(t, metered.Code(err))
 		if test.field != "" {
-			var argument *metered.ArgumentError
+			var argument *budget.ArgumentError
 			require.True(t, errors.As(err, &argument), "%v", err)
 			require.Equal(t, test.field, argument.Field)
 			require.ErrorContains(t, err, test.field)
@@ -187,7 +187,7 @@ func TestPurgeOperations_WrongOptionsAreRefusedBeforeAnySQL(t *testing.T) {
 		{}, {OlderThan: time.Second - 1}, {OlderThan: bounds.MaxWindow + 1}, {OlderThan: time.Hour, Batch: -1}, {OlderThan: time.Hour, Batch: 10_001},
 	} {
 		_, err := c.PurgeOperations(t.Context(), pgtest.Nowhere(t), opts)
-		require.ErrorIs(t, err, metered.ErrArgument, "%+v", opts)
+		require.ErrorIs(t, err, budget.ErrArgument, "%+v", opts)
 	}
 }
 
@@ -198,7 +198,7 @@ func TestLookup_AWrongIDIsRefusedBeforeAnySQL(t *testing.T) {
 	require.NoError(t, err)
 	for _, id := range [][2]string{{"", ""}, {"\x00", "a"}, {"", "\xff"}, {"", strings.Repeat("x", 256)}} {
 		_, err := c.Lookup(t.Context(), pool, id[0], id[1])
-		require.ErrorIs(t, err, metered.ErrArgument, "%q", id)
+		require.ErrorIs(t, err, budget.ErrArgument, "%q", id)
 	}
 }
 
@@ -216,14 +216,14 @@ func TestNew_WrongConfigIsRefused(t *testing.T) {
 		"Config.ResolveTimeout": {ResolveTimeout: -1},
 	} {
 		_, err := metered.New(pool, cfg)
-		var argument *metered.ArgumentError
+		var argument *budget.ArgumentError
 		require.ErrorAs(t, err, &argument, field)
 		require.NotEmpty(t, metered.Code(err))
 	}
 	c, err := metered.New(pool, metered.Config{})
 	require.NoError(t, err)
 	_, err = c.Secret("", "op", "")
-	require.ErrorIs(t, err, metered.ErrArgument, "no key")
+	require.ErrorIs(t, err, budget.ErrArgument, "no key")
 }
 
 func TestCalls_NilIsRefused(t *testing.T) {

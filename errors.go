@@ -10,13 +10,11 @@ import (
 	"github.com/pgmetered/metered/internal/migrate"
 )
 
-// Refusals before any SQL, and faults of the set-up.
+// Faults of the set-up. Errors that every package has in common stand in package budget:
+// budget.ErrArgument, ErrBusy, ErrSerialization, ErrNotMigrated and ErrNotGranted.
 var (
-	ErrArgument      error = errArgument          // an *ArgumentError
-	ErrSchemaVersion error = migrate.ErrVersion   // the schema is too new, or lacks a function that this build calls
-	ErrNotMigrated   error = fault.ErrNotMigrated // the schema or a part of it is missing, or is older
-	ErrSchemaDiffers error = migrate.ErrDiffers   // its text has the differences
-	ErrNotGranted    error = fault.ErrNotGranted  // the role lacks a grant
+	ErrSchemaVersion error = migrate.ErrVersion // the schema is too new, or lacks a function that this build calls
+	ErrSchemaDiffers error = migrate.ErrDiffers // its text has the differences
 	// ErrReadOnly says that the server is read-only: after a failover, another one is the primary.
 	// The call's connection was closed. Try again.
 	ErrReadOnly error = fault.ErrReadOnly
@@ -35,14 +33,12 @@ var (
 
 // Failures of a command.
 var (
-	ErrBusy          error = fault.ErrBusy          // Config.LockTimeout has passed
-	ErrSerialization error = fault.ErrSerialization // SQLSTATE 40001 or 40P01, in all attempts. In DoTx run tx again
-	ErrTimeout       error = command.ErrTimeout     // the server gave up at the deadline: also context.DeadlineExceeded
-	ErrTxControl     error = guardtx.ErrControl     // the function, a subscriber or Cost.Write tried to end the transaction
-	ErrTxDone        error = guardtx.ErrDone        // the transaction was used after the function had returned
-	ErrNested        error = command.ErrNested      // a command began in another's function or subscriber
-	ErrIndefinite    error = errIndefinite          // an *IndefiniteError
-	ErrNoRiver       error = fault.New("no_river", "metered: no River client was configured")
+	ErrTimeout    error = command.ErrTimeout // the server gave up at the deadline: also context.DeadlineExceeded
+	ErrTxControl  error = guardtx.ErrControl // the function, a subscriber or Cost.Write tried to end the transaction
+	ErrTxDone     error = guardtx.ErrDone    // the transaction was used after the function had returned
+	ErrNested     error = command.ErrNested  // a command began in another's function or subscriber
+	ErrIndefinite error = errIndefinite      // an *IndefiniteError
+	ErrNoRiver    error = fault.New("no_river", "metered: no River client was configured")
 	// a statement failed though the function or subscriber returned nil, or the caller's
 	// transaction had failed before
 	ErrTxFailed error = guardtx.ErrFailed
@@ -143,9 +139,6 @@ func (e *RenewalError) Error() string {
 
 func (e *RenewalError) Unwrap() error { return errNotRenewed }
 
-// ArgumentError names a refused argument, in all packages.
-type ArgumentError = fault.Argument
-
 func invalid(field, format string, args ...any) error {
 	return fault.Invalid(errArgument, field, format, args...)
 }
@@ -162,7 +155,7 @@ func notNil(field string, arg any) error { return fault.NotNil(errArgument, fiel
 // other errors. Most errors of a connection have none: ask Retryable.
 func Code(err error) string { return fault.Code(err) }
 
-// Retryable reports whether the same call may succeed later: a 503 over HTTP. True: ErrBusy,
+// Retryable reports whether the same call may succeed later: a 503 over HTTP. True: budget.ErrBusy,
 // timeouts, serialization failures, deadlocks, lost or refused connections, a server that starts,
 // shuts down or is short of something, replica.ErrStale and ErrIndefinite. For ErrSticky the error
 // below it decides. Errors of other servers (*net.OpError) count as the database's, unless the

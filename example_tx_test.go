@@ -371,7 +371,7 @@ func ExampleValidate() {
 		for _, d := range report.Differences {
 			fmt.Println(d.Object, d.Problem)
 		}
-	default: // ErrNotMigrated: migrate first; ErrSchemaVersion: this build is too old
+	default: // budget.ErrNotMigrated: migrate first; ErrSchemaVersion: this build is too old
 		check(err)
 	}
 	repaired, err := metered.Migrate(ctx, pool, metered.MigrateOptions{})

@@ -165,7 +165,7 @@ where o.at < cutoff.at and coalesce(o.issued_at, o.at) < cutoff.at`
 
 // PurgeOperations deletes records issued and completed longer ago than OlderThan, in batches. Then
 // an id with a time at or before the latest deleted one is ErrRetired, and one without a time looks
-// new. Calls wait for each other, up to Config.LockTimeout (ErrBusy). It needs GrantMaintenanceSQL.
+// new. Calls wait for each other, up to Config.LockTimeout (budget.ErrBusy). It needs GrantMaintenanceSQL.
 func (c *Client) PurgeOperations(ctx context.Context, pool *pgxpool.Pool, opts PurgeOptions) (int64, error) {
 	if err := cmp.Or(c.made(), notNil("pool", pool)); err != nil {
 		return 0, err

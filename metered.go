@@ -311,7 +311,8 @@ type RefusedCommand struct {
 	Replayed bool
 }
 
-// Client is safe for concurrent use. Its first call may be ErrNotMigrated or ErrSchemaVersion.
+// Client is safe for concurrent use. Its first call may be ErrSchemaVersion or
+// budget.ErrNotMigrated.
 type Client struct {
 	Budget *budget.Ledger
 	Holds  *holds.Book
@@ -492,8 +493,8 @@ func (c *Client) Secret(tenant, operationID, label string) (tokens.Secret, error
 
 // RunTx runs fn in a transaction of the Client's pool. After SQLSTATE 40001 or 40P01 it runs fn
 // again, up to Config.MaxAttempts times: fn must have no effect outside tx, and must not end it
-// (ErrTxControl, and its commits stay). An error of fn rolls back. Others: ErrSerialization,
-// ErrCommitUnknown, ErrTxFailed, ErrNested.
+// (ErrTxControl, and its commits stay). An error of fn rolls back. Others: ErrCommitUnknown,
+// ErrTxFailed, ErrNested and budget.ErrSerialization.
 func (c *Client) RunTx(ctx context.Context, opts pgx.TxOptions, fn func(ctx context.Context, tx pgx.Tx) error) error {
 	if err := cmp.Or(c.made(), notNil("fn", fn)); err != nil {
 		return err

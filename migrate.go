@@ -62,7 +62,7 @@ type MigrateReport struct {
 // it at each start, while those of the version before go on (docs/operations.md). It does not
 // change a schema that is newer by one version.
 //
-// It waits for locks until ctx is done (ErrBusy): give ctx a deadline. The role that creates the
+// It waits for locks until ctx is done (budget.ErrBusy): give ctx a deadline. The role that creates the
 // schema owns it, and upgrades it. ErrSchemaVersion and ErrSchemaDiffers change nothing.
 func Migrate(ctx context.Context, pool *pgxpool.Pool, opts MigrateOptions) (MigrateReport, error) {
 	n, err := parseSchema("MigrateOptions.Schema", opts.Schema)
@@ -110,7 +110,7 @@ func differences(all []migrate.Difference) (wrong []SchemaDifference) {
 	return wrong
 }
 
-// Err is nil, ErrNotMigrated, ErrSchemaVersion or ErrSchemaDiffers.
+// Err is nil, budget.ErrNotMigrated, ErrSchemaVersion or ErrSchemaDiffers.
 func (r SchemaReport) Err() error {
 	var wrong []migrate.Difference
 	for _, d := range r.Differences {

@@ -149,7 +149,7 @@ func TestOpen_ItsTimeoutIsNotThatOfTheWork(t *testing.T) {
 	require.NoError(t, err)
 	require.EqualValues(t, 5, again.Outcome().Result.Tokens)
 	r.OpenTimeout = -1
-	var argument *metered.ArgumentError
+	var argument *budget.ArgumentError
 	_, err = metered.Open[usage](t.Context(), c, r)
 	require.ErrorAs(t, err, &argument)
 	require.Equal(t, "Reservation.OpenTimeout", argument.Field)
@@ -381,7 +381,7 @@ func TestResume_RacingProcessesSettleOnce(t *testing.T) {
 					case err == nil && !out.Replayed:
 						charged.Add(units)
 						settled.Add(1)
-					case err != nil && !errors.Is(err, metered.ErrLost) && !errors.Is(err, metered.ErrConflict) && !errors.Is(err, metered.ErrSerialization):
+					case err != nil && !errors.Is(err, metered.ErrLost) && !errors.Is(err, metered.ErrConflict) && !errors.Is(err, budget.ErrSerialization):
 						t.Error(err)
 					}
 				})

@@ -143,7 +143,7 @@ func Open[R any](ctx context.Context, c *Client, r Reservation) (*Session[R], er
 // hold, and Settle is a *LostError: Close the session.
 //
 // The scopes stay locked until tx ends, so commit before the work begins. Nothing is retried, and
-// OpenTimeout is refused: set one on tx. tx must be READ COMMITTED, or OpenTx is an *ArgumentError:
+// OpenTimeout is refused: set one on tx. tx must be READ COMMITTED, or OpenTx is a *budget.ArgumentError:
 // at the other levels it could not see another session of the ID. A replay and its errors are those
 // of DoTx.
 func OpenTx[R any](ctx context.Context, c *Client, tx pgx.Tx, r Reservation) (*Session[R], error) {
@@ -298,7 +298,7 @@ func (s *session) prepare() (*holdsCall, *command.Operation, error) {
 
 // renamed is err with the name that the caller knows the argument by.
 func renamed(err error, from, to string) error {
-	var argument *ArgumentError
+	var argument *budget.ArgumentError
 	if errors.As(err, &argument) {
 		if field, ok := strings.CutPrefix(argument.Field, from); ok {
 			return invalid(to+field, "%s", argument.Reason)

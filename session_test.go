@@ -219,7 +219,7 @@ func TestSession_RacingEndingsChargeTheUnitsOfTheirAnswers(t *testing.T) {
 				case err == nil && !out.Replayed:
 					charged.Add(n)
 					settled.Add(1)
-				case err != nil && !errors.Is(err, metered.ErrLost) && !errors.Is(err, metered.ErrSerialization):
+				case err != nil && !errors.Is(err, metered.ErrLost) && !errors.Is(err, budget.ErrSerialization):
 					t.Error(err)
 				}
 			}
@@ -279,7 +279,7 @@ func TestSettle_ThatFailsLeavesTheReservation(t *testing.T) {
 	require.ErrorIs(t, err, pgtest.ErrOwn)
 	_, err = s.Settle(t.Context(), tokensUsed(130), says(130))
 	require.ErrorIs(t, err, holds.ErrExcess)
-	var argument *metered.ArgumentError
+	var argument *budget.ArgumentError
 	_, err = s.Settle(t.Context(), metered.Cost{}, says(0))
 	require.ErrorAs(t, err, &argument)
 	require.Equal(t, "Cost.Lines", argument.Field)
@@ -328,7 +328,7 @@ func TestOpen_ARefusalReservesAndChargesNothing(t *testing.T) {
 		r := stream("1")
 		change(&r)
 		_, err := metered.Open[usage](t.Context(), c, r)
-		var argument *metered.ArgumentError
+		var argument *budget.ArgumentError
 		require.ErrorAs(t, err, &argument, field)
 		require.Contains(t, argument.Field, field)
 	}

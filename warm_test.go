@@ -76,8 +76,8 @@ func TestWarm_IsNoErrorWhereTheCallsWouldFail(t *testing.T) {
 	conn, err := pool.Acquire(t.Context())
 	require.NoError(t, err)
 	defer conn.Release()
-	require.ErrorIs(t, metered.Warm(t.Context(), nil, ""), metered.ErrArgument)
-	require.ErrorIs(t, metered.Warm(t.Context(), conn.Conn(), "Not a schema!\x00"), metered.ErrArgument)
+	require.ErrorIs(t, metered.Warm(t.Context(), nil, ""), budget.ErrArgument)
+	require.ErrorIs(t, metered.Warm(t.Context(), conn.Conn(), "Not a schema!\x00"), budget.ErrArgument)
 	require.NoError(t, conn.Conn().Close(t.Context()))
 	require.ErrorContains(t, metered.Warm(t.Context(), conn.Conn(), ""), "conn closed")
 }

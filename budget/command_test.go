@@ -161,7 +161,7 @@ func TestThreshold_WithoutACallbackIsRefused(t *testing.T) {
 	t.Parallel()
 	_, c := pgtest.SetUp(t, metered.Config{})
 	_, err := metered.Do(t.Context(), c, metered.Command{ID: "a", Charges: []budget.Charge{telling("a", 1)}}, pgtest.Upload("a"))
-	var argument *metered.ArgumentError
+	var argument *budget.ArgumentError
 	require.ErrorAs(t, err, &argument)
 }
 

@@ -14,23 +14,39 @@ import (
 	"github.com/pgmetered/metered/internal/sqlstate"
 )
 
-// The first five leave the transaction usable, the others abort it.
+// Errors that the calls of every package of this module have in common. ErrArgument leaves the
+// transaction usable, the others abort it.
 var (
-	ErrArgument      error = errArgument     // an *ArgumentError
-	ErrExceeded      error = errExceeded     // an *ExceededError
-	ErrScopeUnknown  error = errScopeUnknown // never created: a *ScopeError, as the next two
-	ErrScopeRetired  error = errScopeRetired
-	ErrScopeClosed   error = errScopeClosed         // carved, and ended. Credit and Refund abort the transaction
-	ErrBusy          error = fault.ErrBusy          // Config.LockTimeout has passed
-	ErrSerialization error = fault.ErrSerialization // SQLSTATE 40001 or 40P01: run the transaction again (metered.Client.RunTx)
-	ErrNotMigrated   error = fault.ErrNotMigrated
-	ErrNotGranted    error = fault.ErrNotGranted
-	ErrClock         error = fault.New("budget_clock", "budget: the scope's last entry is ahead of the clock") // see Ledger.RepairClock
-	ErrOverflow      error = fault.New("budget_overflow", "budget: total would overflow")
-	ErrWindowPurged  error = errWindowPurged // a window, or a range (a *PurgedError), begins before the retained entries
-	ErrTimeZone      error = fault.New("budget_time_zone", "budget: the server does not know the time zone")
-	ErrThresholds    error = fault.New("budget_thresholds", "budget: the scope has too many thresholds") // see Limit.WithThresholds
-	ErrLimitQuery    error = fault.New("limit_query", "budget: the query of a limit")                    // see Limit.MaxFrom
+	// ErrArgument says that an argument was refused before any SQL. It is an *ArgumentError.
+	ErrArgument error = errArgument
+
+	// ErrBusy says that Config.LockTimeout has passed.
+	ErrBusy error = fault.ErrBusy
+
+	// ErrSerialization says that the transaction collided with another one, SQLSTATE 40001 or
+	// 40P01. Run it again, as metered.Client.RunTx does. A command has run it again by itself,
+	// unless it is in a transaction of the caller's.
+	ErrSerialization error = fault.ErrSerialization
+
+	// ErrNotMigrated says that the schema, or a part of it, is missing or older than this build.
+	ErrNotMigrated error = fault.ErrNotMigrated
+
+	// ErrNotGranted says that the role lacks a grant.
+	ErrNotGranted error = fault.ErrNotGranted
+)
+
+// The first four leave the transaction usable, the others abort it.
+var (
+	ErrExceeded     error = errExceeded     // an *ExceededError
+	ErrScopeUnknown error = errScopeUnknown // never created: a *ScopeError, as the next two
+	ErrScopeRetired error = errScopeRetired
+	ErrScopeClosed  error = errScopeClosed                                                                    // carved, and ended. Credit and Refund abort the transaction
+	ErrClock        error = fault.New("budget_clock", "budget: the scope's last entry is ahead of the clock") // see Ledger.RepairClock
+	ErrOverflow     error = fault.New("budget_overflow", "budget: total would overflow")
+	ErrWindowPurged error = errWindowPurged // a window, or a range (a *PurgedError), begins before the retained entries
+	ErrTimeZone     error = fault.New("budget_time_zone", "budget: the server does not know the time zone")
+	ErrThresholds   error = fault.New("budget_thresholds", "budget: the scope has too many thresholds") // see Limit.WithThresholds
+	ErrLimitQuery   error = fault.New("limit_query", "budget: the query of a limit")                    // see Limit.MaxFrom
 )
 
 // Answers of Ingest. They leave the transaction usable.
@@ -65,7 +81,7 @@ var (
 	errScopeClosed  = fault.New("scope_closed", "budget: the scope is closed")
 )
 
-// ArgumentError names a refused argument, such as "Credit.Amount".
+// ArgumentError names a refused argument, such as "Credit.Amount", in all packages of this module.
 type ArgumentError = fault.Argument
 
 func invalid(field, format string, args ...any) error {

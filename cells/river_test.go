@@ -138,7 +138,7 @@ func enqueue(ctx context.Context, r *cells.Router, id string, level pgx.TxIsoLev
 			result, err = tx.Enqueue(ctx, job, &opts)
 			return 1, err
 		})
-		if !errors.Is(err, metered.ErrSerialization) {
+		if !errors.Is(err, budget.ErrSerialization) {
 			return result, err
 		}
 	}

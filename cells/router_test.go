@@ -51,27 +51,27 @@ func TestRouter_RefusesArguments(t *testing.T) {
 	require.NoError(t, err)
 	for _, clients := range [][]*metered.Client{nil, {nil}, {{}}, {c, c}, make([]*metered.Client, 257)} {
 		_, err := cells.New(clients)
-		require.ErrorIs(t, err, metered.ErrArgument)
+		require.ErrorIs(t, err, budget.ErrArgument)
 	}
 	r, err := cells.New([]*metered.Client{c})
 	require.NoError(t, err)
 	for _, tenant := range []string{"", "/", "a/", "/a", "a//b", "a/b/c/d/e", "\x00", "\xff", strings.Repeat("x", 201)} {
 		_, err := r.Client(tenant)
-		require.ErrorIs(t, err, metered.ErrArgument, tenant)
-		require.ErrorIs(t, r.Run(t.Context(), tenant, nil), metered.ErrArgument)
-		require.ErrorIs(t, r.Move(t.Context(), cells.Move{Tenant: tenant}), metered.ErrArgument)
+		require.ErrorIs(t, err, budget.ErrArgument, tenant)
+		require.ErrorIs(t, r.Run(t.Context(), tenant, nil), budget.ErrArgument)
+		require.ErrorIs(t, r.Move(t.Context(), cells.Move{Tenant: tenant}), budget.ErrArgument)
 	}
-	require.ErrorIs(t, r.Run(t.Context(), "a", nil), metered.ErrArgument)
+	require.ErrorIs(t, r.Run(t.Context(), "a", nil), budget.ErrArgument)
 	for field, m := range map[string]cells.Move{"Move.To": {To: 1}, "Move.LockTimeout": {LockTimeout: 1}, "Move.Tables": {Tables: []cells.Table{{}}}} {
 		m.Tenant = "a"
 		pgtest.RequireField(t, r.Move(t.Context(), m), field, "")
 	}
 	for _, none := range []*cells.Router{nil, {}} {
-		require.ErrorIs(t, none.SetUp(t.Context()), metered.ErrArgument)
+		require.ErrorIs(t, none.SetUp(t.Context()), budget.ErrArgument)
 		_, err := none.Recover(t.Context())
-		require.ErrorIs(t, err, metered.ErrArgument)
+		require.ErrorIs(t, err, budget.ErrArgument)
 		_, err = none.Client("a")
-		require.ErrorIs(t, err, metered.ErrArgument)
+		require.ErrorIs(t, err, budget.ErrArgument)
 	}
 	bound, err := r.Client("org/acme")
 	require.NoError(t, err)
@@ -128,7 +128,7 @@ func TestSetUp_NumbersTheCells(t *testing.T) {
 		_, err := c.Holds.Place(t.Context(), tx, holds.Placement{TTL: time.Hour, Lines: []holds.Line{{Scope: "a", Amount: 1}}})
 		return err
 	}))
-	require.ErrorIs(t, used.router().SetUp(t.Context()), metered.ErrArgument)
+	require.ErrorIs(t, used.router().SetUp(t.Context()), budget.ErrArgument)
 }
 
 // A transaction that did not enter the tenant charges nothing in its old cell, at each level, and a snapshot from before a move enters nowhere.

@@ -123,7 +123,7 @@ func (l *load) act(r *cells.Router, worker, n int) error {
 			if err == nil {
 				l.minted.Add(1)
 			}
-			if !errors.Is(err, metered.ErrSerialization) {
+			if !errors.Is(err, budget.ErrSerialization) {
 				return err
 			}
 		}
@@ -153,7 +153,7 @@ func (l *load) act(r *cells.Router, worker, n int) error {
 				return pgtest.Random(l.TB).Int(), err
 			})
 			switch {
-			case errors.Is(err, metered.ErrSerialization):
+			case errors.Is(err, budget.ErrSerialization):
 				continue
 			case err != nil:
 				return err

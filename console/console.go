@@ -26,10 +26,7 @@ import (
 	"github.com/pgmetered/metered/internal/schema"
 )
 
-// ArgumentError says why a field of Config was refused.
-type ArgumentError = fault.Argument
-
-// Config configures a Handler. The zero value works.
+// Config configures a Handler. The zero value has the documented defaults.
 type Config struct {
 	// Schema is the schema that metered.Migrate created. Defaults to "metered".
 	Schema string
@@ -83,7 +80,8 @@ type Handler struct {
 	wrong  *template.Template
 }
 
-// New returns a Handler on a pool, which may lead to a replica. It does not touch the database.
+// New returns a Handler on a pool, which may lead to a replica. It does not touch the database. A
+// field of Config out of bounds is a *budget.ArgumentError.
 func New(pool *pgxpool.Pool, cfg Config) (*Handler, error) {
 	if pool == nil {
 		return nil, fault.Invalid(errArgument, "pool", "is nil")
@@ -113,9 +111,6 @@ func (h *Handler) Close() { h.live.close() }
 
 // maxName is how long a name of Postgres's can be, in bytes.
 const maxName = 63
-
-// ErrArgument is an *ArgumentError.
-var ErrArgument error = errArgument
 
 var errArgument = fault.New("invalid_argument", "console: invalid argument")
 

@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/console"
 )
 
@@ -98,7 +99,7 @@ func TestNew_RefusesSettingsOutOfBounds(t *testing.T) {
 		"Config.RiverUI":     {RiverUI: "javascript:alert(1)"},
 	} {
 		_, err := console.New(w.reader, cfg)
-		var refused *console.ArgumentError
+		var refused *budget.ArgumentError
 		require.ErrorAs(t, err, &refused)
 		require.Equal(t, field, refused.Field)
 	}

@@ -208,7 +208,7 @@ func TestDo_WaitsForNothingOfAnothersHold(t *testing.T) {
 	for _, test := range []struct {
 		id, holder string
 		want       error
-	}{{"h", "ben", holds.ErrUnknown}, {"none", "ben", holds.ErrUnknown}, {"none", "", holds.ErrUnknown}, {"h", "ann", metered.ErrBusy}, {"h", "", metered.ErrBusy}} {
+	}{{"h", "ben", holds.ErrUnknown}, {"none", "ben", holds.ErrUnknown}, {"none", "", holds.ErrUnknown}, {"h", "ann", budget.ErrBusy}, {"h", "", budget.ErrBusy}} {
 		_, err := metered.Do(t.Context(), c, metered.Command{ID: "op2", Input: 1, Charges: []budget.Charge{pgtest.Charge("fee", 1, 0)}},
 			func(_ context.Context, tx *metered.Tx) (any, error) {
 				return nil, tx.Release(holds.Release{IDs: []string{test.id}, Holder: test.holder})

@@ -18,7 +18,7 @@ func ClaimOf[K comparable](kind budget.Scopes[K], key K) Claim {
 	return Claim{Key: Key{Type: kind.Kind, Value: value}, MustExist: kind.MustExist}
 }
 
-// ParseKey inverts ClaimOf. Another kind's key is an *ArgumentError.
+// ParseKey inverts ClaimOf. Another kind's key is a *budget.ArgumentError.
 func ParseKey[K comparable](kind budget.Scopes[K], key Key) (K, error) {
 	if key.Type != kind.Kind {
 		var none K

@@ -70,10 +70,10 @@ func TestWrite_AnswersEveryCode(t *testing.T) {
 		"event_late":     {budget.ErrLate, answered{400, ""}},
 		"batcher_closed": {budget.ErrClosed, answered{503, ""}},
 
-		"invalid_argument": {jobs.ErrArgument, answered{400, ""}},
+		"invalid_argument": {budget.ErrArgument, answered{400, ""}},
 
-		"not_migrated":   {metered.ErrNotMigrated, answered{500, ""}},
-		"not_granted":    {metered.ErrNotGranted, answered{500, ""}},
+		"not_migrated":   {budget.ErrNotMigrated, answered{500, ""}},
+		"not_granted":    {budget.ErrNotGranted, answered{500, ""}},
 		"schema_version": {metered.ErrSchemaVersion, answered{500, ""}},
 		"schema_differs": {metered.ErrSchemaDiffers, answered{500, ""}},
 		"no_river":       {metered.ErrNoRiver, answered{500, ""}},

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/pause"
 	"github.com/pgmetered/metered/tokens"
@@ -281,7 +282,7 @@ func (m *idempotent) do(r *http.Request, cmd metered.Command, body []byte, next 
 		}
 		return a, err
 	})
-	if !began && errors.Is(err, metered.ErrBusy) && !errors.Is(err, metered.ErrSticky) {
+	if !began && errors.Is(err, budget.ErrBusy) && !errors.Is(err, metered.ErrSticky) {
 		err = fmt.Errorf("%w: %v", ErrInFlight, err) // before its function a command waits only for the id
 	}
 	return out, err

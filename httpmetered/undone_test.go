@@ -156,7 +156,7 @@ func TestIdempotent_WriteLetsTheCommandBeRepeated(t *testing.T) {
 	require.Equal(t, 401, s.post("body", "l").status)
 	s.answer = func(w http.ResponseWriter, r *http.Request) {
 		calls++
-		httpmetered.Write(w, metered.ErrBusy)
+		httpmetered.Write(w, budget.ErrBusy)
 	}
 	calls = 0
 	require.Equal(t, 503, s.post("body", "m").status)
@@ -293,7 +293,7 @@ func TestIdempotent_WithoutTheSchemaIs500WithoutDetail(t *testing.T) {
 	r := s.post("body", "k")
 	require.Equal(t, 500, r.status)
 	require.JSONEq(t, `{"title":"Internal Server Error","status":500}`, r.body)
-	require.ErrorIs(t, errors.Join(s.told()...), metered.ErrNotMigrated)
+	require.ErrorIs(t, errors.Join(s.told()...), budget.ErrNotMigrated)
 }
 
 func TestIdempotent_RefusesUnusableArguments(t *testing.T) {

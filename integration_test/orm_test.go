@@ -121,7 +121,7 @@ func sqlTx(tx *gorm.DB) *sql.Tx {
 	case *gorm.PreparedStmtTX:
 		return conn.Tx.(*sql.Tx)
 	}
-	return nil // no transaction: a *metered.ArgumentError
+	return nil // no transaction: a *budget.ArgumentError
 }
 
 func TestORM_Bun(t *testing.T) {

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/sqlmetered"
 )
@@ -24,7 +25,7 @@ func TestSQL_LibPqIsRefusedAndItsTransactionGoesOn(t *testing.T) {
 	require.NoError(t, err)
 	_, err = tx.Exec("insert into uploads values ('a')")
 	require.NoError(t, err)
-	var argument *metered.ArgumentError
+	var argument *budget.ArgumentError
 	require.ErrorAs(t, sqlmetered.InTx(t.Context(), tx, func(context.Context, pgx.Tx) error {
 		t.Error("the function ran")
 		return nil

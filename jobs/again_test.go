@@ -326,7 +326,7 @@ func TestGiveBack_ReleasedByAnOldSnapshot(t *testing.T) {
 			require.Len(t, results, 1)
 			continue
 		}
-		require.ErrorIs(t, err, jobs.ErrSerialization)
+		require.ErrorIs(t, err, budget.ErrSerialization)
 		require.NoError(t, old.Rollback(g.ctx))
 		require.EqualValues(t, 1, g.release().Released)
 	}
@@ -336,7 +336,7 @@ func TestGiveBack_NeedsLines(t *testing.T) {
 	t.Parallel()
 	g := openGated(t, nil)
 	_, err := g.enqueue(process{"a"}, &jobs.Options{GiveBack: true})
-	require.ErrorIs(t, err, jobs.ErrArgument)
+	require.ErrorIs(t, err, budget.ErrArgument)
 	_, err = g.enqueue(process{"a"}, &jobs.Options{GiveBack: true, Hold: &holds.Placement{Charges: []budget.Charge{{Scope: "s", Amount: 1}}}})
 	require.ErrorContains(t, err, "GiveBack")
 }

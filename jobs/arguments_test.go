@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/internal/purge"
 	"github.com/pgmetered/metered/jobs"
@@ -34,10 +35,10 @@ func (r raw) MarshalJSON() ([]byte, error) { return json.RawMessage(r).MarshalJS
 
 func requireInvalid(t *testing.T, err error, field string) {
 	t.Helper()
-	var argument *jobs.ArgumentError
+	var argument *budget.ArgumentError
 	require.ErrorAs(t, err, &argument)
 	require.Equal(t, field, argument.Field)
-	require.ErrorIs(t, err, jobs.ErrArgument)
+	require.ErrorIs(t, err, budget.ErrArgument)
 	require.Equal(t, "invalid_argument", metered.Code(err))
 }
 
@@ -173,7 +174,7 @@ func TestEnqueue_WithoutTheSchemaSaysSo(t *testing.T) {
 	other, err := jobs.New(f.client, jobs.Config{Schema: "absent"})
 	require.NoError(t, err)
 	_, err = other.Enqueue(f.ctx, f.begin(pgx.ReadCommitted), process{}, key("k"))
-	require.ErrorIs(t, err, metered.ErrNotMigrated)
+	require.ErrorIs(t, err, budget.ErrNotMigrated)
 	_, err = other.Find(f.ctx, f.pool, "", "k")
-	require.ErrorIs(t, err, metered.ErrNotMigrated)
+	require.ErrorIs(t, err, budget.ErrNotMigrated)
 }

@@ -195,7 +195,7 @@ func TestBurst_AFailedJobWaitsForEither(t *testing.T) {
 	_, err := g.enqueue(process{"a"}, o)
 	require.ErrorContains(t, err, "Burst.Lines")
 	_, err = g.enqueue(process{"a"}, &jobs.Options{Burst: needs(slots("pool", 1, 1)).Hold})
-	require.ErrorIs(t, err, jobs.ErrArgument)
+	require.ErrorIs(t, err, budget.ErrArgument)
 }
 
 // Another releaser puts a job into the pool's line just now. The job starts by the other line once that is committed, and leaves both.

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/internal/sqlstate"
 	"github.com/pgmetered/metered/jobs"
@@ -147,7 +148,7 @@ func TestEnqueue_WaitIsBounded(t *testing.T) {
 			_, err = second.Exec(f.ctx, "select set_config('lock_timeout', $1, true)", c.session)
 			require.NoError(t, err)
 			_, err = f.Enqueue(f.ctx, second, process{"secret"}, key("k-secret"))
-			require.ErrorIs(t, err, jobs.ErrBusy)
+			require.ErrorIs(t, err, budget.ErrBusy)
 			require.Equal(t, "busy", metered.Code(err))
 			require.Equal(t, sqlstate.LockNotAvailable, sqlstate.Of(err))
 			require.NotContains(t, err.Error(), "secret")
@@ -186,7 +187,7 @@ func TestEnqueueMany_WaitIsBoundedForAllKeysTogether(t *testing.T) {
 		time.Sleep(200 * time.Millisecond) // less than the bound
 		require.NoError(t, holder.Rollback(f.ctx))
 	}
-	require.ErrorIs(t, <-result, jobs.ErrBusy)
+	require.ErrorIs(t, <-result, budget.ErrBusy)
 }
 
 func TestEnqueue_LeavesTheLockTimeoutAsItWas(t *testing.T) {

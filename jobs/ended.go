@@ -258,7 +258,9 @@ func overAlready(err error) bool {
 }
 
 // inTheWay reports whether another transaction was in the way.
-func inTheWay(err error) bool { return errors.Is(err, ErrBusy) || errors.Is(err, ErrSerialization) }
+func inTheWay(err error) bool {
+	return errors.Is(err, fault.ErrBusy) || errors.Is(err, fault.ErrSerialization)
+}
 
 // end releases the holds of jobs that ended, or of those that rest by now, and says how many there
 // were.

@@ -22,7 +22,7 @@ import (
 // It locks the key's row until tx ends. Keys enqueued in different orders can deadlock: EnqueueMany
 // sorts them.
 //
-// ErrArgument and ErrConflict leave tx usable, other errors abort it. A new key costs a second
+// budget.ErrArgument and ErrConflict leave tx usable, other errors abort it. A new key costs a second
 // round trip.
 func (e *Enqueuer) Enqueue(ctx context.Context, tx pgx.Tx, args river.JobArgs, opts *Options) (Result, error) {
 	if err := cmp.Or(e.made(), notNil("tx", tx)); err != nil {
@@ -40,7 +40,7 @@ func (e *Enqueuer) Enqueue(ctx context.Context, tx pgx.Tx, args river.JobArgs, o
 }
 
 // EnqueueMany is Enqueue for 1 to 10,000 jobs, in as many round trips as for one. A repeated key
-// makes one job. One Config.LockTimeout bounds all waits. Errors but ErrArgument abort tx, unless
+// makes one job. One Config.LockTimeout bounds all waits. Errors but budget.ErrArgument abort tx, unless
 // no key was new.
 func (e *Enqueuer) EnqueueMany(ctx context.Context, tx pgx.Tx, items []Item) ([]Result, error) {
 	if err := cmp.Or(e.made(), notNil("tx", tx)); err != nil {

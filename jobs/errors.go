@@ -6,16 +6,13 @@ import (
 	"github.com/pgmetered/metered/internal/fault"
 )
 
-// Errors, beside metered.ErrNotMigrated and metered.ErrNotGranted.
+// Errors of jobs, beside those that every package has: budget.ErrArgument, ErrBusy and so on.
 var (
-	ErrArgument      error = errArgument                                                // an *ArgumentError. No SQL ran
-	ErrConflict      error = errConflict                                                // a *ConflictError
-	ErrBusy          error = fault.ErrBusy                                              // Config.LockTimeout has passed
-	ErrSerialization error = fault.ErrSerialization                                     // SQLSTATE 40001 or 40P01: see metered.Client.RunTx
-	ErrNotFound      error = fault.New("job_key_not_found", "jobs: key not found")      // the key was never used, or purged
-	ErrFull          error = errFull                                                    // Options.MaxParked jobs wait for the scope
-	ErrNotParked     error = fault.New("job_not_parked", "jobs: the job is not parked") // or not any more
-	ErrPlugin        error = errPlugin                                                  // Plugin is missing, or a hook changed queue, id or metadata
+	ErrConflict  error = errConflict                                                // a *ConflictError
+	ErrNotFound  error = fault.New("job_key_not_found", "jobs: key not found")      // the key was never used, or purged
+	ErrFull      error = errFull                                                    // Options.MaxParked jobs wait for the scope
+	ErrNotParked error = fault.New("job_not_parked", "jobs: the job is not parked") // or not any more
+	ErrPlugin    error = errPlugin                                                  // Plugin is missing, or a hook changed queue, id or metadata
 )
 
 var (
@@ -25,9 +22,6 @@ var (
 	errPlugin   = fault.New("job_plugin", "jobs: the job did not get the id claimed for it: "+
 		"is jobs.Plugin() in river.Config.Plugins, and does every hook leave queue, id and metadata alone?")
 )
-
-// ArgumentError names a refused argument, such as "Options.Key".
-type ArgumentError = fault.Argument
 
 func invalid(field, format string, args ...any) error {
 	return fault.Invalid(errArgument, field, format, args...)

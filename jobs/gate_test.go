@@ -147,7 +147,7 @@ func TestGated_FreedByAnOldSnapshot(t *testing.T) {
 			require.NoError(t, err)
 			require.NoError(t, old.Commit(g.ctx))
 		} else {
-			require.ErrorIs(t, err, jobs.ErrSerialization)
+			require.ErrorIs(t, err, budget.ErrSerialization)
 			require.NoError(t, old.Rollback(g.ctx))
 			g.in(level, func(tx pgx.Tx) error {
 				_, err := g.book.Release(g.ctx, tx, holds.Release{IDs: []string{jobs.HoldOf(first.Job)}})

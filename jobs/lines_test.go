@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/jobs"
@@ -105,7 +106,7 @@ func TestCancelParked_OfAJobThatChangesLines(t *testing.T) {
 	require.NoError(t, err)
 	require.Empty(t, results)
 	require.NoError(t, moves.Commit(g.ctx))
-	require.ErrorIs(t, <-done, jobs.ErrSerialization)
+	require.ErrorIs(t, <-done, budget.ErrSerialization)
 	require.Equal(t, []int{0, 1}, []int{g.line("own"), g.line("pool")})
 	require.NoError(t, cancel())
 	require.Zero(t, g.lines())

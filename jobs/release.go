@@ -385,7 +385,7 @@ func (e *Enqueuer) releaseDue(ctx context.Context, pool *pgxpool.Pool, t *tally)
 func (e *Enqueuer) releaseBusy(ctx context.Context, pool *pgxpool.Pool, scope string, t *tally) error {
 	for {
 		b, err := e.releaseTx(ctx, pool, []string{scope}, t)
-		if errors.Is(err, ErrBusy) {
+		if errors.Is(err, fault.ErrBusy) {
 			t.Busy++
 			return nil
 		}

@@ -129,7 +129,7 @@ func TestTrouble_ASerializationFailureIsNone(t *testing.T) {
 		require.NoError(t, err)
 		g.end(running[0])
 		_, err = g.ReleaseIn(g.ctx, old, "a")
-		require.ErrorIs(t, err, jobs.ErrSerialization)
+		require.ErrorIs(t, err, budget.ErrSerialization)
 		require.NoError(t, old.Rollback(g.ctx))
 		require.Empty(t, g.explained(parked[0]).Trouble)
 		require.Equal(t, jobs.ReleaseReport{Released: 1}, g.release())
@@ -194,7 +194,7 @@ func TestTrouble_AStatementThatNoJobCouldPassIsAnError(t *testing.T) {
 	g.end(running[0])
 	g.end(running[1])
 	_, err = g.Release(g.ctx, pool)
-	require.ErrorIs(t, err, metered.ErrNotGranted)
+	require.ErrorIs(t, err, budget.ErrNotGranted)
 	for _, id := range parked {
 		require.Empty(t, g.explained(id).Trouble)
 	}

@@ -164,7 +164,7 @@ func TestLeases_OneThatClosesMeanwhileIsLeftForAnother(t *testing.T) {
 					return pgtest.Uploaded{}, nil
 				})
 			if err != nil { // above READ COMMITTED each settlement is a collision, too
-				require.ErrorIs(t, err, metered.ErrSerialization)
+				require.ErrorIs(t, err, budget.ErrSerialization)
 				require.NotEqual(t, pgx.ReadCommitted, level)
 			} else {
 				spent += 5

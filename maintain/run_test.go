@@ -351,14 +351,14 @@ func TestRun_WithoutPrivilegesDoesTheRest(t *testing.T) {
 	before := w.answers(t)
 	app := pgtest.AsRole(t, w.pool, metered.GrantSQL, "")
 	report, err := maintain.Run(t.Context(), app, w.parts, all)
-	require.ErrorIs(t, err, metered.ErrNotGranted)
+	require.ErrorIs(t, err, budget.ErrNotGranted)
 	for _, s := range report.Steps {
 		if s.Name[:5] == "sweep" {
 			require.NoError(t, s.Err)
 			require.EqualValues(t, 2, s.Done)
 			continue
 		}
-		require.ErrorIs(t, s.Err, metered.ErrNotGranted)
+		require.ErrorIs(t, s.Err, budget.ErrNotGranted)
 		require.ErrorContains(t, err, "maintain: "+s.Name+": ")
 	}
 	require.Equal(t, before, w.answers(t))

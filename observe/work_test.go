@@ -55,7 +55,7 @@ func TestObserver_HearsWhyATransactionRunsAgain(t *testing.T) {
 	r.Forget()
 	_, err := metered.Do[any](t.Context(), busy, metered.Command{ID: "busy", Charges: []budget.Charge{pgtest.Charge("locked", 1, 5)}},
 		func(context.Context, *metered.Tx) (any, error) { return nil, nil })
-	require.ErrorIs(t, err, metered.ErrBusy)
+	require.ErrorIs(t, err, budget.ErrBusy)
 	flushes := r.Ended(t, observe.Flush)
 	require.Equal(t, []string{"", "busy"}, []string{flushes[0].Code, flushes[1].Code}, "which flush waited")
 }

@@ -61,7 +61,7 @@ func (s *service) work() {
 	require.NoError(t, err)
 	release := pgtest.LockScope(t, s.pool, s.client, "locked")
 	_, err = metered.Do[any](ctx, impatient, metered.Command{ID: "busy", Name: "upload", Charges: []budget.Charge{{Scope: "locked", Amount: 1}}}, nil)
-	require.ErrorIs(t, err, metered.ErrBusy)
+	require.ErrorIs(t, err, budget.ErrBusy)
 	release()
 
 	batcher, err := budget.NewBatcher(s.pool, s.client.Budget, budget.BatcherConfig{})

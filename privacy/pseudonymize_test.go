@@ -281,7 +281,7 @@ func TestPseudonymize_WaitsForTheLocksOfBothNames(t *testing.T) {
 		require.NoError(t, err)
 		require.NoError(t, pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
 			_, err := r.Pseudonymize(t.Context(), tx, subject, alias)
-			require.ErrorIs(t, err, metered.ErrBusy, lock)
+			require.ErrorIs(t, err, budget.ErrBusy, lock)
 			require.Equal(t, 1, pgtest.Value[int](t, tx, "select 1"))
 			return nil
 		}))
@@ -300,13 +300,13 @@ func TestPseudonymize_IsTheOwners(t *testing.T) {
 		_, err := r.Pseudonymize(t.Context(), tx, subject, alias)
 		return err
 	})
-	require.ErrorIs(t, err, metered.ErrNotGranted)
+	require.ErrorIs(t, err, budget.ErrNotGranted)
 	for _, err = range r.Export(t.Context(), role, subject) {
 		if err != nil {
 			break
 		}
 	}
-	require.ErrorIs(t, err, metered.ErrNotGranted)
+	require.ErrorIs(t, err, budget.ErrNotGranted)
 	require.NotEmpty(t, found(t, pool, subject))
 }
 
@@ -340,7 +340,7 @@ func TestPseudonymize_RefusesAnOldSnapshotAndWrongArguments(t *testing.T) {
 	}))
 	for _, config := range []privacy.Config{{MaxRows: -1}, {MaxRows: 1_000_001}, {LockTimeout: time.Microsecond}, {Schema: "Metered"}, {Tables: make([]string, 33)}} {
 		_, err := privacy.New(config)
-		require.ErrorIs(t, err, metered.ErrArgument, "%+v", config)
+		require.ErrorIs(t, err, budget.ErrArgument, "%+v", config)
 	}
 	niltest.Methods(t, r, map[string][]any{"Pseudonymize": {tx, subject, alias}, "Export": {pool, subject}})
 }

@@ -43,7 +43,7 @@ type Config struct {
 	MaxRows int
 
 	// LockTimeout bounds each wait for a lock, from 1ms to 1h. If the session's lock_timeout is
-	// shorter, that one counts. Running into it is metered.ErrBusy. Defaults to 5s.
+	// shorter, that one counts. Running into it is budget.ErrBusy. Defaults to 5s.
 	LockTimeout time.Duration
 }
 

@@ -135,7 +135,7 @@ const (
 //
 // There must be no pooler that spreads statements over servers. The primary works too. If an idle
 // primary has open transactions, the wait can take some 15 seconds. Errors before fn is called:
-// *metered.ArgumentError, *StaleError (ask the primary), and ErrAhead.
+// *budget.ArgumentError, *StaleError (ask the primary), and ErrAhead.
 func ReadAt(ctx context.Context, pool *pgxpool.Pool, lsn LSN, opts Options, fn func(context.Context, *pgx.Conn) error) error {
 	if opts.Timeout == 0 {
 		opts.Timeout = defaultTimeout

@@ -354,9 +354,9 @@ func TestInTx_AnotherDriverIsRefused(t *testing.T) {
 		tx, err := db.Begin()
 		require.NoError(t, err)
 		err = in(t, tx, func(context.Context, pgx.Tx) error { t.Error("the function ran"); return nil })
-		var argument *metered.ArgumentError
+		var argument *budget.ArgumentError
 		require.ErrorAs(t, err, &argument)
 		require.Equal(t, "tx", argument.Field)
-		require.ErrorIs(t, err, metered.ErrArgument)
+		require.ErrorIs(t, err, budget.ErrArgument)
 	}
 }

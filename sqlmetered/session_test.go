@@ -126,7 +126,7 @@ func TestSession_ARefusalLeavesTheTransactionAsItWas(t *testing.T) {
 		tx := s.begin(t, level)
 		insert(t, tx, "kept "+level.String())
 		_, err = sqlmetered.OpenTx[string](ctx, s.c, tx, answer(level.String()))
-		var argument *metered.ArgumentError
+		var argument *budget.ArgumentError
 		if level == sql.LevelReadCommitted {
 			require.ErrorIs(t, err, budget.ErrExceeded)
 			_, err = sqlmetered.OpenTx[string](ctx, s.c, tx, r)
@@ -197,7 +197,7 @@ func TestSession_WhatATransactionOfTheApplicationCannotHave(t *testing.T) {
 	t.Parallel()
 	s := setUp(t, pgtest.Options{})
 	tx := s.begin(t, sql.LevelDefault)
-	var argument *metered.ArgumentError
+	var argument *budget.ArgumentError
 	r := answer("1")
 	r.OpenTimeout = time.Second
 	_, err := sqlmetered.OpenTx[string](t.Context(), s.c, tx, r)

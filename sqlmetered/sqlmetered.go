@@ -8,7 +8,7 @@
 //   - A function uses only its own tx: a call of the *sql.Tx in it never returns. Calls of other goroutines, and the
 //     rollback when BeginTx's context is done, wait for it.
 //   - In a replay (Outcome.Replayed) the *sql.Tx has your writes a second time: roll back, or make them in the function.
-//   - Large objects cannot be used. A *sql.Tx of another driver (lib/pq) is a *metered.ArgumentError. A driver that
+//   - Large objects cannot be used. A *sql.Tx of another driver (lib/pq) is a *budget.ArgumentError. A driver that
 //     wraps pgx's must pass arguments on unchanged.
 package sqlmetered
 
@@ -84,7 +84,7 @@ func inTx[A any](ctx context.Context, tx *sql.Tx, fn func(ctx context.Context, t
 // cannot end the transaction (metered.ErrTxControl). InTx sets no savepoint: after an error the
 // rollback of tx undoes fn's writes. A panic in fn leaves tx open.
 //
-// Errors before fn is called: *metered.ArgumentError, sql.ErrTxDone, ctx's. After it: those of fn,
+// Errors before fn is called: *budget.ArgumentError, sql.ErrTxDone, ctx's. After it: those of fn,
 // and metered.ErrTxFailed if fn returns nil though a statement failed or rows are open. It costs a
 // round trip only if the connection has a pgx tracer.
 func InTx(ctx context.Context, tx *sql.Tx, fn func(ctx context.Context, tx pgx.Tx) error) error {

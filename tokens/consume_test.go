@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/internal/sqlstate"
 	"github.com/pgmetered/metered/tokens"
@@ -227,7 +228,7 @@ func TestConsume_WaitsForACompetitorAtMostTheLockTimeout(t *testing.T) {
 		requireSetting(t, tx, "lock_timeout", "30ms")
 		_, err = patient.Consume(ctx, tx, "p", "s", minted.Token.Reveal())
 		return err
-	}), tokens.ErrBusy)
+	}), budget.ErrBusy)
 	require.NoError(t, holder.Rollback(ctx))
 	require.NoError(t, inTx(pool, func(tx pgx.Tx) error {
 		_, err = store.Consume(ctx, tx, "p", "s", minted.Token.Reveal())

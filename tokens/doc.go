@@ -7,7 +7,7 @@
 //	└ prefix ──┘└ 43 ─────┘└ 6 ─┘  32 secret bytes and a CRC-32 (IEEE), in base 62
 //
 // Consumers of a token queue on its row, and one commits the last use. At READ COMMITTED the others
-// get ErrInvalid, at higher levels ErrSerialization first. A token is good while clock < ExpiresAt,
+// get ErrInvalid, at higher levels budget.ErrSerialization first. A token is good while clock < ExpiresAt,
 // by the database's clock when Consume begins. Mail scanners follow links: call Inspect on GET, and
 // Consume on POST.
 //
@@ -15,6 +15,7 @@
 // text of a token out of it. Mint with a derived Secret (metered.Tx.Secret), and derive it again
 // for the answer and for each replay (metered.Client.Secret, httpmetered.IdempotentConfig.Reveal).
 //
-// Every call may fail with ErrArgument, and writes with ErrBusy and ErrSerialization. Rolling back
+// Every call may fail with budget.ErrArgument, and writes with budget.ErrBusy, ErrSerialization,
+// ErrNotMigrated and ErrNotGranted, which abort the transaction. Rolling back
 // undoes a write. Locks are kept until the transaction ends. Reads take none.
 package tokens

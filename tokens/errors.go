@@ -7,22 +7,12 @@ import (
 
 // Refusals. They leave the transaction usable.
 var (
-	ErrArgument error = errArgument // an *ArgumentError. No SQL ran
 	// an *InvalidError
 	ErrInvalid error = fault.New("token_invalid", "tokens: the token is not valid")
 	ErrExists  error = fault.New("token_exists", "tokens: a token with this secret was minted before")
 )
 
-// These abort the transaction, as do metered.ErrNotMigrated and metered.ErrNotGranted.
-var (
-	ErrBusy          error = fault.ErrBusy          // Config.LockTimeout has passed
-	ErrSerialization error = fault.ErrSerialization // SQLSTATE 40001 or 40P01: see metered.Client.RunTx
-)
-
 var errArgument = fault.New("invalid_argument", "tokens: invalid argument")
-
-// ArgumentError names a refused argument, such as "Mint.TTL".
-type ArgumentError = fault.Argument
 
 func invalid(field, format string, args ...any) error {
 	return fault.Invalid(errArgument, field, format, args...)

@@ -65,7 +65,7 @@ func (internals) TellRefused(ctx context.Context, to *observed.To, err error) {
 }
 
 // present checks the text that a client presented, without a query. A malformed token is
-// ErrInvalid, a bad purpose or subject ErrArgument.
+// ErrInvalid, a bad purpose or subject budget.ErrArgument.
 func (s *Store) present(purpose, subject, text string) (ledger.PresentedToken, error) {
 	if err := checkPurpose("purpose", purpose); err != nil {
 		return ledger.PresentedToken{}, err

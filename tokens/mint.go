@@ -69,7 +69,7 @@ func (s *Store) Mint(ctx context.Context, tx pgx.Tx, m Mint) (Minted, error) {
 }
 
 // MintMany is Mint for up to 1000 tokens, all or none, in their order. The same secret twice is
-// ErrArgument.
+// budget.ErrArgument.
 func (s *Store) MintMany(ctx context.Context, tx pgx.Tx, mints []Mint) ([]Minted, error) {
 	if len(mints) > maxMints {
 		return nil, invalid("Mints", "%d: want at most %d", len(mints), maxMints)

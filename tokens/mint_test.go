@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/internal/sqlstate"
@@ -256,7 +257,7 @@ func TestMint_WaitsForTheSameSecretAtMostTheLockTimeout(t *testing.T) {
 
 func requireBusy(t *testing.T, err error) {
 	t.Helper()
-	require.ErrorIs(t, err, tokens.ErrBusy)
+	require.ErrorIs(t, err, budget.ErrBusy)
 	require.Equal(t, "busy", fault.Code(err))
 	require.Equal(t, sqlstate.LockNotAvailable, sqlstate.Of(err))
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/tokens"
@@ -41,20 +42,20 @@ func TestStore_SaysThatTheSchemaIsMissing(t *testing.T) {
 	store := newStore(t)
 	text := must(store.Token(must(tokens.Derive(testKey, "x")))).Reveal()
 	_, err := store.Inspect(ctx, pool, "p", "s", text)
-	require.ErrorIs(t, err, metered.ErrNotMigrated)
+	require.ErrorIs(t, err, budget.ErrNotMigrated)
 	require.Equal(t, "not_migrated", fault.Code(err))
 	_, err = store.Purge(ctx, pool, tokens.PurgeOptions{})
-	require.ErrorIs(t, err, metered.ErrNotMigrated)
+	require.ErrorIs(t, err, budget.ErrNotMigrated)
 	require.ErrorIs(t, inTx(pool, func(tx pgx.Tx) error {
 		_, err := store.Mint(ctx, tx, tokens.Mint{Purpose: "p", Subject: "s"})
 		return err
-	}), metered.ErrNotMigrated)
+	}), budget.ErrNotMigrated)
 
 	older := pgtest.Open(t)
 	_, err = older.Exec(ctx, "drop function metered.inspect_token")
 	require.NoError(t, err)
 	_, err = store.Inspect(ctx, older, "p", "s", text)
-	require.ErrorIs(t, err, metered.ErrNotMigrated)
+	require.ErrorIs(t, err, budget.ErrNotMigrated)
 }
 
 func TestStore_WorksWithoutPreparedStatements(t *testing.T) {

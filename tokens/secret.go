@@ -18,7 +18,7 @@ func newSecret(b [secretBytes]byte) Secret {
 }
 
 // NewSecret makes a Secret of 32 bytes from a cryptographic source. Bytes plainly not random are
-// ErrArgument.
+// budget.ErrArgument.
 func NewSecret(b []byte) (Secret, error) {
 	switch {
 	case len(b) != secretBytes:

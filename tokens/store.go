@@ -50,7 +50,7 @@ type Config struct {
 	Prefix string
 
 	// LockTimeout bounds each wait for a lock, from 1ms to 1h. If the session's lock_timeout is
-	// shorter, that one counts. Running into it is ErrBusy. Defaults to 5s.
+	// shorter, that one counts. Running into it is budget.ErrBusy. Defaults to 5s.
 	LockTimeout time.Duration
 
 	// Observer hears of the Store's calls. Defaults to none.

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/niltest"
 	"github.com/pgmetered/metered/internal/pgtest"
@@ -80,9 +81,9 @@ func requireInvalid(t testing.TB, err error, want string) {
 
 func requireArgument(t testing.TB, err error, field string) {
 	t.Helper()
-	require.ErrorIs(t, err, tokens.ErrArgument)
+	require.ErrorIs(t, err, budget.ErrArgument)
 	require.Equal(t, "invalid_argument", fault.Code(err))
-	var argument *tokens.ArgumentError
+	var argument *budget.ArgumentError
 	require.ErrorAs(t, err, &argument)
 	require.Equal(t, field, argument.Field)
 }

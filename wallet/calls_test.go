@@ -139,7 +139,7 @@ func TestDraw_InACommand(t *testing.T) {
 	require.ErrorIs(t, run("second", 5), budget.ErrExceeded)
 	f.has(4)
 	_, err = metered.Do(t.Context(), c, metered.Command{ID: "third", Charges: []budget.Charge{f.book.Charge("ann", 4)}}, func(_ context.Context, tx *metered.Tx) (int, error) {
-		require.ErrorIs(t, tx.Draw(nil), metered.ErrArgument)
+		require.ErrorIs(t, tx.Draw(nil), budget.ErrArgument)
 		return 0, nil
 	})
 	require.NoError(t, err)

@@ -323,7 +323,7 @@ func TestChange_RefusesHostileArguments(t *testing.T) {
 		"Change.To.Roll":     {Reference: "r", Plan: "small", To: with(func(g *wallet.Grant) { g.Roll = &wallet.Roll{Times: 3} })},
 	} {
 		_, err := f.tryChange(c)
-		var argument *metered.ArgumentError
+		var argument *budget.ArgumentError
 		require.ErrorAs(t, err, &argument, field)
 		require.True(t, strings.HasPrefix(argument.Field, strings.TrimSpace(field)), "%s: %v", field, err)
 	}

@@ -188,7 +188,7 @@ func TestTx_ADrawThatIsRefusedLeavesNothingOfItsCommand(t *testing.T) {
 		require.Equal(t, [][3]int64{{0, 0, 0}}, p.lots("ann"))
 	}
 	_, err := metered.Do(t.Context(), p.c, metered.Command{ID: "op"}, p.drawing(wallet.Draw{Wallet: "ann", Amount: 1}))
-	require.ErrorIs(t, err, metered.ErrArgument, "the id would stand for any draw")
+	require.ErrorIs(t, err, budget.ErrArgument, "the id would stand for any draw")
 	_, err = metered.Do(t.Context(), p.c, metered.Command{ID: "op", Input: 1}, p.drawing(wallet.Draw{Wallet: "ann"}))
 	require.ErrorIs(t, err, budget.ErrArgument)
 	_, err = metered.Do(t.Context(), p.c, metered.Command{ID: "op", Input: 1}, func(context.Context, *metered.Tx) (pgtest.Uploaded, error) {

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/schema"
 )
@@ -87,15 +88,15 @@ func (a *app) usable(ctx context.Context, pool *pgxpool.Pool) error {
 		return tx.QueryRow(ctx, name.SQL(versionSQL)).Scan(&installed)
 	})
 	switch err = fault.Failed("metered", "look for schema "+a.schema, err); {
-	case errors.Is(err, metered.ErrNotMigrated):
-		return &schemaError{metered.ErrNotMigrated, fmt.Sprintf("database %s has no schema %s of metered: create it with metered migrate up, or name another with --schema",
+	case errors.Is(err, budget.ErrNotMigrated):
+		return &schemaError{budget.ErrNotMigrated, fmt.Sprintf("database %s has no schema %s of metered: create it with metered migrate up, or name another with --schema",
 			pool.Config().ConnConfig.Database, a.schema)}
 	case err != nil:
 		return err
 	case installed < 1:
 		return &schemaError{metered.ErrSchemaDiffers, fmt.Sprintf("schema %s cannot be used: table schema_version says no version, see metered migrate validate", a.schema)}
 	case installed < metered.SchemaVersion:
-		return &schemaError{metered.ErrNotMigrated, fmt.Sprintf("schema %s is of version %d, this build needs %d: upgrade it with metered migrate up",
+		return &schemaError{budget.ErrNotMigrated, fmt.Sprintf("schema %s is of version %d, this build needs %d: upgrade it with metered migrate up",
 			a.schema, installed, metered.SchemaVersion)}
 	case installed > metered.SchemaVersion+1:
 		return &schemaError{metered.ErrSchemaVersion, fmt.Sprintf("schema %s is of version %d, this build knows %d: use a newer build",
@@ -118,7 +119,7 @@ func (a *app) may(ctx context.Context, pool *pgxpool.Pool, functions []string) e
 		return tx.QueryRow(ctx, maySQL, a.schema, functions).Scan(&all)
 	})
 	if err == nil && !all {
-		return fmt.Errorf("%w: it may not execute %s", metered.ErrNotGranted, functions[0])
+		return fmt.Errorf("%w: it may not execute %s", budget.ErrNotGranted, functions[0])
 	}
 	return err
 }

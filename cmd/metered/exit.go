@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/inspect"
 	"github.com/pgmetered/metered/jobs"
@@ -89,7 +90,7 @@ func (a *app) exit(ctx context.Context, err error) int {
 	switch {
 	case ctx.Err() != nil:
 		return exitInterrupted
-	case !a.started, errors.As(err, &usage), errors.As(err, &config), metered.Code(err) == metered.Code(metered.ErrArgument):
+	case !a.started, errors.As(err, &usage), errors.As(err, &config), metered.Code(err) == metered.Code(budget.ErrArgument):
 		return exitUsage
 	case errors.Is(err, errRefused):
 		return exitRefused
@@ -97,7 +98,7 @@ func (a *app) exit(ctx context.Context, err error) int {
 		return exitUnknown
 	case notGranted(err):
 		return exitNotGranted
-	case errors.Is(err, metered.ErrNotMigrated), errors.Is(err, metered.ErrSchemaVersion), errors.Is(err, metered.ErrSchemaDiffers):
+	case errors.Is(err, budget.ErrNotMigrated), errors.Is(err, metered.ErrSchemaVersion), errors.Is(err, metered.ErrSchemaDiffers):
 		return exitSchema
 	}
 	return exitFailed
@@ -105,7 +106,7 @@ func (a *app) exit(ctx context.Context, err error) int {
 
 func notGranted(err error) bool {
 	var pg *pgconn.PgError
-	return errors.Is(err, metered.ErrNotGranted) || errors.As(err, &pg) && pg.Code == "42501"
+	return errors.Is(err, budget.ErrNotGranted) || errors.As(err, &pg) && pg.Code == "42501"
 }
 
 // advice is the text of an error, with a remedy.
@@ -122,7 +123,7 @@ func (a *app) advice(err error) string {
 			role, a.needs, shellWord(role), err)
 	}
 	text := err.Error()
-	if missing := metered.ErrNotMigrated.Error(); strings.Contains(text, missing) { // it speaks to programs
+	if missing := budget.ErrNotMigrated.Error(); strings.Contains(text, missing) { // it speaks to programs
 		text = strings.ReplaceAll(text, missing, "something is missing in schema "+a.schema) + "; see metered migrate validate"
 	}
 	return packageNames.ReplaceAllString(text, "$1")

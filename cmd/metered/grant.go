@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/budget"
 )
 
 func (a *app) grantCmd() *cobra.Command {
@@ -77,7 +78,7 @@ func (a *app) runSQL(ctx context.Context, sql string) error {
 			return err
 		}
 		if !owner { // a grant by another is a warning, and does nothing
-			return fmt.Errorf("%w: it does not own the schema", metered.ErrNotGranted)
+			return fmt.Errorf("%w: it does not own the schema", budget.ErrNotGranted)
 		}
 		_, err := tx.Exec(ctx, sql, pgx.QueryExecModeSimpleProtocol)
 		return err

@@ -204,7 +204,7 @@ func TestCapacity_AQueryThatWaitsInVainIsBusy(t *testing.T) {
 	require.NoError(t, err)
 	limits := []budget.Limit{budget.Lifetime(0).MaxFrom("select seats from halls for share nowait")}
 	_, err = metered.Do[any](ctx, c, metered.Command{ID: "op", Charges: []budget.Charge{{Scope: "hall", Amount: 1, Limits: limits}}}, nil)
-	require.ErrorIs(t, err, metered.ErrBusy)
+	require.ErrorIs(t, err, budget.ErrBusy)
 	require.NotErrorIs(t, err, budget.ErrLimitQuery)
 	require.True(t, metered.Retryable(err))
 }
@@ -241,7 +241,7 @@ func TestCapacity_AQueryThatDoesNotAnswerIsAnError(t *testing.T) {
 	require.ErrorContains(t, err, "FOR SHARE")
 	_, err = metered.Do[any](ctx, c, metered.Command{ID: "op", Charges: []budget.Charge{
 		{Scope: "hall", Amount: 1, Limits: []budget.Limit{budget.Lifetime(0).MaxFrom(" ")}}}}, nil)
-	require.ErrorIs(t, err, metered.ErrArgument)
+	require.ErrorIs(t, err, budget.ErrArgument)
 	require.Zero(t, count(t, pool, "metered.ledger"))
 
 	_, err = c.Budget.Check(ctx, pool, budget.Charge{Scope: "hall", Amount: 1, Limits: []budget.Limit{

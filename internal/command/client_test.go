@@ -29,7 +29,7 @@ func TestDo_WaitsForATokenNoLongerThanTheLockTimeout(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	_, err = metered.Do(ctx, c, metered.Command{ID: "op", Token: pgtest.Redeem(presented)}, pgtest.MustNotRun(t))
-	require.ErrorIs(t, err, metered.ErrBusy)
+	require.ErrorIs(t, err, budget.ErrBusy)
 	require.NotErrorIs(t, err, context.DeadlineExceeded)
 }
 
@@ -169,15 +169,15 @@ func TestClient_CanDemandAnActorAndScopesThatExist(t *testing.T) {
 	}
 	for name, call := range calls {
 		require.NoError(t, do(func(tx pgx.Tx) error { return call(tx, "s", ann) }), name)
-		require.ErrorIs(t, do(func(tx pgx.Tx) error { return call(tx, "s", budget.Note{}) }), metered.ErrArgument, name)
+		require.ErrorIs(t, do(func(tx pgx.Tx) error { return call(tx, "s", budget.Note{}) }), budget.ErrArgument, name)
 		require.ErrorIs(t, do(func(tx pgx.Tx) error { return call(tx, "mistyped", ann) }), budget.ErrScopeUnknown, name)
 	}
 	require.ErrorIs(t, do(func(tx pgx.Tx) error {
 		_, err := c.Budget.Refund(ctx, tx, budget.Refund{Scope: "s", Seq: 1, Amount: 1})
 		return err
-	}), metered.ErrArgument)
+	}), budget.ErrArgument)
 	require.ErrorIs(t, do(func(tx pgx.Tx) error {
 		_, err := c.Budget.RepairClock(ctx, tx, "s", budget.Note{})
 		return err
-	}), metered.ErrArgument)
+	}), budget.ErrArgument)
 }

@@ -105,7 +105,7 @@ func TestTx_CallsOfTheFunctionNeedAnInput(t *testing.T) {
 		},
 	} {
 		_, err := metered.Do(ctx, c, metered.Command{ID: name}, func(ctx context.Context, tx *metered.Tx) (any, error) { return nil, call(ctx, tx) })
-		var argument *metered.ArgumentError
+		var argument *budget.ArgumentError
 		require.ErrorAs(t, err, &argument, name)
 		require.Equal(t, "Command.Input", argument.Field, name)
 	}

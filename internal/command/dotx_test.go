@@ -51,7 +51,7 @@ func TestDoTx_ARefusedOrFailedCommandLeavesTheTransactionAsItWas(t *testing.T) {
 			cmd.Charges, cmd.EarlyLook = append(cmd.Charges, charge("full", 1, 5)), true
 		}, nil, budget.ErrExceeded},
 		"the charge":   {nil, func(_ context.Context, tx *metered.Tx) error { return tx.Charge(charge("full", 1, 5)) }, budget.ErrExceeded},
-		"a busy scope": {nil, func(_ context.Context, tx *metered.Tx) error { return tx.Charge(charge("locked", 1, 0)) }, metered.ErrBusy},
+		"a busy scope": {nil, func(_ context.Context, tx *metered.Tx) error { return tx.Charge(charge("locked", 1, 0)) }, budget.ErrBusy},
 		"the token":    {func(cmd *metered.Command) { cmd.Token = redeem(unknownToken(t, c)) }, nil, tokens.ErrInvalid},
 		"a conflict":   {func(cmd *metered.Command) { cmd.ID = "done" }, nil, metered.ErrConflict},
 		"the future":   {func(cmd *metered.Command) { cmd.IssuedAt = time.Now().Add(time.Hour) }, nil, metered.ErrFuture},

@@ -109,7 +109,7 @@ func TestDo_ADuplicateWaitsNoLongerThanTheLockTimeout(t *testing.T) {
 			cmd := metered.Command{ID: string(level), Isolation: level}
 			_, err := metered.Do(ctx, c, cmd, func(inside context.Context, tx *metered.Tx) (uploaded, error) {
 				_, err := metered.Do(ctx, c, cmd, mustNotRun(t))
-				require.ErrorIs(t, err, metered.ErrBusy)
+				require.ErrorIs(t, err, budget.ErrBusy)
 				require.Equal(t, "busy", metered.Code(err))
 				other := cmd
 				other.Tenant = "x"

@@ -161,7 +161,7 @@ func TestDoTx_RefusesOptionsOfACommit(t *testing.T) {
 			"Command.EarlyRelease": {ID: "a", EarlyRelease: true}, "Command.LSN": {ID: "a", LSN: true},
 		} {
 			_, err := metered.DoTx(t.Context(), c, tx, cmd, mustNotRun(t))
-			var argument *metered.ArgumentError
+			var argument *budget.ArgumentError
 			require.ErrorAs(t, err, &argument)
 			require.Equal(t, field, argument.Field)
 		}

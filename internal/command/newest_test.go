@@ -189,7 +189,7 @@ func TestNewest_WrongArgumentsAreRefused(t *testing.T) {
 		{"Command.Newest.At", metered.Order{Key: "k", At: at.AddDate(9000, 0, 0)}},
 	} {
 		_, err := metered.Do[any](t.Context(), c, metered.Command{ID: "a", Newest: wrong.order}, nil)
-		var argument *metered.ArgumentError
+		var argument *budget.ArgumentError
 		require.ErrorAs(t, err, &argument)
 		require.Equal(t, wrong.field, argument.Field)
 	}

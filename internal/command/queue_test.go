@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/pgtest"
 )
@@ -77,7 +78,7 @@ func TestDo_TheServerGivesUpBeforeTheDeadline(t *testing.T) {
 	pgtest.RequireUsable(t, c, "warm")
 	connections := pool.Stat().NewConnsCount()
 	_, err := metered.Do(pgtest.NewDeadline(t, 10*time.Second), c, cmd, wholeFunc("op", nil))
-	require.ErrorIs(t, err, metered.ErrBusy)
+	require.ErrorIs(t, err, budget.ErrBusy)
 	require.NotErrorIs(t, err, metered.ErrIndefinite)
 	require.Equal(t, nothing, footprintOf(t, pool, cmd))
 	require.Equal(t, connections, pool.Stat().NewConnsCount(), "a connection was given up")
@@ -118,7 +119,7 @@ func TestDo_AHoldGivesUpBeforeTheDeadline(t *testing.T) {
 				deadline.Set(100 * time.Millisecond)
 				return nil, fn(ctx, tx)
 			})
-			require.ErrorIs(t, err, metered.ErrBusy)
+			require.ErrorIs(t, err, budget.ErrBusy)
 			require.NotErrorIs(t, err, metered.ErrIndefinite)
 		})
 	}
@@ -130,7 +131,7 @@ func TestDo_AScopeIsWaitedForNoLongerThanTheLockTimeout(t *testing.T) {
 	cmd := whole(t, pool, c, "op")
 	release := lockScope(t, pool, c, "op/b")
 	_, err := metered.Do(t.Context(), c, cmd, wholeFunc("op", nil))
-	require.ErrorIs(t, err, metered.ErrBusy)
+	require.ErrorIs(t, err, budget.ErrBusy)
 	require.Equal(t, "busy", metered.Code(err))
 	require.Equal(t, nothing, footprintOf(t, pool, cmd))
 	release()

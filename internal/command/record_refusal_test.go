@@ -191,14 +191,14 @@ func TestRecordRefusal_LeavesOutFailuresAndTheFunctionsErrors(t *testing.T) {
 	unlock := lockScope(t, pool, c, "busy")
 	_, err := metered.Do[any](ctx, c, metered.Command{ID: "busy", Charges: []budget.Charge{charge("busy", 1, 5)}, RecordRefusal: true}, nil)
 	unlock()
-	require.ErrorIs(t, err, metered.ErrBusy)
+	require.ErrorIs(t, err, budget.ErrBusy)
 	_, err = metered.Do[any](ctx, c, metered.Command{ID: "not asked for", Charges: []budget.Charge{charge("full", 1, 5)}}, nil)
 	require.ErrorIs(t, err, budget.ErrExceeded)
 	require.Zero(t, count(t, pool, "metered.operations"))
 	release()
 	require.NoError(t, pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 		_, err := metered.DoTx[any](ctx, c, tx, metered.Command{ID: "tx", RecordRefusal: true}, nil)
-		require.ErrorIs(t, err, metered.ErrArgument)
+		require.ErrorIs(t, err, budget.ErrArgument)
 		return nil
 	}))
 }

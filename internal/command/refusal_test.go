@@ -111,7 +111,7 @@ func TestOnRefusal_HearsOnceOfEachRefusalOutsideTheTransaction(t *testing.T) {
 		{metered.Command{ID: "spent", Input: 1, Token: redeem(spent)}, nil, tokens.ErrInvalid, false},
 		{metered.Command{ID: "malformed", Input: 1, Token: redeem("x")}, nil, tokens.ErrInvalid, false},
 		{metered.Command{ID: "own", Input: 1}, func(context.Context, *metered.Tx) (any, error) { return nil, errOwn }, errOwn, false},
-		{metered.Command{ID: "argument", Input: 1, Name: "\xff"}, nil, metered.ErrArgument, false},
+		{metered.Command{ID: "argument", Input: 1, Name: "\xff"}, nil, budget.ErrArgument, false},
 		{metered.Command{ID: "spends", Input: 1}, nil, metered.ErrConflict, false},
 	} {
 		heard = nil

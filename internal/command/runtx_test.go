@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/pgtest"
 )
 
@@ -36,7 +37,7 @@ func TestRunTx_ALoserGetsTheRefusalThatItIs(t *testing.T) {
 				require.False(t, metered.Retryable(err))
 				if level != pgx.ReadCommitted {
 					require.Len(t, errs, 2, name)
-					require.ErrorIs(t, errs[0], metered.ErrSerialization, name)
+					require.ErrorIs(t, errs[0], budget.ErrSerialization, name)
 					require.Equal(t, "serialization", metered.Code(errs[0]))
 					require.True(t, metered.Retryable(errs[0]))
 				}
@@ -110,10 +111,10 @@ func TestRunTx_EndsItsTransactionInEachCase(t *testing.T) {
 		_, err := tx.Exec(ctx, "do $$ begin raise 'no' using errcode = '40001'; end $$")
 		return err
 	})
-	require.ErrorIs(t, err, metered.ErrSerialization)
+	require.ErrorIs(t, err, budget.ErrSerialization)
 	require.Equal(t, 3, attempts)
 	require.ErrorIs(t, run(inACommand(c)), metered.ErrNested)
-	require.ErrorIs(t, c.RunTx(ctx, pgx.TxOptions{}, nil), metered.ErrArgument)
+	require.ErrorIs(t, c.RunTx(ctx, pgx.TxOptions{}, nil), budget.ErrArgument)
 	cancelled, cancel := context.WithCancel(ctx)
 	cancel()
 	require.ErrorIs(t, c.RunTx(cancelled, pgx.TxOptions{}, write), context.Canceled)

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/tokens"
 )
@@ -64,7 +65,7 @@ func TestSecret_AReplayCanShowTheTokenThatTheCommandMinted(t *testing.T) {
 		_, err := tx.Secret("invitation")
 		return nil, err
 	})
-	require.ErrorIs(t, err, metered.ErrArgument)
+	require.ErrorIs(t, err, budget.ErrArgument)
 
 	// The stored rows do not give the token away.
 	_, body, _ := strings.Cut(minted, "_")

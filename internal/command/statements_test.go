@@ -218,11 +218,11 @@ func TestStatements_AreRefusedWhereTheyCannotBeAllOrNothing(t *testing.T) {
 		cmd := writes(fmt.Sprint("argument ", i), "")
 		queue(cmd.Statements)
 		_, err := metered.Do[any](ctx, c, cmd, nil)
-		require.ErrorIs(t, err, metered.ErrArgument)
+		require.ErrorIs(t, err, budget.ErrArgument)
 		require.ErrorContains(t, err, "Command.Statements[2]")
 	}
 	_, err := metered.Do(ctx, c, writes("function", ""), func(context.Context, *metered.Tx) (int, error) { return 1, nil })
-	require.ErrorIs(t, err, metered.ErrArgument)
+	require.ErrorIs(t, err, budget.ErrArgument)
 	require.Zero(t, count(t, pool, "uploads"))
 	require.Zero(t, count(t, pool, "metered.operations"))
 }

@@ -250,7 +250,7 @@ func TestSticky_IsRefusedWhereItCannotBeTaken(t *testing.T) {
 	t.Parallel()
 	_, c := setUp(t, metered.Config{}, pgtest.Options{MaxConns: 1})
 	_, err := metered.Do(t.Context(), c, metered.Command{ID: "op", Sticky: tries}, mustNotRun(t))
-	var argument *metered.ArgumentError
+	var argument *budget.ArgumentError
 	require.ErrorAs(t, err, &argument)
 	require.Equal(t, "Command.Sticky", argument.Field)
 

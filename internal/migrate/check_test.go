@@ -70,7 +70,7 @@ func TestClient_NamesMissingObjects(t *testing.T) {
 		},
 	} {
 		err := call()
-		require.ErrorIs(t, err, metered.ErrNotMigrated, what)
+		require.ErrorIs(t, err, budget.ErrNotMigrated, what)
 		require.ErrorContains(t, err, "column hold_lines.refunded is missing; function revoke_tokens(", what)
 		require.False(t, metered.Retryable(err))
 	}
@@ -98,7 +98,7 @@ func TestClient_WorksOnTheVersionAfterIts(t *testing.T) {
 	require.NoError(t, pgtest.Do(t, c, "op"))
 	// The next version drops the functions that only this build calls.
 	dropFunctions(t, pool, "run_command_plain")
-	require.ErrorIs(t, pgtest.Do(t, c, "op 2"), metered.ErrNotMigrated)
+	require.ErrorIs(t, pgtest.Do(t, c, "op 2"), budget.ErrNotMigrated)
 	err := pgtest.Do(t, c, "op 3")
 	require.ErrorIs(t, err, metered.ErrSchemaVersion)
 	require.ErrorContains(t, err, "function run_command_plain(")
@@ -120,7 +120,7 @@ func TestClient_LooksAgainIfItCouldNot(t *testing.T) {
 	require.NoError(t, err)
 	w.Each(nil)
 	for _, id := range []string{"a", "b"} {
-		require.ErrorIs(t, pgtest.Do(t, c, id), metered.ErrNotGranted)
+		require.ErrorIs(t, pgtest.Do(t, c, id), budget.ErrNotGranted)
 	}
 	require.Equal(t, 2, looks(w))
 	pgtest.Execute(t, owner, "grant select on metered.schema_version to "+role)
@@ -190,7 +190,7 @@ func TestClient_MakesNothingBeforeItHasLooked(t *testing.T) {
 		// All connections are the callers' own, and more of them wait.
 		c := pgtest.NewClient(t, pool, metered.Config{})
 		pgtest.AtOnce(3*callers, func(i int) {
-			if err := call(t.Context(), c, fmt.Sprint(name, i)); !errors.Is(err, metered.ErrNotMigrated) {
+			if err := call(t.Context(), c, fmt.Sprint(name, i)); !errors.Is(err, budget.ErrNotMigrated) {
 				t.Errorf("%s with a full pool: %v", name, err)
 			}
 		})
@@ -218,7 +218,7 @@ func TestClient_MakesNothingBeforeItHasLooked(t *testing.T) {
 		require.ErrorIs(t, <-left, context.Canceled, name)
 		require.NoError(t, slow.Rollback(t.Context()))
 		for _, err := range stayed {
-			require.ErrorIs(t, <-err, metered.ErrNotMigrated, name)
+			require.ErrorIs(t, <-err, budget.ErrNotMigrated, name)
 		}
 	}
 	for _, table := range []string{"uploads", "metered.operations", "metered.holds"} {

@@ -195,17 +195,17 @@ func TestSchemaNames_AreRefusedBeforeAnySQL(t *testing.T) {
 	pool := pgtest.Nowhere(t)
 	for _, name := range []string{"Metered", "a-b", `a"b`, "1a", "pg_metered", "a.b", strings.Repeat("a", 64), "é", " "} {
 		_, err := metered.SchemaSQL(metered.SchemaSQLOptions{Schema: name})
-		require.ErrorIs(t, err, metered.ErrArgument, name)
+		require.ErrorIs(t, err, budget.ErrArgument, name)
 		_, err = metered.Migrate(t.Context(), pool, metered.MigrateOptions{Schema: name})
-		require.ErrorIs(t, err, metered.ErrArgument)
+		require.ErrorIs(t, err, budget.ErrArgument)
 		_, err = metered.Validate(t.Context(), pool, name)
-		require.ErrorIs(t, err, metered.ErrArgument)
+		require.ErrorIs(t, err, budget.ErrArgument)
 		_, err = metered.GrantSQL(name, "app")
-		require.ErrorIs(t, err, metered.ErrArgument)
+		require.ErrorIs(t, err, budget.ErrArgument)
 	}
 	for _, role := range []string{"", strings.Repeat("r", 64), "a\x00b"} {
 		_, err := metered.GrantSQL("", role)
-		require.ErrorIs(t, err, metered.ErrArgument)
+		require.ErrorIs(t, err, budget.ErrArgument)
 	}
 }
 
@@ -216,7 +216,7 @@ func TestCalls_SayThatTheSchemaIsMissing(t *testing.T) {
 	c, err := metered.New(pool, metered.Config{})
 	require.NoError(t, err)
 	_, err = metered.Do[any](t.Context(), c, metered.Command{ID: "op"}, nil)
-	require.ErrorIs(t, err, metered.ErrNotMigrated)
+	require.ErrorIs(t, err, budget.ErrNotMigrated)
 	_, err = c.Budget.Usage(t.Context(), pool, budget.Query{Scope: "s"})
 	require.ErrorIs(t, err, budget.ErrNotMigrated)
 }
@@ -247,7 +247,7 @@ func TestMigrate_SaysThatAnotherMigrationIsAtIt(t *testing.T) {
 	defer cancel()
 	var told string
 	_, err := metered.Migrate(until, pool, metered.MigrateOptions{OnWait: func(_ context.Context, what string) { told = what; cancel() }})
-	require.ErrorIs(t, err, metered.ErrBusy)
+	require.ErrorIs(t, err, budget.ErrBusy)
 	require.ErrorIs(t, err, context.Canceled)
 	require.Contains(t, told, "another migration, which process ")
 }
@@ -362,7 +362,7 @@ func TestSchemaSQL_MarksStatementsForTheTool(t *testing.T) {
 	require.Equal(t, strings.Count(texts["goose"], "$$"), 2*strings.Count(texts["goose"], "StatementEnd"))
 	for _, opts := range []metered.SchemaSQLOptions{{From: -1}, {From: metered.SchemaVersion + 1}, {Tool: "flyway"}, {Schema: "A"}} {
 		_, err := metered.SchemaSQL(opts)
-		require.ErrorIs(t, err, metered.ErrArgument)
+		require.ErrorIs(t, err, budget.ErrArgument)
 	}
 }
 

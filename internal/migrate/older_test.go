@@ -135,7 +135,7 @@ func TestPackages_SayThatAnOlderSchemaIsNotMigrated(t *testing.T) {
 			}
 			return pgx.ErrTxClosed // undone
 		})
-		if errors.Is(err, metered.ErrNotMigrated) {
+		if errors.Is(err, budget.ErrNotMigrated) {
 			needs[name] = true
 			require.Equal(t, "not_migrated", metered.Code(err), name)
 			require.False(t, metered.Retryable(err), name)

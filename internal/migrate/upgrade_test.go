@@ -186,7 +186,7 @@ func TestUpgrade_LetsOthersThroughWhileItWaitsForATable(t *testing.T) {
 	until, cancel := context.WithCancel(ctx)
 	defer cancel()
 	_, err = upgrade(until, pool, next, migrate.Options{OnWait: func(context.Context, string) { cancel() }})
-	require.ErrorIs(t, err, metered.ErrBusy)
+	require.ErrorIs(t, err, budget.ErrBusy)
 	require.ErrorIs(t, err, context.Canceled)
 	require.ErrorContains(t, err, "waiting for ")
 	select {

@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/migrate"
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/internal/schema"
@@ -160,6 +161,6 @@ func TestValidate_SaysThatThereIsNoSchema(t *testing.T) {
 	report := pgtest.Validate(t, pgtest.OpenWith(t, pgtest.Options{Empty: true}))
 	require.Zero(t, report.Version)
 	require.NotEmpty(t, report.Differences)
-	require.ErrorIs(t, report.Err(), metered.ErrNotMigrated)
+	require.ErrorIs(t, report.Err(), budget.ErrNotMigrated)
 	require.NotEmpty(t, report.Differences)
 }

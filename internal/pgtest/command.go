@@ -341,7 +341,7 @@ func Do(t testing.TB, c *metered.Client, id string) error {
 
 func RequireField(t testing.TB, err error, field, what string) {
 	t.Helper()
-	var argument *metered.ArgumentError
+	var argument *budget.ArgumentError
 	require.ErrorAs(t, err, &argument, what)
 	require.Equal(t, field, argument.Field, what)
 }

