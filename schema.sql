@@ -2177,27 +2177,18 @@ $$;
 
 create trigger lots_of_before instead of insert or update or delete on metered.lots for each row execute function metered._meet_upgrade();
 
--- Writes a move of a lot of a wallet: its units change by rest and kept, and with its kind drawn, held, lapsed, revoked and
--- rolled. Of overdraft (lot 0) it writes the move alone.
-create function metered._move_lot(of_scope text, at_seq bigint, nth int, of_lot bigint, as_kind "char", units bigint, rest bigint, kept bigint)
-returns void
+-- Writes a move of a lot of a wallet (_moved). Of overdraft (lot 0) it writes the move alone.
+create function metered._move_lot(of_scope text, at_seq bigint, nth int, of_lot bigint,
+    as_kind "char", units bigint, rest bigint, kept bigint) returns void
 language plpgsql volatile
 as $$
 declare
-    l record;
-    more boolean;   -- units are left
+    l metered.lots;
+    m record;
 begin
-    select coalesce(y.version, 0) + 1 as version, y.rest, y.drawn, y.held, y.kept, y.open or y.keeps as more into l from metered.lots y where y.no = of_lot and of_lot > 0;
-    insert into metered.lot_moves (scope, seq, nth, lot, kind, amount, version, rest, drawn, held, kept)
-    values (of_scope, at_seq, nth, of_lot, as_kind, units, l.version, l.rest + _move_lot.rest,
-        l.drawn + case when as_kind in ('u', 'p') then units when as_kind = 'g' then -units else 0 end, l.held - case when as_kind in ('u', 'f') then units else 0 end, l.kept + _move_lot.kept);
-    more := l.rest + rest + l.kept + kept > 0;
-    if l.more <> more or as_kind in ('e', 'v', 'o') then
-        update metered.lot_rows y set open = more and (y.plan).uses is null, keeps = more and (y.plan).uses is not null,
-            lapsed = y.lapsed + case as_kind when 'e' then units else 0 end, untold = y.untold + case as_kind when 'e' then units else 0 end,
-            revoked = y.revoked + case as_kind when 'v' then units else 0 end, rolled = y.rolled + case as_kind when 'o' then units else 0 end
-        where y.no = of_lot;
-    end if;
+    select * into l from metered.lots y where y.no = of_lot and of_lot > 0;
+    m := metered._moved(l, of_scope, at_seq, nth, as_kind, units, rest, kept);
+    perform metered._write_moves(of_scope, array[m.move], array[m.l], null);
 end
 $$;
 
@@ -2262,10 +2253,12 @@ begin
 end
 $$;
 
--- Takes up to so many units of the lots of a wallet, in their order, as the entry at_seq does: for a charge (t), for units that were
--- overdrawn (p), for a hold (h, q) that the entry of_hold holds. nth is the number of its next move. ended is null, or the time of an entry
--- that lags: lots that ended by then are passed over. With use, lots for it pay too, as far as their units were applied.
-create function metered._take_lots(of_scope text, at_seq bigint, units bigint, as_kind "char", of_hold bigint, ended timestamptz, use text, inout nth int, out taken bigint)
+-- Takes up to so many units of the lots of a wallet, in their order, as the entry at_seq does: for
+-- a charge (t), or for a hold (h). nth is the number of its next move. ended is null, or the time
+-- of an entry that lags: lots that ended by then are passed over. With use, lots for it pay too, as
+-- far as their units were applied.
+create function metered._take_lots(of_scope text, at_seq bigint, units bigint, as_kind "char",
+    ended timestamptz, use text, inout nth int, out taken bigint)
 language plpgsql volatile
 as $$
 declare
@@ -2303,14 +2296,16 @@ begin
         exit when l.no is null;
         part := least(l.rest, units - taken);
         insert into metered.lot_moves (scope, seq, nth, lot, kind, amount, version, rest, drawn, held, kept)
-        values (of_scope, at_seq, nth, l.no, as_kind, part, coalesce(l.version, 0) + 1, l.rest - part, l.drawn + case when of_hold is null then part else 0 end,
-            l.held + case when of_hold is null then 0 else part end, l.kept);
+        values (of_scope, at_seq, nth, l.no, as_kind, part, coalesce(l.version, 0) + 1,
+            l.rest - part,
+            l.drawn + case when as_kind = 't' then part else 0 end,
+            l.held + case when as_kind = 'h' then part else 0 end, l.kept);
         if part = l.rest + l.kept then
             update metered.lot_rows y set open = false, keeps = false where y.no = l.no;
         end if;
-        if of_hold is not null then
-            insert into metered.lot_holds as k (scope, seq, lot, amount) values (of_scope, of_hold, l.no, part)
-            on conflict (scope, seq, lot) do update set amount = k.amount + excluded.amount;
+        if as_kind = 'h' then
+            insert into metered.lot_holds (scope, seq, lot, amount)
+            values (of_scope, at_seq, l.no, part);
         end if;
         taken := taken + part;
         nth := nth + 1;
@@ -2351,28 +2346,28 @@ language plpgsql volatile
 as $$
 declare
     covered bigint := greatest(0, least(units, before));
-    held_by bigint := case when as_kind = 'h' then at_seq end;
     ended   timestamptz;
     got     record;
 begin
     if before is null then
         ended := (select e.at from metered.ledger e where e.scope = of_scope and e.seq = at_seq);
     end if;
-    got := metered._take_lots(of_scope, at_seq, units, as_kind, held_by, ended, use, 1);
+    got := metered._take_lots(of_scope, at_seq, units, as_kind, ended, use, 1);
     if before is not null and got.taken < covered then
         raise exception 'the lots of a wallet do not add up to its balance' using errcode = 'XX001', detail = of_scope;
     end if;
     covered := got.taken;   -- more than the balance, where lots of a use pay in a wallet that is overdrawn
-    if before is null and covered < units and held_by is null then
-        perform metered._owe(of_scope, units - covered);
-    end if;
-    if covered < units and held_by is null then
-        perform metered._owe_use(of_scope, at_seq, units - covered);
-    end if;
     if covered < units then
-        insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (of_scope, at_seq, got.nth, 0, as_kind, units - covered);
-        if held_by is not null then
-            insert into metered.lot_holds (scope, seq, lot, amount) values (of_scope, held_by, 0, units - covered);
+        insert into metered.lot_moves (scope, seq, nth, lot, kind, amount)
+        values (of_scope, at_seq, got.nth, 0, as_kind, units - covered);
+        if as_kind = 'h' then
+            insert into metered.lot_holds (scope, seq, lot, amount)
+            values (of_scope, at_seq, 0, units - covered);
+        else
+            perform metered._owe_use(of_scope, at_seq, units - covered);
+            if before is null then
+                perform metered._owe(of_scope, units - covered);
+            end if;
         end if;
     end if;
 end
@@ -2390,10 +2385,10 @@ begin
 end
 $$;
 
--- Credit becomes a lot: appends the entry after tip, which the wallet's lots are due before, and returns it. as_no is the number of the
--- lot, if one was set aside for it.
-create function metered._append_lot(tip metered.ledger, lot metered.new_lot, plan metered.lot_plan, as_origin "char", of_lot bigint, as_no bigint,
-    out entry metered.ledger, out no bigint)
+-- Credit becomes a lot: appends the entry after tip, which the wallet's lots are due before, and
+-- returns it.
+create function metered._append_lot(tip metered.ledger, lot metered.new_lot, plan metered.lot_plan,
+    as_origin "char", of_lot bigint, out entry metered.ledger, out no bigint)
 language plpgsql volatile
 as $$
 declare
@@ -2412,7 +2407,8 @@ begin
     insert into metered.lot_rows (no, granted_at, expires_at, granted_seq, last_seq, amount, rest, roll_cap, roll_no, roll_end, late, from_lot,
         priority, origin, open, scope, category, reference, fingerprint, again, plan, keeps, age)
     overriding system value
-    values (coalesce(as_no, metered._next_number('lot_rows')), entry.at, lot.expires_at, entry.seq, entry.seq, lot.amount, 0, lot.roll_cap,
+    values (metered._next_number('lot_rows'), entry.at, lot.expires_at, entry.seq, entry.seq,
+        lot.amount, 0, lot.roll_cap,
         case when lot.roll_cap is not null then metered._next_number('lot_rows') end,
         case when lot.roll_cap is not null then metered._roll_end(lot.expires_at, plan, lot.roll_for) end, lot.late, of_lot,
         lot.priority, as_origin, general, tip.scope, lot.category, lot.reference, lot.fingerprint, metered._again(plan), plan,
@@ -2427,89 +2423,33 @@ end
 $$;
 
 -- The same, and pays an overdraft back at once.
-create function metered._add_lot(tip metered.ledger, lot metered.new_lot, plan metered.lot_plan, as_origin "char", of_lot bigint, as_no bigint,
-    out entry metered.ledger, out no bigint)
+create function metered._add_lot(tip metered.ledger, lot metered.new_lot, plan metered.lot_plan,
+    as_origin "char", of_lot bigint, out entry metered.ledger, out no bigint)
 language plpgsql volatile
 as $$
 declare
-    debt bigint := metered._debt(tip);
+    owed bigint := metered._debt(tip);
     made record;
 begin
-    made := metered._append_lot(tip, lot, plan, as_origin, of_lot, as_no);
+    made := metered._append_lot(tip, lot, plan, as_origin, of_lot);
     entry := made.entry;
     no := made.no;
-    if debt > 0 and plan.uses is null then
-        perform metered._pay_back(entry, debt, 2);
-    end if;
+    perform metered._pay_back(entry, entry.seq, 1, array[no], owed);
 end
 $$;
 
--- Pays the overdraft of a wallet back, as far as its lots have a rest, in the entry that was just written: first spent units, then held ones, the
--- oldest first. A lot that has ended by then pays nothing, though its end is yet to be written: its plan was bought in a period that is over.
-create function metered._pay_back(entry metered.ledger, overdrawn bigint, inout nth int)
+-- Takes units of a lot (_taken). Appends the entry after tip, and returns it.
+create function metered._take_units(tip metered.ledger, l metered.lots, units bigint,
+    as_kind "char") returns metered.ledger
 language plpgsql volatile
 as $$
 declare
-    spent bigint := overdrawn - (select coalesce(sum(k.amount), 0) from metered.lot_holds k where k.scope = entry.scope and k.lot = 0 and k.seq > 0);
-    ended timestamptz := case when metered._lags(entry) or exists (
-        select from metered.lot_rows y where y.scope = entry.scope and y.open and y.expires_at <= entry.at) then entry.at end;
-    got   record;
-    k     record;
+    step record;
 begin
-    got := metered._take_lots(entry.scope, entry.seq, spent, 'p', null, ended, null, nth);
-    nth := got.nth;
-    if metered._lags(entry) and got.taken > 0 then
-        perform metered._owe(entry.scope, -got.taken);
-    end if;
-    perform metered._debt_paid(entry.scope, got.taken, spent, null);
-    if got.taken < spent or spent = overdrawn then
-        return;
-    end if;
-    for k in select y.seq, y.amount from metered.lot_holds y where y.scope = entry.scope and y.lot = 0 and y.seq > 0 order by y.seq loop
-        got := metered._take_lots(entry.scope, entry.seq, k.amount, 'q', k.seq, ended, null, nth);
-        nth := got.nth;
-        update metered.lot_holds y set amount = y.amount - got.taken where y.scope = entry.scope and y.seq = k.seq and y.lot = 0;
-        exit when got.taken < k.amount;
-        delete from metered.lot_holds y where y.scope = entry.scope and y.seq = k.seq and y.lot = 0;
-    end loop;
-end
-$$;
-
--- Takes back units of a lot that has them as its rest: they lapsed (e), are revoked (v) or roll over (o). Appends the entry
--- after tip, and returns it.
-create function metered._take_back(tip metered.ledger, of_lot bigint, units bigint, as_kind "char") returns metered.ledger
-language plpgsql volatile
-as $$
-declare
-    entry metered.ledger := tip;
-begin
-    entry.seq := tip.seq + 1;
-    entry.kind := as_kind;
-    entry.amount := units;
-    entry.credited := tip.credited - units;
-    perform metered._append(entry);
-    perform metered._move_lot(entry.scope, entry.seq, 1, of_lot, as_kind, units, -units, 0);
-    return entry;
-end
-$$;
-
--- Lets units of a lot go on in another one until ends: because the first one ends, or is asked to.
-create function metered._roll_lot(tip metered.ledger, l metered.lots, units bigint, ends timestamptz, as_no bigint, out entry metered.ledger, out no bigint)
-language plpgsql volatile
-as $$
-declare
-    made record;
-begin
-    entry := case when l.kept > 0 then metered._take_kept(tip, l.no, units, 'o') else metered._take_back(tip, l.no, units, 'o') end;
-    update metered.lot_rows y set roll_cap = null, again = false where y.no = l.no;
-    made := metered._add_lot(entry, row(units, ends, null, l.category, l.priority, null, null,
-        case when as_no is not null and (l.plan).roll_again <> 0 then l.roll_cap end, (l.plan).roll_for, l.late)::metered.new_lot,
-        metered._plan_on(l), 'r', l.no, as_no);
-    entry := made.entry;
-    no := made.no;
-    if as_no is not null and entry.at > l.expires_at then
-        update metered.lot_rows y set granted_at = l.expires_at where y.no = as_no;     -- by its time, and not by when it is written
-    end if;
+    step := metered._taken(tip, l, units, as_kind);
+    perform metered._append(step.tip);
+    perform metered._write_moves(tip.scope, array[step.move], array[step.l], null);
+    return step.tip;
 end
 $$;
 
@@ -2554,93 +2494,80 @@ begin
 end
 $$;
 
--- Lowers overdraft that was drawn for uses by so many units, in the order of the uses: of all, or only of some.
-create function metered._lower_debts(of_scope text, units bigint, for_uses text[]) returns void
+-- Notes that so many of the spent units were refunded, of all that were overdrawn: first of those
+-- for the use first_use, then of those for no use, and then of others.
+create function metered._debt_paid(of_scope text, units bigint, spent bigint, first_use text)
+returns void
 language plpgsql volatile
 as $$
 declare
-    d metered.lot_debts;
+    debts metered.lot_debts[] := metered._load_debts(of_scope);
+    own   bigint := least(units,
+        (select coalesce(sum(y.amount), 0) from unnest(debts) y where y.use = first_use));
+    named bigint := (select sum(y.amount) from unnest(debts) y);
 begin
-    for d in select y.* from metered.lot_debts y where y.scope = of_scope and (for_uses is null or y.use = any (for_uses)) order by y.use loop
-        exit when units <= 0;
-        if d.amount <= units then
-            delete from metered.lot_debts y where y.scope = of_scope and y.use = d.use;
-        else
-            update metered.lot_debts y set amount = y.amount - units where y.scope = of_scope and y.use = d.use;
-        end if;
-        units := units - d.amount;
-    end loop;
+    perform metered._write_debts(of_scope, debts, metered._without_debt(
+        metered._without_debt(debts, own, array[first_use]), units - own - (spent - named), null));
 end
 $$;
 
--- Notes that so many of the spent units were paid for, or refunded, of all that were overdrawn: first of those for the use first_use, then of those
--- for no use, and then of others.
-create function metered._debt_paid(of_scope text, units bigint, spent bigint, first_use text) returns void
-language plpgsql volatile
+-- Overdraft of a wallet that was drawn for uses.
+create function metered._load_debts(of_scope text) returns metered.lot_debts[]
+language plpgsql stable
 as $$
-declare
-    named bigint := (select coalesce(sum(y.amount), 0) from metered.lot_debts y where y.scope = of_scope);
-    own   bigint;
 begin
-    if named = 0 then
-        return;
-    end if;
-    own := least(units, coalesce((select y.amount from metered.lot_debts y where y.scope = of_scope and y.use = first_use), 0));
-    perform metered._lower_debts(of_scope, own, array[first_use]);
-    perform metered._lower_debts(of_scope, units - own - (spent - named), null);
+    return array(select row(y.*)::metered.lot_debts from metered.lot_debts y
+        where y.scope = of_scope order by y.use);
 end
 $$;
 
--- A lot whose units have come pays overdraft that was drawn for its uses. Appends the entry after tip, and returns it.
-create function metered._pay_debts(tip metered.ledger, of_lot bigint) returns metered.ledger
+-- Writes overdraft that was drawn for uses, which was debts before and is after.
+create function metered._write_debts(of_scope text, debts metered.lot_debts[],
+    after metered.lot_debts[]) returns void
 language plpgsql volatile
 as $$
-declare
-    l     metered.lots;
-    e     metered.ledger;
-    units bigint;
 begin
-    if not exists (select from metered.lot_debts y where y.scope = tip.scope) then
-        return tip;
+    if debts is distinct from after then
+        delete from metered.lot_debts d where d.scope = of_scope;
+        insert into metered.lot_debts (scope, use, amount)
+        select of_scope, d.use, d.amount from unnest(after) d where d.amount > 0;
     end if;
-    l := metered._find_lot(tip.scope, of_lot, null);
-    units := least(l.kept, (select coalesce(sum(y.amount), 0) from metered.lot_debts y
-        where y.scope = tip.scope and y.use = any ((l.plan).uses)));
-    if (units > 0 and l.expires_at > tip.at) is not true then
-        return tip;
-    end if;
-    e := metered._own_entry(tip, tip.at);
-    e.seq := tip.seq + 1;
-    e.kind := 'd';
-    e.amount := units;
-    e.credited := tip.credited + units;
-    if e.crossed is not null then
-        e.crossed := metered._rearmed(e);
-    end if;
-    perform metered._append(e);
-    perform metered._move_lot(e.scope, e.seq, 1, of_lot, 'a', units, units, -units);
-    perform metered._move_lot(e.scope, e.seq, 2, of_lot, 'p', units, -units, 0);
-    perform metered._lower_debts(e.scope, units, (l.plan).uses);
-    if metered._lags(e) then
-        perform metered._owe(e.scope, -units);
-    end if;
-    return e;
 end
 $$;
 
--- The same for several lots, in the order of their numbers.
-create function metered._pay_all_debts(tip metered.ledger, nos bigint[]) returns metered.ledger
+-- Lots to which units have come pay overdraft back (_repaid): with the last move nth of the entry
+-- at_seq, to the lots came. owed is by how many units the wallet was overdrawn then. Appends what
+-- they pay for their uses after tip, and returns the last entry.
+create function metered._pay_back(tip metered.ledger, at_seq bigint, nth int, came bigint[],
+    owed bigint) returns metered.ledger
 language plpgsql volatile
 as $$
 declare
-    of_lot bigint;
+    lots  metered.lots[];
+    due   record;
+    after record;
 begin
-    for of_lot in select distinct n from unnest(nos) n order by n loop
-        tip := metered._pay_debts(tip, of_lot);
-    end loop;
+    if owed > 0 then
+        lots := array(select l from (
+                select y.no from metered.lot_rows y
+                where y.scope = tip.scope and y.open and y.expires_at > tip.at
+                union select unnest(came)) n,
+            lateral (select z from metered.lots z where z.no = n.no limit 1) x(l));
+        due := metered._load_debt(tip.scope, owed, '{}');
+        after := metered._repaid(tip, at_seq, nth,
+            array(select x.ordinality::int from unnest(lots) with ordinality x
+                where x.no = any (came)),
+            case when tip.crossed is null then 0
+                else metered._lapsing(tip, least(tip.at, metered.clock())) end,
+            lots, due.parts, due.debts, due.spent);
+        perform metered._write_due(tip, after.tip, after.entries, after.moves, lots, after.lots,
+            due.parts, after.parts, due.debts, after.debts, after.spent);
+        tip := after.tip;
+    end if;
     return tip;
 end
 $$;
+
 
 -- What becomes of a lot, a due line or a debt when its time comes: a lot begins, a lot ends (its rest
 -- lapses, goes on in another lot, or both), a plan brings its next lot, a hold falls due. One function
@@ -2689,6 +2616,22 @@ begin
     tip.amount := units;
     tip.credited := tip.credited + credited;
     return tip;
+end
+$$;
+
+-- Units leave a lot, in an entry after tip: they lapse (e), are revoked (v), or roll over (o).
+create function metered._taken(inout tip metered.ledger, inout l metered.lots, units bigint,
+    as_kind "char", out move metered.lot_moves)
+language plpgsql immutable
+as $$
+declare
+    rest bigint := case when (l.plan).uses is null then units else 0 end;
+    m    record;
+begin
+    tip := metered._lot_entry(tip, case when rest > 0 then as_kind else 's' end, units, -rest);
+    m := metered._moved(l, tip.scope, tip.seq, 1, as_kind, units, -rest, rest - units);
+    l := m.l;
+    move := m.move;
 end
 $$;
 
@@ -2747,18 +2690,16 @@ as $$
 declare
     general boolean := (l.plan).uses is null;
     units   bigint := greatest(0, least(l.rest + l.kept, l.roll_cap - taken));
-    m       record;
+    step    record;
 begin
     units := case when l.roll_cap is null then 0 else units end;
     tip := metered._own_entry(tip, l.expires_at);
     if units > 0 then
-        tip := metered._lot_entry(tip, case when general then 'o' else 's' end, units,
-            case when general then -units else 0 end);
-        entries := entries || tip;
-        m := metered._moved(l, tip.scope, tip.seq, 1, 'o', units,
-            case when general then -units else 0 end, case when general then 0 else -units end);
-        l := m.l;
-        moves := moves || m.move;
+        step := metered._taken(tip, l, units, 'o');
+        entries := entries || step.tip;
+        l := step.l;
+        moves := moves || step.move;
+        tip := step.tip;
         tip := metered._lot_entry(tip, case when general then 'd' else 's' end, units,
             case when general then units else 0 end);
         entries := entries || tip;
@@ -2771,12 +2712,11 @@ begin
     end if;
     units := l.rest + l.kept;
     if units > 0 then
-        tip := metered._lot_entry(tip, case when general then 'e' else 's' end, units,
-            case when general then -units else 0 end);
-        entries := entries || tip;
-        m := metered._moved(l, tip.scope, tip.seq, 1, 'e', units, -l.rest, -l.kept);
-        l := m.l;
-        moves := moves || m.move;
+        step := metered._taken(tip, l, units, 'e');
+        entries := entries || step.tip;
+        l := step.l;
+        moves := moves || step.move;
+        tip := step.tip;
     end if;
 end
 $$;
@@ -2861,6 +2801,77 @@ begin
 end
 $$;
 
+-- So many units that the entry tip captures are of those lots that are drawn first: units of a lot
+-- that has ended are still its own. parts are how many units are held of each lot (null:
+-- overdraft). drawn is overdraft that is captured.
+create function metered._captured(tip metered.ledger, units bigint, inout lots metered.lots[],
+    inout parts bigint[], out drawn bigint, out moves metered.lot_moves[])
+language plpgsql stable
+as $$
+declare
+    part bigint;
+    pos  int;
+    nth  int := 0;
+    m    record;
+begin
+    drawn := 0;
+    for pos in select x.ordinality from unnest(lots) with ordinality x
+        order by x.priority, x.expires_at, x.age
+    loop
+        part := least(units, parts[pos]);
+        continue when part = 0;
+        nth := nth + 1;
+        m := metered._moved(lots[pos], tip.scope, tip.seq, nth, 'u', part, 0, 0);
+        lots[pos] := m.l;
+        moves := moves || m.move;
+        parts[pos] := parts[pos] - part;
+        units := units - part;
+        drawn := case when lots[pos].no is null then part else drawn end;
+    end loop;
+end
+$$;
+
+-- Units come back to lots, by the entry at_seq, after its move nth: freed (f), or refunded (g).
+-- parts are how many of each lot (null: overdraft). Units of a lot that has ended lapse, or leave
+-- it if they are refunded and last, and units for some uses are kept for these: in entries after
+-- tip.
+create function metered._given_back(inout tip metered.ledger, at_seq bigint, as_kind "char",
+    inout nth int, inout lots metered.lots[], parts bigint[],
+    out entries metered.ledger[], out moves metered.lot_moves[])
+language plpgsql stable
+as $$
+declare
+    part bigint;
+    pos  int;
+    m    record;
+begin
+    for pos in select x.ordinality from unnest(lots) with ordinality x where parts[x.ordinality] > 0
+        order by x.no is not null, x.no < 0, abs(x.no)
+    loop
+        part := parts[pos];
+        nth := nth + 1;
+        m := metered._moved(lots[pos], tip.scope, at_seq, nth, as_kind, part, part, 0);
+        lots[pos] := m.l;
+        moves := moves || m.move;
+        continue when lots[pos].no is null;
+        if lots[pos].expires_at <= tip.at then
+            tip := metered._lot_entry(metered._own_entry(tip, tip.at),
+                case when as_kind = 'g' and lots[pos].late is not null then 'o' else 'e' end,
+                part, -part);
+            m := metered._moved(lots[pos], tip.scope, tip.seq, 1, tip.kind, part, -part, 0);
+        elsif (lots[pos].plan).uses is not null then
+            tip := metered._lot_entry(metered._own_entry(tip, tip.at), 'o', part, -part);
+            m := metered._moved(lots[pos], tip.scope, tip.seq, 1, 'b', part, -part, part);
+        else
+            continue;
+        end if;
+        lots[pos] := m.l;
+        moves := moves || m.move;
+        entries := entries || tip;
+    end loop;
+end
+$$;
+
 -- A line of a hold falls due, after tip: it captures its minimum of its lots, in their order, and gives
 -- the other units back to them. lots are those that have parts of its units (null: overdraft). drawn is
 -- overdraft that it captured. came is the entry that gives units back, if one does, and nth the number
@@ -2872,9 +2883,7 @@ create function metered._end_line(inout tip metered.ledger, line metered.due_lin
 language plpgsql stable
 as $$
 declare
-    part bigint;
-    pos  int;
-    m    record;
+    step record;
 begin
     drawn := 0;
     nth := 0;
@@ -2890,52 +2899,25 @@ begin
         entries := array[tip];
         tip.operation_tenant := null;
         tip.operation := null;
-        for pos in select x.ordinality from unnest(lots) with ordinality x
-            order by x.priority, x.expires_at, x.age
-        loop
-            part := least(line.minimum, parts[pos]);
-            continue when part = 0;
-            nth := nth + 1;
-            m := metered._moved(lots[pos], tip.scope, tip.seq, nth, 'u', part, 0, 0);
-            lots[pos] := m.l;
-            moves := moves || m.move;
-            parts[pos] := parts[pos] - part;
-            line.minimum := line.minimum - part;
-            line.units := line.units - part;
-            drawn := case when lots[pos].no is null then part else drawn end;
-        end loop;
+        step := metered._captured(tip, line.minimum, lots, parts);
+        lots := step.lots;
+        parts := step.parts;
+        drawn := step.drawn;
+        moves := step.moves;
     end if;
-    if line.units = 0 then
-        return;
-    end if;
-    tip := metered._lot_entry(tip, 'x', line.units, 0);
-    tip.held := tip.held - line.units;
-    entries := entries || tip;
-    came := tip.seq;
-    nth := 0;
-    tip.hold := null;
-    for pos in select x.ordinality from unnest(lots) with ordinality x where parts[x.ordinality] > 0
-        order by x.no is not null, x.no < 0, abs(x.no)
-    loop
-        part := parts[pos];
-        nth := nth + 1;
-        m := metered._moved(lots[pos], tip.scope, came, nth, 'f', part, part, 0);
-        lots[pos] := m.l;
-        moves := moves || m.move;
-        continue when lots[pos].no is null;
-        if lots[pos].expires_at <= tip.at then
-            tip := metered._lot_entry(tip, 'e', part, -part);
-            m := metered._moved(lots[pos], tip.scope, tip.seq, 1, 'e', part, -part, 0);
-        elsif (lots[pos].plan).uses is not null then
-            tip := metered._lot_entry(tip, 'o', part, -part);
-            m := metered._moved(lots[pos], tip.scope, tip.seq, 1, 'b', part, -part, part);
-        else
-            continue;
-        end if;
-        lots[pos] := m.l;
-        moves := moves || m.move;
+    if line.units > line.minimum then
+        tip := metered._lot_entry(tip, 'x', line.units - line.minimum, 0);
+        tip.held := tip.held - tip.amount;
         entries := entries || tip;
-    end loop;
+        came := tip.seq;
+        tip.hold := null;
+        step := metered._given_back(tip, came, 'f', 0, lots, parts);
+        tip := step.tip;
+        nth := step.nth;
+        lots := step.lots;
+        entries := entries || step.entries;
+        moves := moves || step.moves;
+    end if;
 end
 $$;
 
@@ -3480,6 +3462,51 @@ begin
 end
 $$;
 
+-- Appends entries that no caller asked for. e is the last entry, and has lots_end and next_due of
+-- all.
+create function metered._append_all(e metered.ledger, entries metered.ledger[]) returns void
+language plpgsql volatile
+as $$
+declare
+    made int;
+begin
+    if cardinality(entries) > 0 then
+        insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed, tallied)
+        select x.seq, x.amount, x.at, x.spent, x.refunded, x.credited, x.held, x.epoch, x.kind, x.scope, e.next_due, x.hold, x.operation_tenant, x.operation, x.note, x.anchor_at, x.anchor_spent, e.lots_end, x.crossed, x.tallied
+        from unnest(entries) x on conflict do nothing;
+        get diagnostics made = row_count;
+        if made < cardinality(entries) then
+            perform metered._collided();
+        end if;
+        perform metered._mark_freed(e.scope);
+    end if;
+end
+$$;
+
+-- Writes moves of lots, and these lots after them. A lot of a move that has no row yet has its
+-- number in nos.
+create function metered._write_moves(of_scope text, moves metered.lot_moves[], lots metered.lots[],
+    nos bigint[]) returns void
+language plpgsql volatile
+as $$
+begin
+    insert into metered.lot_moves (scope, seq, nth, lot, kind, amount, version,
+        rest, drawn, held, kept)
+    select of_scope, m.seq, m.nth, case when m.lot < 0 then nos[-m.lot] else m.lot end, m.kind,
+        m.amount, m.version, m.rest, m.drawn, m.held, m.kept
+    from unnest(moves) m;
+    update metered.lot_rows y set pending = x.pending, open = x.open, keeps = x.keeps,
+        granted_at = x.granted_at, granted_seq = x.granted_seq,
+        lapsed = x.lapsed, untold = x.untold,
+        revoked = x.revoked, rolled = x.rolled, roll_cap = x.roll_cap, again = x.again,
+        plan = x.plan, age = x.age
+    from unnest(lots) x
+    where y.no = x.no
+      and (y.pending, y.open, y.keeps, y.lapsed, y.revoked, y.rolled, y.plan) is distinct from
+        (x.pending, x.open, x.keeps, x.lapsed, x.revoked, x.rolled, x.plan);
+end
+$$;
+
 -- Appends entries after tip, and the moves of their lots, which were lots before and are after them. Those that have no row get one.
 -- e is the last entry, and has lots_end and next_due of all.
 create function metered._write_due(tip metered.ledger, e metered.ledger, entries metered.ledger[],
@@ -3499,21 +3526,10 @@ begin
             after[-after[pos].from_lot].roll_no := nos[pos];
         end if;
     end loop;
-    insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed, tallied)
-    select x.seq, x.amount, x.at, x.spent, x.refunded, x.credited, x.held, x.epoch, x.kind, x.scope, e.next_due, x.hold, x.operation_tenant, x.operation, x.note, x.anchor_at, x.anchor_spent, e.lots_end, x.crossed, x.tallied
-    from unnest(entries) x on conflict do nothing;
-    get diagnostics made = row_count;
-    if made < cardinality(entries) then
-        perform metered._collided();
-    end if;
-    perform metered._mark_freed(tip.scope);
-    insert into metered.lot_moves (scope, seq, nth, lot, kind, amount, version, rest, drawn, held, kept)
-    select tip.scope, m.seq, m.nth, case when m.lot < 0 then nos[-m.lot] else m.lot end, m.kind, m.amount, m.version, m.rest, m.drawn, m.held, m.kept
-    from unnest(moves) m;
-    update metered.lot_rows y set pending = x.pending, open = x.open, keeps = x.keeps, granted_at = x.granted_at, granted_seq = x.granted_seq,
-        lapsed = x.lapsed, untold = x.untold, rolled = x.rolled, roll_cap = x.roll_cap, again = x.again, plan = x.plan, age = x.age
-    from unnest(array(select after[n] from generate_series(1, old) n where after[n].version is distinct from lots[n].version)) x
-    where y.no = x.no and (y.pending, y.open, y.keeps, y.lapsed, y.rolled, y.plan) is distinct from (x.pending, x.open, x.keeps, x.lapsed, x.rolled, x.plan);
+    perform metered._append_all(e, entries);
+    perform metered._write_moves(tip.scope, moves, array(select after[n]
+        from generate_series(1, old) n
+        where after[n].version is distinct from lots[n].version), nos);
     insert into metered.lot_rows (no, granted_at, expires_at, granted_seq, last_seq, amount, rest, lapsed, rolled, untold, roll_cap, roll_no, roll_end,
         late, from_lot, priority, origin, open, scope, category, reference, fingerprint, pending, starts_at, again, plan, keeps, age)
     overriding system value
@@ -3533,10 +3549,7 @@ begin
         select tip.scope, k.seq, case when k.lot < 0 then nos[-k.lot] else k.lot end, sum(k.amount)::bigint
         from unnest(parts_after) k where k.amount > 0 group by 2, 3;
     end if;
-    if debts is distinct from debts_after then
-        delete from metered.lot_debts d where d.scope = tip.scope;
-        insert into metered.lot_debts (scope, use, amount) select tip.scope, d.use, d.amount from unnest(debts_after) d where d.amount > 0;
-    end if;
+    perform metered._write_debts(tip.scope, debts, debts_after);
     if metered._lags(tip) or metered._lags(e) then
         delete from metered.lot_holds k where k.scope = tip.scope and k.seq = 0;
         if metered._lags(e) and spent > 0 then
@@ -3592,6 +3605,7 @@ declare
     ended bigint[];
     beyond bigint;      -- the first lot that is perhaps left
     first timestamptz;
+    few   record;
 begin
     lines := '{}';
     parts := '{}';
@@ -3645,15 +3659,29 @@ begin
                 and (z.plan).roll_shared and z.rest + z.kept + z.held > 0) y(l)
             where (l).no <> all (load));
     end if;
-    parts := parts || array(select row(o.*)::metered.lot_holds from metered.lot_holds o
-        where o.scope = tip.scope and o.seq = any (array(select z.seq from metered.lot_holds z
-            where debt > 0 and z.scope = tip.scope and z.lot = 0 and z.seq > 0))
-          and o.seq <> all (array(select k.seq from unnest(parts) k)) order by o.seq, o.lot);
-    spent := debt - (select coalesce(sum(k.amount), 0) from unnest(parts) k where k.lot = 0);
-    if debt > 0 then
-        select array(select row(y.*)::metered.lot_debts from metered.lot_debts y
-            where y.scope = tip.scope order by y.use) into debts;
+    few := metered._load_debt(tip.scope, debt, parts);
+    parts := few.parts;
+    debts := few.debts;
+    spent := few.spent;
+end
+$$;
+
+-- What is owed in a wallet that is overdrawn by so many units: the parts of overdrawn holds, after
+-- those that are there, and what is spent, of which debts were drawn for uses.
+create function metered._load_debt(of_scope text, owed bigint, inout parts metered.lot_holds[],
+    out debts metered.lot_debts[], out spent bigint)
+language plpgsql stable
+as $$
+begin
+    debts := '{}';
+    if owed > 0 then
+        parts := parts || array(select row(o.*)::metered.lot_holds from metered.lot_holds o
+            where o.scope = of_scope and o.seq = any (array(select z.seq from metered.lot_holds z
+                where z.scope = of_scope and z.lot = 0 and z.seq > 0))
+              and o.seq <> all (array(select k.seq from unnest(parts) k)) order by o.seq, o.lot);
+        debts := metered._load_debts(of_scope);
     end if;
+    spent := owed - (select coalesce(sum(k.amount), 0) from unnest(parts) k where k.lot = 0);
 end
 $$;
 
@@ -3870,38 +3898,47 @@ $$;
 
 -- The effect of ended holds, leases and charges on the lots of a wallet, and how credit becomes a lot.
 
--- Says of which lots the units are that an entry has just captured of a hold or a lease, which the entry opened_seq held: of those that are drawn first.
--- Its units of a lot that has ended are still its own.
-create function metered._capture_lots(entry metered.ledger, opened_seq bigint, units bigint) returns void
+-- Takes away what the entries opened_seqs hold of a wallet: parts of the lots nos, of which
+-- overdrawn units are of none (0).
+create function metered._taken_parts(of_scope text, opened_seqs bigint[], out nos bigint[],
+    out lots metered.lots[], out parts bigint[], out overdrawn bigint)
+language plpgsql volatile
+as $$
+begin
+    with gone as (
+        delete from metered.lot_holds y where y.scope = of_scope and y.seq = any (opened_seqs)
+        returning y.lot, y.amount),
+    sums as (select g.lot, sum(g.amount)::bigint as amount from gone g group by g.lot)
+    select array_agg(s.lot), array_agg(x.l), array_agg(s.amount),
+        coalesce(sum(s.amount) filter (where s.lot = 0), 0)
+    into nos, lots, parts, overdrawn
+    from sums s left join lateral (
+        select z from metered.lots z where z.no = s.lot limit 1) x(l) on true;
+end
+$$;
+
+-- Says of which lots the units are that an entry has just captured of a hold or a lease, which the
+-- entry opened_seq held (_captured).
+create function metered._capture_lots(entry metered.ledger, opened_seq bigint, units bigint)
+returns void
 language plpgsql volatile
 as $$
 declare
-    k    record;
-    part bigint;
-    nth  int := 1;
+    held record;
+    step record;
 begin
-    for k in
-        select y.lot, y.amount from metered.lot_holds y left join lateral (
-            select x.priority, x.expires_at, x.age from metered.lot_rows x where x.no = y.lot) l on true
-        where y.scope = entry.scope and y.seq = opened_seq order by l.priority, l.expires_at, l.age
-    loop
-        part := least(units, k.amount);
-        exit when part = 0;
-        if part = k.amount then
-            delete from metered.lot_holds y where y.scope = entry.scope and y.seq = opened_seq and y.lot = k.lot;
-        else
-            update metered.lot_holds y set amount = y.amount - part where y.scope = entry.scope and y.seq = opened_seq and y.lot = k.lot;
+    held := metered._taken_parts(entry.scope, array[opened_seq]);
+    step := metered._captured(entry, units, held.lots, held.parts);
+    perform metered._write_moves(entry.scope, step.moves, step.lots, null);
+    insert into metered.lot_holds (scope, seq, lot, amount)
+    select entry.scope, opened_seq, k.lot, k.amount from unnest(held.nos, step.parts) k(lot, amount)
+    where k.amount > 0;
+    if step.drawn > 0 then
+        perform metered._owe_use(entry.scope, opened_seq, step.drawn);
+        if metered._lags(entry) then
+            perform metered._owe(entry.scope, step.drawn);
         end if;
-        perform metered._move_lot(entry.scope, entry.seq, nth, k.lot, 'u', part, 0, 0);
-        if k.lot = 0 then
-            perform metered._owe_use(entry.scope, opened_seq, part);
-            if metered._lags(entry) then
-                perform metered._owe(entry.scope, part);
-            end if;
-        end if;
-        units := units - part;
-        nth := nth + 1;
-    end loop;
+    end if;
 end
 $$;
 
@@ -3914,42 +3951,22 @@ begin
 end
 $$;
 
--- Gives the lots of a wallet the units back that holds and leases kept of them, which the entries opened_seqs held and the entry freed has
--- just freed. Units of a lot that has ended lapse, in entries after that one, the last of which it returns. The rest pays an overdraft back.
+-- Gives the lots of a wallet the units back that holds and leases kept of them, which the entries
+-- opened_seqs held and the entry freed has just freed (_given_back). They pay an overdraft back.
+-- Returns the last entry.
 create function metered._free_lots(freed metered.ledger, opened_seqs bigint[]) returns metered.ledger
 language plpgsql volatile
 as $$
 declare
-    over bigint := metered._owed_before(freed);
-    k    record;
-    l    metered.lots;
-    tip  metered.ledger := freed;
-    nth  int := 1;
-    kept bigint[] := '{}';      -- lots that units for their uses went back to
+    owed bigint := metered._owed_before(freed);
+    held record;
+    step record;
 begin
-    for k in
-        with gone as (
-            delete from metered.lot_holds y where y.scope = freed.scope and y.seq = any (opened_seqs) returning y.lot, y.amount)
-        select g.lot, sum(g.amount)::bigint as amount from gone g group by g.lot order by g.lot
-    loop
-        perform metered._move_lot(freed.scope, freed.seq, nth, k.lot, 'f', k.amount, k.amount, 0);
-        nth := nth + 1;
-        if k.lot = 0 then
-            over := over - k.amount;
-            continue;
-        end if;
-        select * into l from metered.lots y where y.no = k.lot;
-        if l.expires_at <= freed.at then
-            tip := metered._take_back(metered._own_entry(tip, freed.at), k.lot, k.amount, 'e');
-        elsif (l.plan).uses is not null then
-            tip := metered._keep_back(metered._own_entry(tip, freed.at), k.lot, k.amount);
-            kept := kept || k.lot;
-        end if;
-    end loop;
-    if over > 0 then
-        perform metered._pay_back(freed, over, nth);
-    end if;
-    return metered._pay_all_debts(tip, kept);
+    held := metered._taken_parts(freed.scope, opened_seqs);
+    step := metered._given_back(freed, freed.seq, 'f', 0, held.lots, held.parts);
+    perform metered._append_all(step.tip, step.entries);
+    perform metered._write_moves(freed.scope, step.moves, step.lots, null);
+    return metered._pay_back(step.tip, freed.seq, step.nth, held.nos, owed - held.overdrawn);
 end
 $$;
 
@@ -3966,30 +3983,29 @@ begin
 end
 $$;
 
--- Gives units of a refund, which was just written, back to a lot. Of one that has ended they go into a new lot, or lapse, as that lot
--- says, and pay nothing back: _refund_lots does that, when it has given all. tip is the last entry by then.
-create function metered._give_back(refund metered.ledger, of_lot bigint, units bigint, inout tip metered.ledger, inout nth int)
+-- Gives units of a refund, which was just written, back to a lot (_given_back). Of one that has
+-- ended they go into a new lot, or lapse, as that lot says, and pay nothing back: _refund_lots does
+-- that, when it has given all. tip is the last entry by then, and nth the number of the refund's
+-- last move.
+create function metered._give_back(refund metered.ledger, of_lot bigint, units bigint,
+    inout tip metered.ledger, inout nth int)
 language plpgsql volatile
 as $$
 declare
-    l metered.lots;
+    l    metered.lots;
+    step record;
 begin
-    perform metered._move_lot(refund.scope, refund.seq, nth, of_lot, 'g', units, units, 0);
     select * into l from metered.lots y where y.no = of_lot;
-    nth := nth + 1;
-    if l.expires_at > refund.at then
-        if (l.plan).uses is not null then
-            tip := metered._keep_back(metered._own_entry(tip, refund.at), of_lot, units);
-        end if;
-        return;
-    end if;
-    tip := metered._own_entry(tip, refund.at);
-    if l.late is null then
-        tip := metered._take_back(tip, of_lot, units, 'e');
-    else
-        tip := metered._take_back(tip, of_lot, units, 'o');
-        tip := (metered._append_lot(tip, row(units, case when l.late = interval '0' then 'infinity' else refund.at + l.late end, null,
-            l.category, l.priority, null, null, null, null, l.late)::metered.new_lot, metered._plan_on(l), 'l', of_lot, null)).entry;
+    step := metered._given_back(tip, refund.seq, 'g', nth, array[l], array[units]);
+    perform metered._append_all(step.tip, step.entries);
+    perform metered._write_moves(refund.scope, step.moves, step.lots, null);
+    tip := step.tip;
+    nth := step.nth;
+    if l.expires_at <= refund.at and l.late is not null then
+        tip := (metered._append_lot(tip, row(units,
+            case when l.late = interval '0' then 'infinity' else refund.at + l.late end, null,
+            l.category, l.priority, null, null, null, null, l.late)::metered.new_lot,
+            metered._plan_on(l), 'l', of_lot)).entry;
     end if;
 end
 $$;
@@ -4058,23 +4074,23 @@ as $$
 declare
     over bigint := metered._owed_before(refund);
     last bigint;
-    e    metered.ledger;
     m    record;
     g    record;
     spent bigint := over - (select coalesce(sum(k.amount), 0) from metered.lot_holds k where k.scope = refund.scope and k.lot = 0 and k.seq > 0);
-    kept bigint[] := '{}';      -- lots that units for their uses may have gone back to
+    came bigint[] := '{}';
 begin
-    select refund as tip, 1 as nth into g;
+    select refund as tip, 0 as nth into g;
     for m in select * from metered._refund_parts(refund) loop
         update metered.lot_moves y set back = y.back + m.units where y.scope = refund.scope and y.seq = m.from_seq and y.nth = m.from_nth;
         if m.lot is null then
             perform metered._old_lot(refund, m.units, 0);
         elsif m.lot > 0 then
             g := metered._give_back(refund, m.lot, m.units, g.tip, g.nth);
-            kept := kept || m.lot;
+            came := came || m.lot;
         elsif m.from_seq is null then
-            insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (refund.scope, refund.seq, g.nth, 0, 'g', m.units);
             g.nth := g.nth + 1;
+            insert into metered.lot_moves (scope, seq, nth, lot, kind, amount)
+            values (refund.scope, refund.seq, g.nth, 0, 'g', m.units);
             over := over - m.units;
             perform metered._debt_paid(refund.scope, m.units, spent,
                 (select y.note ->> 'use' from metered.ledger y where y.scope = refund.scope and y.seq = refund.ref));
@@ -4084,11 +4100,11 @@ begin
         end if;
     end loop;
     if over > 0 then    -- in the entry of the last lot that was made
-        last := (select max(y.seq) from metered.ledger y where y.scope = refund.scope and y.seq > refund.seq and y.kind = 'd');
-        select * into e from metered.ledger y where y.scope = refund.scope and y.seq = coalesce(last, refund.seq);
-        perform metered._pay_back(e, over, case when last is null then g.nth else 2 end);
+        last := (select max(y.seq) from metered.ledger y
+            where y.scope = refund.scope and y.seq > refund.seq and y.kind = 'd');
+        perform metered._pay_back(g.tip, coalesce(last, refund.seq),
+            case when last is null then g.nth else 1 end, came, over);
     end if;
-    perform metered._pay_all_debts(g.tip, kept);
 end
 $$;
 
@@ -4177,7 +4193,7 @@ declare
 begin
     e := metered._after_due(metered._as_wallet(e), 0, wait_ms);
     e.seq := e.seq - 1;
-    made := metered._add_lot(e, lot, plan, as_origin, null, null);
+    made := metered._add_lot(e, lot, plan, as_origin, null);
     entry := made.entry;
     no := made.no;
 end
@@ -4327,7 +4343,7 @@ begin
             e := metered._withdraw(e, l, part);
         else
             e.seq := e.seq - 1;
-            e := case when l.keeps then metered._take_kept(e, l.no, part, 'v') else metered._take_back(e, l.no, part, 'v') end;
+            e := metered._take_units(e, l, part, 'v');
         end if;
         revoked := revoked + part;
         seq := e.seq;
@@ -4444,7 +4460,11 @@ begin
     perform metered._refuse_closed(e);
     e.seq := e.seq - 1;
     expires_at := case when rollover.lasts > interval '0' then e.at + rollover.lasts end;
-    made := metered._roll_lot(e, l, units, coalesce(expires_at, 'infinity'), null);
+    l.roll_cap := null;
+    l.again := false;
+    made := metered._add_lot(metered._take_units(e, l, units, 'o'), row(units,
+        coalesce(expires_at, 'infinity'), null, l.category, l.priority, null, null, null,
+        (l.plan).roll_for, l.late)::metered.new_lot, metered._plan_on(l), 'r', l.no);
     status := 'rolled';
     no := made.no;
     seq := (made.entry).seq;
@@ -4739,9 +4759,6 @@ begin
     amount := lot.amount;
     seq := e.seq;
     at := e.at;
-    if plan.uses is not null and lot.expires_at > e.at then
-        perform metered._pay_debts(e, no);
-    end if;
 end
 $$;
 
@@ -5068,10 +5085,7 @@ begin
     perform metered._append(e);
     update metered.lot_rows y set revoked = y.revoked - units, pending = y.pending + case when later then units else 0 end where y.no = l.no;
     perform metered._move_lot(e.scope, e.seq, 1, l.no, case when later then 'm' else 'n' end::"char", units, rest, kept);
-    if debt > 0 and rest > 0 then
-        perform metered._pay_back(e, debt, 2);
-    end if;
-    return metered._pay_debts(e, l.no);
+    return metered._pay_back(e, e.seq, 1, array[l.no], debt);
 end
 $$;
 
@@ -5448,22 +5462,6 @@ begin
     l.rest := l.rest + l.kept;
     l.kept := 0;
     return l;
-end
-$$;
-
--- Takes kept units of a lot: they lapsed (e), are revoked (v) or roll over (o). Appends the entry after tip, and returns it.
-create function metered._take_kept(tip metered.ledger, of_lot bigint, units bigint, as_kind "char") returns metered.ledger
-language plpgsql volatile
-as $$
-declare
-    entry metered.ledger := tip;
-begin
-    entry.seq := tip.seq + 1;
-    entry.kind := 's';
-    entry.amount := units;
-    perform metered._append(entry);
-    perform metered._move_lot(entry.scope, entry.seq, 1, of_lot, as_kind, units, 0, -units);
-    return entry;
 end
 $$;
 
@@ -15560,56 +15558,57 @@ begin
     for f in
         select p.oid from pg_proc p
         where p.pronamespace = to_regnamespace('metered') and p.proname = any ('{_absence,_add_leased,_add_lot,_admit,_advance,_after_due,_after_minima,_again,_age,_announce,
-            _append,_append_lot,_apply_lots,_armed,_as_charges,_as_far_as_admitted,_as_held,_as_rest,_as_wallet,
-            _balance,_base,_behind,_beyond_limits,_bound_lock_wait,_by_system,_capped,_capture_lots,_capture_minima,
-            _change_lines,_charge_anyway,_charge_of,_charged_json,_check_limits,_check_now,_class_of,_clear_freed,
-            _clear_freed_of,_close_lease,_close_scope,_closed_classes,_collided,_comes_of_kept,_completed_json,
-            _created_json,_credit_lot,_cross_captured,_cross_lowered,_cross_thresholds,_crossed_at,_debt,
-            _debt_paid,_due_after,_due_lots,_due_minima,_due_units,_empty_lot,_end_due,_end_line,_end_lost,
-            _end_lot,_end_minima,_end_minima_of,_end_named,_end_tallies,_ends_per_call,_entry_for_write,
-            _events_per_step,_expire_and_check,_expire_due,_expire_rows,_explain_charges,_family,_find_lot,
-            _first_due,_first_for_write,_first_lot,_fits,_fits_at,_fits_origin,_fold,_fold_all,_free_in_sum,
-            _free_lines,_free_lots,_free_rest,_fresh,_give_back,_goes_on,_goes_short,_gone_on,_has_number,
-            _held_here,_hold_as_json,_hold_before,_hold_of_job,_hold_text,_in_us,_is_job,_join_line,_keep_back,
-            _kept_for,_kept_reports,_key_fits,_keys_of_job,_known_zone,_lags,_lapsing,_largest_number,_last_entry,
-            _later_due,_lease_key,_lease_to_settle,_leased,_leased_units,_leases_channel,_leave_line,_leaves_at,
-            _limits_trouble,_line_before,_line_json,_lines,_load_due,_load_lines,_load_rolling,_lock_all_scopes,
-            _lock_charges,_lock_each,_lock_holds,_lock_key,_lock_keys,_lock_keys_there,_lock_place,_look_again,
-            _lot_begins,_lot_entry,_lots_now,_lower_debts,_make_room,_mark_freed,_meet_upgrade,_mend_numbers,
-            _minima,_minima_leave,_missing_hold,_missing_lot,_missing_token,_move_lot,_moved,_name_lot,
-            _named_holds,_names_kept,_new_hold_id,_next_end,_next_entry,_next_lot,_next_number,_no_amount,
-            _note_lot,_numbers,_old_lot,_on_linux,_on_spending,_one_snapshot,_open_wallet,_other_lane,_others_fall_due,
-            _others_wait,_overdue,_owe,_owe_use,_owed_before,_own_entry,_paid_back,_parked_channel,_parked_json,
-            _parts_of,_pass_ended,_pay_all_debts,_pay_back,_pay_debts,_period_at,_periods_of,_place_short,
-            _placed_before,_placed_json,_places,_plan_kept,_plan_on,_purge_changes,_purge_lots,_queued,
-            _raise_moved,_raise_sequence,_raised,_rearmed,_recall_leases,_recorded_events,_recorded_meanwhile,
-            _refund_fate,_refund_hold,_refund_lots,_refund_parts,_refunds_after,_refuse_closed,_refuse_hold,
-            _refuse_moved,_refuse_old_tenant,_refuse_stale,_refuse_unreported,_refusing,_reinstate,_release_job,
-            _release_line,_release_lines,_remember_hold,_renamed_zones,_renew_lot,_repaid,_reported_after_repair,
-            _reported_until,_require,_require_plan,_resource_for_write,_roll_end,_roll_lot,_rolls,_schedule,
-            _scope_key,_seq_of_tally,_settle,_sharded,_shorter,_sound_uses,_spend_range,_spent_limits,_spent_since,
-            _start_job,_start_lot,_step_until,_sweep_lots,_sweepable,_take_back,_take_kept,_take_lots,_tallied_units,
+            _append,_append_all,_append_lot,_apply_lots,_armed,_as_charges,_as_far_as_admitted,_as_held,
+            _as_rest,_as_wallet,_balance,_base,_behind,_beyond_limits,_bound_lock_wait,_by_system,_capped,
+            _capture_lots,_capture_minima,_captured,_change_lines,_charge_anyway,_charge_of,_charged_json,
+            _check_limits,_check_now,_class_of,_clear_freed,_clear_freed_of,_close_lease,_close_scope,_closed_classes,
+            _collided,_comes_of_kept,_completed_json,_created_json,_credit_lot,_cross_captured,_cross_lowered,
+            _cross_thresholds,_crossed_at,_debt,_debt_paid,_due_after,_due_lots,_due_minima,_due_units,
+            _empty_lot,_end_due,_end_line,_end_lost,_end_lot,_end_minima,_end_minima_of,_end_named,_end_tallies,
+            _ends_per_call,_entry_for_write,_events_per_step,_expire_and_check,_expire_due,_expire_rows,
+            _explain_charges,_family,_find_lot,_first_due,_first_for_write,_first_lot,_fits,_fits_at,_fits_origin,
+            _fold,_fold_all,_free_in_sum,_free_lines,_free_lots,_free_rest,_fresh,_give_back,_given_back,
+            _goes_on,_goes_short,_gone_on,_has_number,_held_here,_hold_as_json,_hold_before,_hold_of_job,
+            _hold_text,_in_us,_is_job,_join_line,_keep_back,_kept_for,_kept_reports,_key_fits,_keys_of_job,
+            _known_zone,_lags,_lapsing,_largest_number,_last_entry,_later_due,_lease_key,_lease_to_settle,
+            _leased,_leased_units,_leases_channel,_leave_line,_leaves_at,_limits_trouble,_line_before,_line_json,
+            _lines,_load_debt,_load_debts,_load_due,_load_lines,_load_rolling,_lock_all_scopes,_lock_charges,
+            _lock_each,_lock_holds,_lock_key,_lock_keys,_lock_keys_there,_lock_place,_look_again,_lot_begins,
+            _lot_entry,_lots_now,_make_room,_mark_freed,_meet_upgrade,_mend_numbers,_minima,_minima_leave,
+            _missing_hold,_missing_lot,_missing_token,_move_lot,_moved,_name_lot,_named_holds,_names_kept,
+            _new_hold_id,_next_end,_next_entry,_next_lot,_next_number,_no_amount,_note_lot,_numbers,_old_lot,
+            _on_linux,_on_spending,_one_snapshot,_open_wallet,_other_lane,_others_fall_due,_others_wait,
+            _overdue,_owe,_owe_use,_owed_before,_own_entry,_paid_back,_parked_channel,_parked_json,_parts_of,
+            _pass_ended,_pay_back,_period_at,_periods_of,_place_short,_placed_before,_placed_json,_places,
+            _plan_kept,_plan_on,_purge_changes,_purge_lots,_queued,_raise_moved,_raise_sequence,_raised,
+            _rearmed,_recall_leases,_recorded_events,_recorded_meanwhile,_refund_fate,_refund_hold,_refund_lots,
+            _refund_parts,_refunds_after,_refuse_closed,_refuse_hold,_refuse_moved,_refuse_old_tenant,_refuse_stale,
+            _refuse_unreported,_refusing,_reinstate,_release_job,_release_line,_release_lines,_remember_hold,
+            _renamed_zones,_renew_lot,_repaid,_reported_after_repair,_reported_until,_require,_require_plan,
+            _resource_for_write,_roll_end,_roll_lot,_rolls,_schedule,_scope_key,_seq_of_tally,_settle,_sharded,
+            _shorter,_sound_uses,_spend_range,_spent_limits,_spent_since,_start_job,_start_lot,_step_until,
+            _sweep_lots,_sweepable,_take_back,_take_lots,_take_units,_taken,_taken_parts,_tallied_units,
             _tallies_before,_tally,_tally_key,_tenant_key,_threshold_key,_token_fits,_told_use,_trouble_job,
             _try_each,_try_keys,_try_lock,_try_lock_shared,_try_lock_there,_try_start_job,_turn,_turn_at,
             _unbound_lock_wait,_under_limits,_unknown_use,_unsettled_spends,_untold,_untold_json,_usage_known_from,
             _use_lots,_use_repaid,_v1_charge,_v1_hold,_v1_hold_no,_v1_issued,_v1_limit,_v1_most,_v1_no,
             _v1_print,_v1_refused,_v1_standings,_v1_window,_wake_releasers,_whole,_with_absent,_with_debt,
-            _with_keys,_withdraw,_without_debt,_without_lapsing,_without_tallies,_write_charges,_write_due,
-            _write_exact,_write_for_uses,_write_lines,_write_others,_write_plain,_write_up_to,_written_here,
-            announced,begin_change,begin_command,begin_command_plain,block_commit,capture_holds,capture_holds_plain,
-            carve,change_parked,charge,charge_each,charge_leased,charge_plain,charge_up_to,check_charge,
-            claim_job_key,clock,complete_command,complete_command_plain,consume_token,create_scopes,credit,
-            draw,drop_parked,due_holds,end_child,end_renewal,enter_tenant,expire_hold,explain_parked,extend_holds,
-            find_job_key,finish_command,grant_lot,hold_json,inspect_token,judged_scopes,keep_memory,lock_all,
-            lock_scopes,look_place,mint_tokens,next_release,note_change,numbers_behind,open_lease,open_session,
-            open_session_plain,park_jobs,place,place_plain,plan_lot,plan_overage,plan_state,purge_holds,
-            purge_job_keys,purge_leases,purge_operations,purge_scope,purge_tokens,receive_child,refund,
-            reinstate_lot,release_captured,release_holds,release_jobs,repair_clock,replace_token,rest_jobs,
-            resume_renewal,retire_scopes,return_holds,revoke_lot,revoke_token,revoke_tokens,roll_over,run_command,
-            run_command_plain,search_entries,set_lot_end,settle_away,settle_lease,spend,sweep_due,sweep_holds,
-            sweep_lots,sweep_scope,sweep_wallet,sweep_wallets,take_newest,told_lots,trouble_jobs,usage,
-            usage_at,v1_answer,v1_balance,v1_capture,v1_charge,v1_check,v1_claim,v1_consume,v1_credit,v1_enqueue,
-            v1_hold,v1_refund,v1_release,v1_usage,wallet_balance,with_sums}')
+            _with_keys,_withdraw,_without_debt,_without_lapsing,_without_tallies,_write_charges,_write_debts,
+            _write_due,_write_exact,_write_for_uses,_write_lines,_write_moves,_write_others,_write_plain,
+            _write_up_to,_written_here,announced,begin_change,begin_command,begin_command_plain,block_commit,
+            capture_holds,capture_holds_plain,carve,change_parked,charge,charge_each,charge_leased,charge_plain,
+            charge_up_to,check_charge,claim_job_key,clock,complete_command,complete_command_plain,consume_token,
+            create_scopes,credit,draw,drop_parked,due_holds,end_child,end_renewal,enter_tenant,expire_hold,
+            explain_parked,extend_holds,find_job_key,finish_command,grant_lot,hold_json,inspect_token,judged_scopes,
+            keep_memory,lock_all,lock_scopes,look_place,mint_tokens,next_release,note_change,numbers_behind,
+            open_lease,open_session,open_session_plain,park_jobs,place,place_plain,plan_lot,plan_overage,
+            plan_state,purge_holds,purge_job_keys,purge_leases,purge_operations,purge_scope,purge_tokens,
+            receive_child,refund,reinstate_lot,release_captured,release_holds,release_jobs,repair_clock,
+            replace_token,rest_jobs,resume_renewal,retire_scopes,return_holds,revoke_lot,revoke_token,revoke_tokens,
+            roll_over,run_command,run_command_plain,search_entries,set_lot_end,settle_away,settle_lease,
+            spend,sweep_due,sweep_holds,sweep_lots,sweep_scope,sweep_wallet,sweep_wallets,take_newest,told_lots,
+            trouble_jobs,usage,usage_at,v1_answer,v1_balance,v1_capture,v1_charge,v1_check,v1_claim,v1_consume,
+            v1_credit,v1_enqueue,v1_hold,v1_refund,v1_release,v1_usage,wallet_balance,with_sums}')
           and exists (select from aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a where a.grantee = 0)
         order by p.oid
     loop

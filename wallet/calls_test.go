@@ -107,7 +107,7 @@ func TestRole_ApplicationCanMakeEveryCallAndNothingElse(t *testing.T) {
 	for _, sql := range []string{
 		"update metered.lots set rest = 100", "update metered.lot_rows set rest = 100", "update metered.lot_moves set rest = 100", "delete from metered.lot_rows", "delete from metered.lot_moves", "update metered.lot_holds set amount = 1",
 		"insert into metered.lot_moves (scope, seq, nth, lot, amount, kind) values ('ann', 99, 1, 1, 1, 't')",
-		"select metered._take_lots('ann', 1, 1, 't', null, null, null, 1)", "select metered._take_back(metered._last_entry('ann'), 1, 1, 'v')",
+		"select metered._take_lots('ann', 1, 1, 't', null, null, 1)", "select metered._take_units(metered._last_entry('ann'), null, 1, 'v')",
 		"select metered._settle(metered._last_entry('ann'), now(), 1, 0, 1)", "select metered._purge_lots('ann', 0, 100)", "select nextval(pg_get_serial_sequence('metered.lot_rows', 'no'))",
 	} {
 		_, err := f.pool.Exec(t.Context(), sql)

@@ -24,90 +24,77 @@ begin
 end
 $$;
 
--- Lowers overdraft that was drawn for uses by so many units, in the order of the uses: of all, or only of some.
-create function metered._lower_debts(of_scope text, units bigint, for_uses text[]) returns void
+-- Notes that so many of the spent units were refunded, of all that were overdrawn: first of those
+-- for the use first_use, then of those for no use, and then of others.
+create function metered._debt_paid(of_scope text, units bigint, spent bigint, first_use text)
+returns void
 language plpgsql volatile
 as $$
 declare
-    d metered.lot_debts;
+    debts metered.lot_debts[] := metered._load_debts(of_scope);
+    own   bigint := least(units,
+        (select coalesce(sum(y.amount), 0) from unnest(debts) y where y.use = first_use));
+    named bigint := (select sum(y.amount) from unnest(debts) y);
 begin
-    for d in select y.* from metered.lot_debts y where y.scope = of_scope and (for_uses is null or y.use = any (for_uses)) order by y.use loop
-        exit when units <= 0;
-        if d.amount <= units then
-            delete from metered.lot_debts y where y.scope = of_scope and y.use = d.use;
-        else
-            update metered.lot_debts y set amount = y.amount - units where y.scope = of_scope and y.use = d.use;
-        end if;
-        units := units - d.amount;
-    end loop;
+    perform metered._write_debts(of_scope, debts, metered._without_debt(
+        metered._without_debt(debts, own, array[first_use]), units - own - (spent - named), null));
 end
 $$;
 
--- Notes that so many of the spent units were paid for, or refunded, of all that were overdrawn: first of those for the use first_use, then of those
--- for no use, and then of others.
-create function metered._debt_paid(of_scope text, units bigint, spent bigint, first_use text) returns void
-language plpgsql volatile
+-- Overdraft of a wallet that was drawn for uses.
+create function metered._load_debts(of_scope text) returns metered.lot_debts[]
+language plpgsql stable
 as $$
-declare
-    named bigint := (select coalesce(sum(y.amount), 0) from metered.lot_debts y where y.scope = of_scope);
-    own   bigint;
 begin
-    if named = 0 then
-        return;
-    end if;
-    own := least(units, coalesce((select y.amount from metered.lot_debts y where y.scope = of_scope and y.use = first_use), 0));
-    perform metered._lower_debts(of_scope, own, array[first_use]);
-    perform metered._lower_debts(of_scope, units - own - (spent - named), null);
+    return array(select row(y.*)::metered.lot_debts from metered.lot_debts y
+        where y.scope = of_scope order by y.use);
 end
 $$;
 
--- A lot whose units have come pays overdraft that was drawn for its uses. Appends the entry after tip, and returns it.
-create function metered._pay_debts(tip metered.ledger, of_lot bigint) returns metered.ledger
+-- Writes overdraft that was drawn for uses, which was debts before and is after.
+create function metered._write_debts(of_scope text, debts metered.lot_debts[],
+    after metered.lot_debts[]) returns void
 language plpgsql volatile
 as $$
-declare
-    l     metered.lots;
-    e     metered.ledger;
-    units bigint;
 begin
-    if not exists (select from metered.lot_debts y where y.scope = tip.scope) then
-        return tip;
+    if debts is distinct from after then
+        delete from metered.lot_debts d where d.scope = of_scope;
+        insert into metered.lot_debts (scope, use, amount)
+        select of_scope, d.use, d.amount from unnest(after) d where d.amount > 0;
     end if;
-    l := metered._find_lot(tip.scope, of_lot, null);
-    units := least(l.kept, (select coalesce(sum(y.amount), 0) from metered.lot_debts y
-        where y.scope = tip.scope and y.use = any ((l.plan).uses)));
-    if (units > 0 and l.expires_at > tip.at) is not true then
-        return tip;
-    end if;
-    e := metered._own_entry(tip, tip.at);
-    e.seq := tip.seq + 1;
-    e.kind := 'd';
-    e.amount := units;
-    e.credited := tip.credited + units;
-    if e.crossed is not null then
-        e.crossed := metered._rearmed(e);
-    end if;
-    perform metered._append(e);
-    perform metered._move_lot(e.scope, e.seq, 1, of_lot, 'a', units, units, -units);
-    perform metered._move_lot(e.scope, e.seq, 2, of_lot, 'p', units, -units, 0);
-    perform metered._lower_debts(e.scope, units, (l.plan).uses);
-    if metered._lags(e) then
-        perform metered._owe(e.scope, -units);
-    end if;
-    return e;
 end
 $$;
 
--- The same for several lots, in the order of their numbers.
-create function metered._pay_all_debts(tip metered.ledger, nos bigint[]) returns metered.ledger
+-- Lots to which units have come pay overdraft back (_repaid): with the last move nth of the entry
+-- at_seq, to the lots came. owed is by how many units the wallet was overdrawn then. Appends what
+-- they pay for their uses after tip, and returns the last entry.
+create function metered._pay_back(tip metered.ledger, at_seq bigint, nth int, came bigint[],
+    owed bigint) returns metered.ledger
 language plpgsql volatile
 as $$
 declare
-    of_lot bigint;
+    lots  metered.lots[];
+    due   record;
+    after record;
 begin
-    for of_lot in select distinct n from unnest(nos) n order by n loop
-        tip := metered._pay_debts(tip, of_lot);
-    end loop;
+    if owed > 0 then
+        lots := array(select l from (
+                select y.no from metered.lot_rows y
+                where y.scope = tip.scope and y.open and y.expires_at > tip.at
+                union select unnest(came)) n,
+            lateral (select z from metered.lots z where z.no = n.no limit 1) x(l));
+        due := metered._load_debt(tip.scope, owed, '{}');
+        after := metered._repaid(tip, at_seq, nth,
+            array(select x.ordinality::int from unnest(lots) with ordinality x
+                where x.no = any (came)),
+            case when tip.crossed is null then 0
+                else metered._lapsing(tip, least(tip.at, metered.clock())) end,
+            lots, due.parts, due.debts, due.spent);
+        perform metered._write_due(tip, after.tip, after.entries, after.moves, lots, after.lots,
+            due.parts, after.parts, due.debts, after.debts, after.spent);
+        tip := after.tip;
+    end if;
     return tip;
 end
 $$;
+

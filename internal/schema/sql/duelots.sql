@@ -48,6 +48,22 @@ begin
 end
 $$;
 
+-- Units leave a lot, in an entry after tip: they lapse (e), are revoked (v), or roll over (o).
+create function metered._taken(inout tip metered.ledger, inout l metered.lots, units bigint,
+    as_kind "char", out move metered.lot_moves)
+language plpgsql immutable
+as $$
+declare
+    rest bigint := case when (l.plan).uses is null then units else 0 end;
+    m    record;
+begin
+    tip := metered._lot_entry(tip, case when rest > 0 then as_kind else 's' end, units, -rest);
+    m := metered._moved(l, tip.scope, tip.seq, 1, as_kind, units, -rest, rest - units);
+    l := m.l;
+    move := m.move;
+end
+$$;
+
 -- The lot in which so many units of l go on, as the entry at_seq credits it, or one with no number
 -- for none. new_no is its number, where none was set aside for it.
 create function metered._gone_on(l metered.lots, units bigint, at_seq bigint, new_no bigint)
@@ -103,18 +119,16 @@ as $$
 declare
     general boolean := (l.plan).uses is null;
     units   bigint := greatest(0, least(l.rest + l.kept, l.roll_cap - taken));
-    m       record;
+    step    record;
 begin
     units := case when l.roll_cap is null then 0 else units end;
     tip := metered._own_entry(tip, l.expires_at);
     if units > 0 then
-        tip := metered._lot_entry(tip, case when general then 'o' else 's' end, units,
-            case when general then -units else 0 end);
-        entries := entries || tip;
-        m := metered._moved(l, tip.scope, tip.seq, 1, 'o', units,
-            case when general then -units else 0 end, case when general then 0 else -units end);
-        l := m.l;
-        moves := moves || m.move;
+        step := metered._taken(tip, l, units, 'o');
+        entries := entries || step.tip;
+        l := step.l;
+        moves := moves || step.move;
+        tip := step.tip;
         tip := metered._lot_entry(tip, case when general then 'd' else 's' end, units,
             case when general then units else 0 end);
         entries := entries || tip;
@@ -127,12 +141,11 @@ begin
     end if;
     units := l.rest + l.kept;
     if units > 0 then
-        tip := metered._lot_entry(tip, case when general then 'e' else 's' end, units,
-            case when general then -units else 0 end);
-        entries := entries || tip;
-        m := metered._moved(l, tip.scope, tip.seq, 1, 'e', units, -l.rest, -l.kept);
-        l := m.l;
-        moves := moves || m.move;
+        step := metered._taken(tip, l, units, 'e');
+        entries := entries || step.tip;
+        l := step.l;
+        moves := moves || step.move;
+        tip := step.tip;
     end if;
 end
 $$;
@@ -217,6 +230,77 @@ begin
 end
 $$;
 
+-- So many units that the entry tip captures are of those lots that are drawn first: units of a lot
+-- that has ended are still its own. parts are how many units are held of each lot (null:
+-- overdraft). drawn is overdraft that is captured.
+create function metered._captured(tip metered.ledger, units bigint, inout lots metered.lots[],
+    inout parts bigint[], out drawn bigint, out moves metered.lot_moves[])
+language plpgsql stable
+as $$
+declare
+    part bigint;
+    pos  int;
+    nth  int := 0;
+    m    record;
+begin
+    drawn := 0;
+    for pos in select x.ordinality from unnest(lots) with ordinality x
+        order by x.priority, x.expires_at, x.age
+    loop
+        part := least(units, parts[pos]);
+        continue when part = 0;
+        nth := nth + 1;
+        m := metered._moved(lots[pos], tip.scope, tip.seq, nth, 'u', part, 0, 0);
+        lots[pos] := m.l;
+        moves := moves || m.move;
+        parts[pos] := parts[pos] - part;
+        units := units - part;
+        drawn := case when lots[pos].no is null then part else drawn end;
+    end loop;
+end
+$$;
+
+-- Units come back to lots, by the entry at_seq, after its move nth: freed (f), or refunded (g).
+-- parts are how many of each lot (null: overdraft). Units of a lot that has ended lapse, or leave
+-- it if they are refunded and last, and units for some uses are kept for these: in entries after
+-- tip.
+create function metered._given_back(inout tip metered.ledger, at_seq bigint, as_kind "char",
+    inout nth int, inout lots metered.lots[], parts bigint[],
+    out entries metered.ledger[], out moves metered.lot_moves[])
+language plpgsql stable
+as $$
+declare
+    part bigint;
+    pos  int;
+    m    record;
+begin
+    for pos in select x.ordinality from unnest(lots) with ordinality x where parts[x.ordinality] > 0
+        order by x.no is not null, x.no < 0, abs(x.no)
+    loop
+        part := parts[pos];
+        nth := nth + 1;
+        m := metered._moved(lots[pos], tip.scope, at_seq, nth, as_kind, part, part, 0);
+        lots[pos] := m.l;
+        moves := moves || m.move;
+        continue when lots[pos].no is null;
+        if lots[pos].expires_at <= tip.at then
+            tip := metered._lot_entry(metered._own_entry(tip, tip.at),
+                case when as_kind = 'g' and lots[pos].late is not null then 'o' else 'e' end,
+                part, -part);
+            m := metered._moved(lots[pos], tip.scope, tip.seq, 1, tip.kind, part, -part, 0);
+        elsif (lots[pos].plan).uses is not null then
+            tip := metered._lot_entry(metered._own_entry(tip, tip.at), 'o', part, -part);
+            m := metered._moved(lots[pos], tip.scope, tip.seq, 1, 'b', part, -part, part);
+        else
+            continue;
+        end if;
+        lots[pos] := m.l;
+        moves := moves || m.move;
+        entries := entries || tip;
+    end loop;
+end
+$$;
+
 -- A line of a hold falls due, after tip: it captures its minimum of its lots, in their order, and gives
 -- the other units back to them. lots are those that have parts of its units (null: overdraft). drawn is
 -- overdraft that it captured. came is the entry that gives units back, if one does, and nth the number
@@ -228,9 +312,7 @@ create function metered._end_line(inout tip metered.ledger, line metered.due_lin
 language plpgsql stable
 as $$
 declare
-    part bigint;
-    pos  int;
-    m    record;
+    step record;
 begin
     drawn := 0;
     nth := 0;
@@ -246,52 +328,25 @@ begin
         entries := array[tip];
         tip.operation_tenant := null;
         tip.operation := null;
-        for pos in select x.ordinality from unnest(lots) with ordinality x
-            order by x.priority, x.expires_at, x.age
-        loop
-            part := least(line.minimum, parts[pos]);
-            continue when part = 0;
-            nth := nth + 1;
-            m := metered._moved(lots[pos], tip.scope, tip.seq, nth, 'u', part, 0, 0);
-            lots[pos] := m.l;
-            moves := moves || m.move;
-            parts[pos] := parts[pos] - part;
-            line.minimum := line.minimum - part;
-            line.units := line.units - part;
-            drawn := case when lots[pos].no is null then part else drawn end;
-        end loop;
+        step := metered._captured(tip, line.minimum, lots, parts);
+        lots := step.lots;
+        parts := step.parts;
+        drawn := step.drawn;
+        moves := step.moves;
     end if;
-    if line.units = 0 then
-        return;
-    end if;
-    tip := metered._lot_entry(tip, 'x', line.units, 0);
-    tip.held := tip.held - line.units;
-    entries := entries || tip;
-    came := tip.seq;
-    nth := 0;
-    tip.hold := null;
-    for pos in select x.ordinality from unnest(lots) with ordinality x where parts[x.ordinality] > 0
-        order by x.no is not null, x.no < 0, abs(x.no)
-    loop
-        part := parts[pos];
-        nth := nth + 1;
-        m := metered._moved(lots[pos], tip.scope, came, nth, 'f', part, part, 0);
-        lots[pos] := m.l;
-        moves := moves || m.move;
-        continue when lots[pos].no is null;
-        if lots[pos].expires_at <= tip.at then
-            tip := metered._lot_entry(tip, 'e', part, -part);
-            m := metered._moved(lots[pos], tip.scope, tip.seq, 1, 'e', part, -part, 0);
-        elsif (lots[pos].plan).uses is not null then
-            tip := metered._lot_entry(tip, 'o', part, -part);
-            m := metered._moved(lots[pos], tip.scope, tip.seq, 1, 'b', part, -part, part);
-        else
-            continue;
-        end if;
-        lots[pos] := m.l;
-        moves := moves || m.move;
+    if line.units > line.minimum then
+        tip := metered._lot_entry(tip, 'x', line.units - line.minimum, 0);
+        tip.held := tip.held - tip.amount;
         entries := entries || tip;
-    end loop;
+        came := tip.seq;
+        tip.hold := null;
+        step := metered._given_back(tip, came, 'f', 0, lots, parts);
+        tip := step.tip;
+        nth := step.nth;
+        lots := step.lots;
+        entries := entries || step.entries;
+        moves := moves || step.moves;
+    end if;
 end
 $$;
 

@@ -20,6 +20,7 @@ declare
     ended bigint[];
     beyond bigint;      -- the first lot that is perhaps left
     first timestamptz;
+    few   record;
 begin
     lines := '{}';
     parts := '{}';
@@ -73,15 +74,29 @@ begin
                 and (z.plan).roll_shared and z.rest + z.kept + z.held > 0) y(l)
             where (l).no <> all (load));
     end if;
-    parts := parts || array(select row(o.*)::metered.lot_holds from metered.lot_holds o
-        where o.scope = tip.scope and o.seq = any (array(select z.seq from metered.lot_holds z
-            where debt > 0 and z.scope = tip.scope and z.lot = 0 and z.seq > 0))
-          and o.seq <> all (array(select k.seq from unnest(parts) k)) order by o.seq, o.lot);
-    spent := debt - (select coalesce(sum(k.amount), 0) from unnest(parts) k where k.lot = 0);
-    if debt > 0 then
-        select array(select row(y.*)::metered.lot_debts from metered.lot_debts y
-            where y.scope = tip.scope order by y.use) into debts;
+    few := metered._load_debt(tip.scope, debt, parts);
+    parts := few.parts;
+    debts := few.debts;
+    spent := few.spent;
+end
+$$;
+
+-- What is owed in a wallet that is overdrawn by so many units: the parts of overdrawn holds, after
+-- those that are there, and what is spent, of which debts were drawn for uses.
+create function metered._load_debt(of_scope text, owed bigint, inout parts metered.lot_holds[],
+    out debts metered.lot_debts[], out spent bigint)
+language plpgsql stable
+as $$
+begin
+    debts := '{}';
+    if owed > 0 then
+        parts := parts || array(select row(o.*)::metered.lot_holds from metered.lot_holds o
+            where o.scope = of_scope and o.seq = any (array(select z.seq from metered.lot_holds z
+                where z.scope = of_scope and z.lot = 0 and z.seq > 0))
+              and o.seq <> all (array(select k.seq from unnest(parts) k)) order by o.seq, o.lot);
+        debts := metered._load_debts(of_scope);
     end if;
+    spent := owed - (select coalesce(sum(k.amount), 0) from unnest(parts) k where k.lot = 0);
 end
 $$;
 

@@ -127,7 +127,7 @@ begin
             e := metered._withdraw(e, l, part);
         else
             e.seq := e.seq - 1;
-            e := case when l.keeps then metered._take_kept(e, l.no, part, 'v') else metered._take_back(e, l.no, part, 'v') end;
+            e := metered._take_units(e, l, part, 'v');
         end if;
         revoked := revoked + part;
         seq := e.seq;
@@ -229,7 +229,11 @@ begin
     perform metered._refuse_closed(e);
     e.seq := e.seq - 1;
     expires_at := case when rollover.lasts > interval '0' then e.at + rollover.lasts end;
-    made := metered._roll_lot(e, l, units, coalesce(expires_at, 'infinity'), null);
+    l.roll_cap := null;
+    l.again := false;
+    made := metered._add_lot(metered._take_units(e, l, units, 'o'), row(units,
+        coalesce(expires_at, 'infinity'), null, l.category, l.priority, null, null, null,
+        (l.plan).roll_for, l.late)::metered.new_lot, metered._plan_on(l), 'r', l.no);
     status := 'rolled';
     no := made.no;
     seq := (made.entry).seq;

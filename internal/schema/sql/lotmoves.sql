@@ -1,37 +1,46 @@
 -- The effect of ended holds, leases and charges on the lots of a wallet, and how credit becomes a lot.
 
--- Says of which lots the units are that an entry has just captured of a hold or a lease, which the entry opened_seq held: of those that are drawn first.
--- Its units of a lot that has ended are still its own.
-create function metered._capture_lots(entry metered.ledger, opened_seq bigint, units bigint) returns void
+-- Takes away what the entries opened_seqs hold of a wallet: parts of the lots nos, of which
+-- overdrawn units are of none (0).
+create function metered._taken_parts(of_scope text, opened_seqs bigint[], out nos bigint[],
+    out lots metered.lots[], out parts bigint[], out overdrawn bigint)
+language plpgsql volatile
+as $$
+begin
+    with gone as (
+        delete from metered.lot_holds y where y.scope = of_scope and y.seq = any (opened_seqs)
+        returning y.lot, y.amount),
+    sums as (select g.lot, sum(g.amount)::bigint as amount from gone g group by g.lot)
+    select array_agg(s.lot), array_agg(x.l), array_agg(s.amount),
+        coalesce(sum(s.amount) filter (where s.lot = 0), 0)
+    into nos, lots, parts, overdrawn
+    from sums s left join lateral (
+        select z from metered.lots z where z.no = s.lot limit 1) x(l) on true;
+end
+$$;
+
+-- Says of which lots the units are that an entry has just captured of a hold or a lease, which the
+-- entry opened_seq held (_captured).
+create function metered._capture_lots(entry metered.ledger, opened_seq bigint, units bigint)
+returns void
 language plpgsql volatile
 as $$
 declare
-    k    record;
-    part bigint;
-    nth  int := 1;
+    held record;
+    step record;
 begin
-    for k in
-        select y.lot, y.amount from metered.lot_holds y left join lateral (
-            select x.priority, x.expires_at, x.age from metered.lot_rows x where x.no = y.lot) l on true
-        where y.scope = entry.scope and y.seq = opened_seq order by l.priority, l.expires_at, l.age
-    loop
-        part := least(units, k.amount);
-        exit when part = 0;
-        if part = k.amount then
-            delete from metered.lot_holds y where y.scope = entry.scope and y.seq = opened_seq and y.lot = k.lot;
-        else
-            update metered.lot_holds y set amount = y.amount - part where y.scope = entry.scope and y.seq = opened_seq and y.lot = k.lot;
+    held := metered._taken_parts(entry.scope, array[opened_seq]);
+    step := metered._captured(entry, units, held.lots, held.parts);
+    perform metered._write_moves(entry.scope, step.moves, step.lots, null);
+    insert into metered.lot_holds (scope, seq, lot, amount)
+    select entry.scope, opened_seq, k.lot, k.amount from unnest(held.nos, step.parts) k(lot, amount)
+    where k.amount > 0;
+    if step.drawn > 0 then
+        perform metered._owe_use(entry.scope, opened_seq, step.drawn);
+        if metered._lags(entry) then
+            perform metered._owe(entry.scope, step.drawn);
         end if;
-        perform metered._move_lot(entry.scope, entry.seq, nth, k.lot, 'u', part, 0, 0);
-        if k.lot = 0 then
-            perform metered._owe_use(entry.scope, opened_seq, part);
-            if metered._lags(entry) then
-                perform metered._owe(entry.scope, part);
-            end if;
-        end if;
-        units := units - part;
-        nth := nth + 1;
-    end loop;
+    end if;
 end
 $$;
 
@@ -44,42 +53,22 @@ begin
 end
 $$;
 
--- Gives the lots of a wallet the units back that holds and leases kept of them, which the entries opened_seqs held and the entry freed has
--- just freed. Units of a lot that has ended lapse, in entries after that one, the last of which it returns. The rest pays an overdraft back.
+-- Gives the lots of a wallet the units back that holds and leases kept of them, which the entries
+-- opened_seqs held and the entry freed has just freed (_given_back). They pay an overdraft back.
+-- Returns the last entry.
 create function metered._free_lots(freed metered.ledger, opened_seqs bigint[]) returns metered.ledger
 language plpgsql volatile
 as $$
 declare
-    over bigint := metered._owed_before(freed);
-    k    record;
-    l    metered.lots;
-    tip  metered.ledger := freed;
-    nth  int := 1;
-    kept bigint[] := '{}';      -- lots that units for their uses went back to
+    owed bigint := metered._owed_before(freed);
+    held record;
+    step record;
 begin
-    for k in
-        with gone as (
-            delete from metered.lot_holds y where y.scope = freed.scope and y.seq = any (opened_seqs) returning y.lot, y.amount)
-        select g.lot, sum(g.amount)::bigint as amount from gone g group by g.lot order by g.lot
-    loop
-        perform metered._move_lot(freed.scope, freed.seq, nth, k.lot, 'f', k.amount, k.amount, 0);
-        nth := nth + 1;
-        if k.lot = 0 then
-            over := over - k.amount;
-            continue;
-        end if;
-        select * into l from metered.lots y where y.no = k.lot;
-        if l.expires_at <= freed.at then
-            tip := metered._take_back(metered._own_entry(tip, freed.at), k.lot, k.amount, 'e');
-        elsif (l.plan).uses is not null then
-            tip := metered._keep_back(metered._own_entry(tip, freed.at), k.lot, k.amount);
-            kept := kept || k.lot;
-        end if;
-    end loop;
-    if over > 0 then
-        perform metered._pay_back(freed, over, nth);
-    end if;
-    return metered._pay_all_debts(tip, kept);
+    held := metered._taken_parts(freed.scope, opened_seqs);
+    step := metered._given_back(freed, freed.seq, 'f', 0, held.lots, held.parts);
+    perform metered._append_all(step.tip, step.entries);
+    perform metered._write_moves(freed.scope, step.moves, step.lots, null);
+    return metered._pay_back(step.tip, freed.seq, step.nth, held.nos, owed - held.overdrawn);
 end
 $$;
 
@@ -96,30 +85,29 @@ begin
 end
 $$;
 
--- Gives units of a refund, which was just written, back to a lot. Of one that has ended they go into a new lot, or lapse, as that lot
--- says, and pay nothing back: _refund_lots does that, when it has given all. tip is the last entry by then.
-create function metered._give_back(refund metered.ledger, of_lot bigint, units bigint, inout tip metered.ledger, inout nth int)
+-- Gives units of a refund, which was just written, back to a lot (_given_back). Of one that has
+-- ended they go into a new lot, or lapse, as that lot says, and pay nothing back: _refund_lots does
+-- that, when it has given all. tip is the last entry by then, and nth the number of the refund's
+-- last move.
+create function metered._give_back(refund metered.ledger, of_lot bigint, units bigint,
+    inout tip metered.ledger, inout nth int)
 language plpgsql volatile
 as $$
 declare
-    l metered.lots;
+    l    metered.lots;
+    step record;
 begin
-    perform metered._move_lot(refund.scope, refund.seq, nth, of_lot, 'g', units, units, 0);
     select * into l from metered.lots y where y.no = of_lot;
-    nth := nth + 1;
-    if l.expires_at > refund.at then
-        if (l.plan).uses is not null then
-            tip := metered._keep_back(metered._own_entry(tip, refund.at), of_lot, units);
-        end if;
-        return;
-    end if;
-    tip := metered._own_entry(tip, refund.at);
-    if l.late is null then
-        tip := metered._take_back(tip, of_lot, units, 'e');
-    else
-        tip := metered._take_back(tip, of_lot, units, 'o');
-        tip := (metered._append_lot(tip, row(units, case when l.late = interval '0' then 'infinity' else refund.at + l.late end, null,
-            l.category, l.priority, null, null, null, null, l.late)::metered.new_lot, metered._plan_on(l), 'l', of_lot, null)).entry;
+    step := metered._given_back(tip, refund.seq, 'g', nth, array[l], array[units]);
+    perform metered._append_all(step.tip, step.entries);
+    perform metered._write_moves(refund.scope, step.moves, step.lots, null);
+    tip := step.tip;
+    nth := step.nth;
+    if l.expires_at <= refund.at and l.late is not null then
+        tip := (metered._append_lot(tip, row(units,
+            case when l.late = interval '0' then 'infinity' else refund.at + l.late end, null,
+            l.category, l.priority, null, null, null, null, l.late)::metered.new_lot,
+            metered._plan_on(l), 'l', of_lot)).entry;
     end if;
 end
 $$;
@@ -188,23 +176,23 @@ as $$
 declare
     over bigint := metered._owed_before(refund);
     last bigint;
-    e    metered.ledger;
     m    record;
     g    record;
     spent bigint := over - (select coalesce(sum(k.amount), 0) from metered.lot_holds k where k.scope = refund.scope and k.lot = 0 and k.seq > 0);
-    kept bigint[] := '{}';      -- lots that units for their uses may have gone back to
+    came bigint[] := '{}';
 begin
-    select refund as tip, 1 as nth into g;
+    select refund as tip, 0 as nth into g;
     for m in select * from metered._refund_parts(refund) loop
         update metered.lot_moves y set back = y.back + m.units where y.scope = refund.scope and y.seq = m.from_seq and y.nth = m.from_nth;
         if m.lot is null then
             perform metered._old_lot(refund, m.units, 0);
         elsif m.lot > 0 then
             g := metered._give_back(refund, m.lot, m.units, g.tip, g.nth);
-            kept := kept || m.lot;
+            came := came || m.lot;
         elsif m.from_seq is null then
-            insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (refund.scope, refund.seq, g.nth, 0, 'g', m.units);
             g.nth := g.nth + 1;
+            insert into metered.lot_moves (scope, seq, nth, lot, kind, amount)
+            values (refund.scope, refund.seq, g.nth, 0, 'g', m.units);
             over := over - m.units;
             perform metered._debt_paid(refund.scope, m.units, spent,
                 (select y.note ->> 'use' from metered.ledger y where y.scope = refund.scope and y.seq = refund.ref));
@@ -214,11 +202,11 @@ begin
         end if;
     end loop;
     if over > 0 then    -- in the entry of the last lot that was made
-        last := (select max(y.seq) from metered.ledger y where y.scope = refund.scope and y.seq > refund.seq and y.kind = 'd');
-        select * into e from metered.ledger y where y.scope = refund.scope and y.seq = coalesce(last, refund.seq);
-        perform metered._pay_back(e, over, case when last is null then g.nth else 2 end);
+        last := (select max(y.seq) from metered.ledger y
+            where y.scope = refund.scope and y.seq > refund.seq and y.kind = 'd');
+        perform metered._pay_back(g.tip, coalesce(last, refund.seq),
+            case when last is null then g.nth else 1 end, came, over);
     end if;
-    perform metered._pay_all_debts(g.tip, kept);
 end
 $$;
 
@@ -307,7 +295,7 @@ declare
 begin
     e := metered._after_due(metered._as_wallet(e), 0, wait_ms);
     e.seq := e.seq - 1;
-    made := metered._add_lot(e, lot, plan, as_origin, null, null);
+    made := metered._add_lot(e, lot, plan, as_origin, null);
     entry := made.entry;
     no := made.no;
 end

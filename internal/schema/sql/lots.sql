@@ -59,27 +59,18 @@ $$;
 
 create trigger lots_of_before instead of insert or update or delete on metered.lots for each row execute function metered._meet_upgrade();
 
--- Writes a move of a lot of a wallet: its units change by rest and kept, and with its kind drawn, held, lapsed, revoked and
--- rolled. Of overdraft (lot 0) it writes the move alone.
-create function metered._move_lot(of_scope text, at_seq bigint, nth int, of_lot bigint, as_kind "char", units bigint, rest bigint, kept bigint)
-returns void
+-- Writes a move of a lot of a wallet (_moved). Of overdraft (lot 0) it writes the move alone.
+create function metered._move_lot(of_scope text, at_seq bigint, nth int, of_lot bigint,
+    as_kind "char", units bigint, rest bigint, kept bigint) returns void
 language plpgsql volatile
 as $$
 declare
-    l record;
-    more boolean;   -- units are left
+    l metered.lots;
+    m record;
 begin
-    select coalesce(y.version, 0) + 1 as version, y.rest, y.drawn, y.held, y.kept, y.open or y.keeps as more into l from metered.lots y where y.no = of_lot and of_lot > 0;
-    insert into metered.lot_moves (scope, seq, nth, lot, kind, amount, version, rest, drawn, held, kept)
-    values (of_scope, at_seq, nth, of_lot, as_kind, units, l.version, l.rest + _move_lot.rest,
-        l.drawn + case when as_kind in ('u', 'p') then units when as_kind = 'g' then -units else 0 end, l.held - case when as_kind in ('u', 'f') then units else 0 end, l.kept + _move_lot.kept);
-    more := l.rest + rest + l.kept + kept > 0;
-    if l.more <> more or as_kind in ('e', 'v', 'o') then
-        update metered.lot_rows y set open = more and (y.plan).uses is null, keeps = more and (y.plan).uses is not null,
-            lapsed = y.lapsed + case as_kind when 'e' then units else 0 end, untold = y.untold + case as_kind when 'e' then units else 0 end,
-            revoked = y.revoked + case as_kind when 'v' then units else 0 end, rolled = y.rolled + case as_kind when 'o' then units else 0 end
-        where y.no = of_lot;
-    end if;
+    select * into l from metered.lots y where y.no = of_lot and of_lot > 0;
+    m := metered._moved(l, of_scope, at_seq, nth, as_kind, units, rest, kept);
+    perform metered._write_moves(of_scope, array[m.move], array[m.l], null);
 end
 $$;
 
@@ -144,10 +135,12 @@ begin
 end
 $$;
 
--- Takes up to so many units of the lots of a wallet, in their order, as the entry at_seq does: for a charge (t), for units that were
--- overdrawn (p), for a hold (h, q) that the entry of_hold holds. nth is the number of its next move. ended is null, or the time of an entry
--- that lags: lots that ended by then are passed over. With use, lots for it pay too, as far as their units were applied.
-create function metered._take_lots(of_scope text, at_seq bigint, units bigint, as_kind "char", of_hold bigint, ended timestamptz, use text, inout nth int, out taken bigint)
+-- Takes up to so many units of the lots of a wallet, in their order, as the entry at_seq does: for
+-- a charge (t), or for a hold (h). nth is the number of its next move. ended is null, or the time
+-- of an entry that lags: lots that ended by then are passed over. With use, lots for it pay too, as
+-- far as their units were applied.
+create function metered._take_lots(of_scope text, at_seq bigint, units bigint, as_kind "char",
+    ended timestamptz, use text, inout nth int, out taken bigint)
 language plpgsql volatile
 as $$
 declare
@@ -185,14 +178,16 @@ begin
         exit when l.no is null;
         part := least(l.rest, units - taken);
         insert into metered.lot_moves (scope, seq, nth, lot, kind, amount, version, rest, drawn, held, kept)
-        values (of_scope, at_seq, nth, l.no, as_kind, part, coalesce(l.version, 0) + 1, l.rest - part, l.drawn + case when of_hold is null then part else 0 end,
-            l.held + case when of_hold is null then 0 else part end, l.kept);
+        values (of_scope, at_seq, nth, l.no, as_kind, part, coalesce(l.version, 0) + 1,
+            l.rest - part,
+            l.drawn + case when as_kind = 't' then part else 0 end,
+            l.held + case when as_kind = 'h' then part else 0 end, l.kept);
         if part = l.rest + l.kept then
             update metered.lot_rows y set open = false, keeps = false where y.no = l.no;
         end if;
-        if of_hold is not null then
-            insert into metered.lot_holds as k (scope, seq, lot, amount) values (of_scope, of_hold, l.no, part)
-            on conflict (scope, seq, lot) do update set amount = k.amount + excluded.amount;
+        if as_kind = 'h' then
+            insert into metered.lot_holds (scope, seq, lot, amount)
+            values (of_scope, at_seq, l.no, part);
         end if;
         taken := taken + part;
         nth := nth + 1;
@@ -233,28 +228,28 @@ language plpgsql volatile
 as $$
 declare
     covered bigint := greatest(0, least(units, before));
-    held_by bigint := case when as_kind = 'h' then at_seq end;
     ended   timestamptz;
     got     record;
 begin
     if before is null then
         ended := (select e.at from metered.ledger e where e.scope = of_scope and e.seq = at_seq);
     end if;
-    got := metered._take_lots(of_scope, at_seq, units, as_kind, held_by, ended, use, 1);
+    got := metered._take_lots(of_scope, at_seq, units, as_kind, ended, use, 1);
     if before is not null and got.taken < covered then
         raise exception 'the lots of a wallet do not add up to its balance' using errcode = 'XX001', detail = of_scope;
     end if;
     covered := got.taken;   -- more than the balance, where lots of a use pay in a wallet that is overdrawn
-    if before is null and covered < units and held_by is null then
-        perform metered._owe(of_scope, units - covered);
-    end if;
-    if covered < units and held_by is null then
-        perform metered._owe_use(of_scope, at_seq, units - covered);
-    end if;
     if covered < units then
-        insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (of_scope, at_seq, got.nth, 0, as_kind, units - covered);
-        if held_by is not null then
-            insert into metered.lot_holds (scope, seq, lot, amount) values (of_scope, held_by, 0, units - covered);
+        insert into metered.lot_moves (scope, seq, nth, lot, kind, amount)
+        values (of_scope, at_seq, got.nth, 0, as_kind, units - covered);
+        if as_kind = 'h' then
+            insert into metered.lot_holds (scope, seq, lot, amount)
+            values (of_scope, at_seq, 0, units - covered);
+        else
+            perform metered._owe_use(of_scope, at_seq, units - covered);
+            if before is null then
+                perform metered._owe(of_scope, units - covered);
+            end if;
         end if;
     end if;
 end
@@ -272,10 +267,10 @@ begin
 end
 $$;
 
--- Credit becomes a lot: appends the entry after tip, which the wallet's lots are due before, and returns it. as_no is the number of the
--- lot, if one was set aside for it.
-create function metered._append_lot(tip metered.ledger, lot metered.new_lot, plan metered.lot_plan, as_origin "char", of_lot bigint, as_no bigint,
-    out entry metered.ledger, out no bigint)
+-- Credit becomes a lot: appends the entry after tip, which the wallet's lots are due before, and
+-- returns it.
+create function metered._append_lot(tip metered.ledger, lot metered.new_lot, plan metered.lot_plan,
+    as_origin "char", of_lot bigint, out entry metered.ledger, out no bigint)
 language plpgsql volatile
 as $$
 declare
@@ -294,7 +289,8 @@ begin
     insert into metered.lot_rows (no, granted_at, expires_at, granted_seq, last_seq, amount, rest, roll_cap, roll_no, roll_end, late, from_lot,
         priority, origin, open, scope, category, reference, fingerprint, again, plan, keeps, age)
     overriding system value
-    values (coalesce(as_no, metered._next_number('lot_rows')), entry.at, lot.expires_at, entry.seq, entry.seq, lot.amount, 0, lot.roll_cap,
+    values (metered._next_number('lot_rows'), entry.at, lot.expires_at, entry.seq, entry.seq,
+        lot.amount, 0, lot.roll_cap,
         case when lot.roll_cap is not null then metered._next_number('lot_rows') end,
         case when lot.roll_cap is not null then metered._roll_end(lot.expires_at, plan, lot.roll_for) end, lot.late, of_lot,
         lot.priority, as_origin, general, tip.scope, lot.category, lot.reference, lot.fingerprint, metered._again(plan), plan,
@@ -309,89 +305,33 @@ end
 $$;
 
 -- The same, and pays an overdraft back at once.
-create function metered._add_lot(tip metered.ledger, lot metered.new_lot, plan metered.lot_plan, as_origin "char", of_lot bigint, as_no bigint,
-    out entry metered.ledger, out no bigint)
+create function metered._add_lot(tip metered.ledger, lot metered.new_lot, plan metered.lot_plan,
+    as_origin "char", of_lot bigint, out entry metered.ledger, out no bigint)
 language plpgsql volatile
 as $$
 declare
-    debt bigint := metered._debt(tip);
+    owed bigint := metered._debt(tip);
     made record;
 begin
-    made := metered._append_lot(tip, lot, plan, as_origin, of_lot, as_no);
+    made := metered._append_lot(tip, lot, plan, as_origin, of_lot);
     entry := made.entry;
     no := made.no;
-    if debt > 0 and plan.uses is null then
-        perform metered._pay_back(entry, debt, 2);
-    end if;
+    perform metered._pay_back(entry, entry.seq, 1, array[no], owed);
 end
 $$;
 
--- Pays the overdraft of a wallet back, as far as its lots have a rest, in the entry that was just written: first spent units, then held ones, the
--- oldest first. A lot that has ended by then pays nothing, though its end is yet to be written: its plan was bought in a period that is over.
-create function metered._pay_back(entry metered.ledger, overdrawn bigint, inout nth int)
+-- Takes units of a lot (_taken). Appends the entry after tip, and returns it.
+create function metered._take_units(tip metered.ledger, l metered.lots, units bigint,
+    as_kind "char") returns metered.ledger
 language plpgsql volatile
 as $$
 declare
-    spent bigint := overdrawn - (select coalesce(sum(k.amount), 0) from metered.lot_holds k where k.scope = entry.scope and k.lot = 0 and k.seq > 0);
-    ended timestamptz := case when metered._lags(entry) or exists (
-        select from metered.lot_rows y where y.scope = entry.scope and y.open and y.expires_at <= entry.at) then entry.at end;
-    got   record;
-    k     record;
+    step record;
 begin
-    got := metered._take_lots(entry.scope, entry.seq, spent, 'p', null, ended, null, nth);
-    nth := got.nth;
-    if metered._lags(entry) and got.taken > 0 then
-        perform metered._owe(entry.scope, -got.taken);
-    end if;
-    perform metered._debt_paid(entry.scope, got.taken, spent, null);
-    if got.taken < spent or spent = overdrawn then
-        return;
-    end if;
-    for k in select y.seq, y.amount from metered.lot_holds y where y.scope = entry.scope and y.lot = 0 and y.seq > 0 order by y.seq loop
-        got := metered._take_lots(entry.scope, entry.seq, k.amount, 'q', k.seq, ended, null, nth);
-        nth := got.nth;
-        update metered.lot_holds y set amount = y.amount - got.taken where y.scope = entry.scope and y.seq = k.seq and y.lot = 0;
-        exit when got.taken < k.amount;
-        delete from metered.lot_holds y where y.scope = entry.scope and y.seq = k.seq and y.lot = 0;
-    end loop;
-end
-$$;
-
--- Takes back units of a lot that has them as its rest: they lapsed (e), are revoked (v) or roll over (o). Appends the entry
--- after tip, and returns it.
-create function metered._take_back(tip metered.ledger, of_lot bigint, units bigint, as_kind "char") returns metered.ledger
-language plpgsql volatile
-as $$
-declare
-    entry metered.ledger := tip;
-begin
-    entry.seq := tip.seq + 1;
-    entry.kind := as_kind;
-    entry.amount := units;
-    entry.credited := tip.credited - units;
-    perform metered._append(entry);
-    perform metered._move_lot(entry.scope, entry.seq, 1, of_lot, as_kind, units, -units, 0);
-    return entry;
-end
-$$;
-
--- Lets units of a lot go on in another one until ends: because the first one ends, or is asked to.
-create function metered._roll_lot(tip metered.ledger, l metered.lots, units bigint, ends timestamptz, as_no bigint, out entry metered.ledger, out no bigint)
-language plpgsql volatile
-as $$
-declare
-    made record;
-begin
-    entry := case when l.kept > 0 then metered._take_kept(tip, l.no, units, 'o') else metered._take_back(tip, l.no, units, 'o') end;
-    update metered.lot_rows y set roll_cap = null, again = false where y.no = l.no;
-    made := metered._add_lot(entry, row(units, ends, null, l.category, l.priority, null, null,
-        case when as_no is not null and (l.plan).roll_again <> 0 then l.roll_cap end, (l.plan).roll_for, l.late)::metered.new_lot,
-        metered._plan_on(l), 'r', l.no, as_no);
-    entry := made.entry;
-    no := made.no;
-    if as_no is not null and entry.at > l.expires_at then
-        update metered.lot_rows y set granted_at = l.expires_at where y.no = as_no;     -- by its time, and not by when it is written
-    end if;
+    step := metered._taken(tip, l, units, as_kind);
+    perform metered._append(step.tip);
+    perform metered._write_moves(tip.scope, array[step.move], array[step.l], null);
+    return step.tip;
 end
 $$;
 

@@ -25,10 +25,7 @@ begin
     perform metered._append(e);
     update metered.lot_rows y set revoked = y.revoked - units, pending = y.pending + case when later then units else 0 end where y.no = l.no;
     perform metered._move_lot(e.scope, e.seq, 1, l.no, case when later then 'm' else 'n' end::"char", units, rest, kept);
-    if debt > 0 and rest > 0 then
-        perform metered._pay_back(e, debt, 2);
-    end if;
-    return metered._pay_debts(e, l.no);
+    return metered._pay_back(e, e.seq, 1, array[l.no], debt);
 end
 $$;
 

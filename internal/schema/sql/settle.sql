@@ -190,6 +190,51 @@ begin
 end
 $$;
 
+-- Appends entries that no caller asked for. e is the last entry, and has lots_end and next_due of
+-- all.
+create function metered._append_all(e metered.ledger, entries metered.ledger[]) returns void
+language plpgsql volatile
+as $$
+declare
+    made int;
+begin
+    if cardinality(entries) > 0 then
+        insert into metered.ledger ({entry columns})
+        select {entry of x: seq = x.seq, lots_end = e.lots_end, next_due = e.next_due}
+        from unnest(entries) x on conflict do nothing;
+        get diagnostics made = row_count;
+        if made < cardinality(entries) then
+            perform metered._collided();
+        end if;
+        perform metered._mark_freed(e.scope);
+    end if;
+end
+$$;
+
+-- Writes moves of lots, and these lots after them. A lot of a move that has no row yet has its
+-- number in nos.
+create function metered._write_moves(of_scope text, moves metered.lot_moves[], lots metered.lots[],
+    nos bigint[]) returns void
+language plpgsql volatile
+as $$
+begin
+    insert into metered.lot_moves (scope, seq, nth, lot, kind, amount, version,
+        rest, drawn, held, kept)
+    select of_scope, m.seq, m.nth, case when m.lot < 0 then nos[-m.lot] else m.lot end, m.kind,
+        m.amount, m.version, m.rest, m.drawn, m.held, m.kept
+    from unnest(moves) m;
+    update metered.lot_rows y set pending = x.pending, open = x.open, keeps = x.keeps,
+        granted_at = x.granted_at, granted_seq = x.granted_seq,
+        lapsed = x.lapsed, untold = x.untold,
+        revoked = x.revoked, rolled = x.rolled, roll_cap = x.roll_cap, again = x.again,
+        plan = x.plan, age = x.age
+    from unnest(lots) x
+    where y.no = x.no
+      and (y.pending, y.open, y.keeps, y.lapsed, y.revoked, y.rolled, y.plan) is distinct from
+        (x.pending, x.open, x.keeps, x.lapsed, x.revoked, x.rolled, x.plan);
+end
+$$;
+
 -- Appends entries after tip, and the moves of their lots, which were lots before and are after them. Those that have no row get one.
 -- e is the last entry, and has lots_end and next_due of all.
 create function metered._write_due(tip metered.ledger, e metered.ledger, entries metered.ledger[],
@@ -209,21 +254,10 @@ begin
             after[-after[pos].from_lot].roll_no := nos[pos];
         end if;
     end loop;
-    insert into metered.ledger ({entry columns})
-    select {entry of x: seq = x.seq, lots_end = e.lots_end, next_due = e.next_due}
-    from unnest(entries) x on conflict do nothing;
-    get diagnostics made = row_count;
-    if made < cardinality(entries) then
-        perform metered._collided();
-    end if;
-    perform metered._mark_freed(tip.scope);
-    insert into metered.lot_moves (scope, seq, nth, lot, kind, amount, version, rest, drawn, held, kept)
-    select tip.scope, m.seq, m.nth, case when m.lot < 0 then nos[-m.lot] else m.lot end, m.kind, m.amount, m.version, m.rest, m.drawn, m.held, m.kept
-    from unnest(moves) m;
-    update metered.lot_rows y set pending = x.pending, open = x.open, keeps = x.keeps, granted_at = x.granted_at, granted_seq = x.granted_seq,
-        lapsed = x.lapsed, untold = x.untold, rolled = x.rolled, roll_cap = x.roll_cap, again = x.again, plan = x.plan, age = x.age
-    from unnest(array(select after[n] from generate_series(1, old) n where after[n].version is distinct from lots[n].version)) x
-    where y.no = x.no and (y.pending, y.open, y.keeps, y.lapsed, y.rolled, y.plan) is distinct from (x.pending, x.open, x.keeps, x.lapsed, x.rolled, x.plan);
+    perform metered._append_all(e, entries);
+    perform metered._write_moves(tip.scope, moves, array(select after[n]
+        from generate_series(1, old) n
+        where after[n].version is distinct from lots[n].version), nos);
     insert into metered.lot_rows (no, granted_at, expires_at, granted_seq, last_seq, amount, rest, lapsed, rolled, untold, roll_cap, roll_no, roll_end,
         late, from_lot, priority, origin, open, scope, category, reference, fingerprint, pending, starts_at, again, plan, keeps, age)
     overriding system value
@@ -243,10 +277,7 @@ begin
         select tip.scope, k.seq, case when k.lot < 0 then nos[-k.lot] else k.lot end, sum(k.amount)::bigint
         from unnest(parts_after) k where k.amount > 0 group by 2, 3;
     end if;
-    if debts is distinct from debts_after then
-        delete from metered.lot_debts d where d.scope = tip.scope;
-        insert into metered.lot_debts (scope, use, amount) select tip.scope, d.use, d.amount from unnest(debts_after) d where d.amount > 0;
-    end if;
+    perform metered._write_debts(tip.scope, debts, debts_after);
     if metered._lags(tip) or metered._lags(e) then
         delete from metered.lot_holds k where k.scope = tip.scope and k.seq = 0;
         if metered._lags(e) and spent > 0 then

@@ -27,22 +27,6 @@ begin
 end
 $$;
 
--- Takes kept units of a lot: they lapsed (e), are revoked (v) or roll over (o). Appends the entry after tip, and returns it.
-create function metered._take_kept(tip metered.ledger, of_lot bigint, units bigint, as_kind "char") returns metered.ledger
-language plpgsql volatile
-as $$
-declare
-    entry metered.ledger := tip;
-begin
-    entry.seq := tip.seq + 1;
-    entry.kind := 's';
-    entry.amount := units;
-    perform metered._append(entry);
-    perform metered._move_lot(entry.scope, entry.seq, 1, of_lot, as_kind, units, 0, -units);
-    return entry;
-end
-$$;
-
 -- Units that are the rest of a lot are kept for its uses again. Appends the entry after tip, and returns it.
 create function metered._keep_back(tip metered.ledger, of_lot bigint, units bigint) returns metered.ledger
 language plpgsql volatile

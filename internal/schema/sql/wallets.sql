@@ -187,9 +187,6 @@ begin
     amount := lot.amount;
     seq := e.seq;
     at := e.at;
-    if plan.uses is not null and lot.expires_at > e.at then
-        perform metered._pay_debts(e, no);
-    end if;
 end
 $$;
 

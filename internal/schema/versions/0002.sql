@@ -219,7 +219,7 @@ $$;
 
 create trigger lots_of_before instead of insert or update or delete on metered.lots for each row execute function metered._meet_upgrade();
 
--- 0.1.0 looks for this function before its first call. The others that had the table's type, but for the next one, are among those of the version.
+-- 0.1.0 looks for this function before its first call. The others that had the table's type, but for the next two, are among those of the version.
 create function metered._gone_on(l metered.lots) returns metered.lots
 language plpgsql stable
 as $$
@@ -242,8 +242,17 @@ begin
 end
 $$;
 
--- And for this one. A call of 0.1.0 that waited for its wallet meets it after the upgrade, and runs again.
+-- And for these. A call of 0.1.0 that waited for its wallet meets them after the upgrade, and runs again.
 create function metered._end_lot(tip metered.ledger, l metered.lots) returns metered.ledger
+language plpgsql volatile
+as $$
+begin
+    raise exception 'the schema was upgraded while the call waited' using errcode = '40001';
+end
+$$;
+
+create function metered._roll_lot(tip metered.ledger, l metered.lots, units bigint, ends timestamptz, as_no bigint,
+    out entry metered.ledger, out no bigint)
 language plpgsql volatile
 as $$
 begin
