@@ -79,7 +79,7 @@ func (p *deployed) stop(t *testing.T, total map[string]int64) {
 func TestRollingDeploy_BothBuildsWorkOnTheNewSchema(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
-	older, newer := pgtest.BuildProgram(t, pgtest.Released(t, ".."), "./rolling", "rolling/main.go"), pgtest.BuildProgram(t, "..", "./rolling")
+	older, newer := pgtest.BuildProgram(t, pgtest.Released(t, ".."), "./rolling", "rolling/main.go", "rolling/testdata/names.go"), pgtest.BuildProgram(t, "..", "./rolling")
 	pool := pgtest.OpenWith(t, pgtest.Options{Empty: true})
 	conn := connString(pool)
 	migrator, err := rivermigrate.New(riverpgxv5.New(pool), nil)

@@ -36,7 +36,7 @@ func newApp(db *pgxpool.Pool, bounced bool) (*app, error) {
 	if a.c, err = metered.New(db, cfg); err != nil {
 		return nil, err
 	}
-	if a.lent, err = leases.New(db, a.c.Budget, leases.Config{Rules: []leases.Rule{{Prefix: "leased", MinSlice: 2, Share: 4}}, NoRecall: bounced}); err != nil {
+	if a.lent, err = leases.New(db, a.c.Budget, leases.Config{Rules: []leases.Rule{least(leases.Rule{Prefix: "leased", Share: 4}, 2)}, NoRecall: bounced}); err != nil {
 		return nil, err
 	}
 	cfg.Leases = a.lent
@@ -157,10 +157,10 @@ func (a *app) in(ctx context.Context, tx pgx.Tx, kind string, c call, r *reply) 
 	case "wallet charge":
 		_, err = a.wallets.Draw(ctx, tx, wallet.Draw{Wallet: c.Thing, Amount: c.Amount})
 	case "wallet credit":
-		_, err = a.wallets.Grant(ctx, tx, wallet.Grant{Wallet: c.Thing, Amount: c.Amount, Ends: wallet.After(time.Duration(1+c.Dice%3) * time.Hour)})
+		_, err = a.wallets.Grant(ctx, tx, ending(wallet.Grant{Wallet: c.Thing, Amount: c.Amount}, time.Duration(1+c.Dice%3)*time.Hour))
 	case "hold place":
 		var h holds.Hold
-		h, err = a.c.Holds.Place(ctx, tx, holds.Placement{ID: c.Thing, TTL: time.Hour, Lines: []holds.Line{{Scope: "held " + c.Thing, Amount: 1}}})
+		h, err = a.c.Holds.Place(ctx, tx, placement{ID: c.Thing, TTL: time.Hour, Lines: []holds.Line{{Scope: "held " + c.Thing, Amount: 1}}})
 		if err == nil && !h.Created {
 			err = holds.ErrState // it was placed before
 		}

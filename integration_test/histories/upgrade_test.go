@@ -43,7 +43,7 @@ type older struct {
 // startOlder makes the schema of the release before, and starts two of its programs.
 func (w *world) startOlder() {
 	// Not ./histories: files of that name are there.
-	path := pgtest.BuildProgram(w.T, pgtest.Released(w.T, "../.."), "./older", "main.go", "calls.go", "model.go")
+	path := pgtest.BuildProgram(w.T, pgtest.Released(w.T, "../.."), "./older", "main.go", "calls.go", "model.go", "testdata/names.go")
 	out, err := exec.CommandContext(w.Context(), path, "migrate", w.server.ConnString()).CombinedOutput()
 	require.NoError(w.T, err, "%s", out)
 	w.phase.Store(before)

@@ -83,7 +83,7 @@ func main() {
 	if a.book, err = wallet.New(a.c.Budget, wallet.Config{}); err != nil {
 		log.Fatal(err)
 	}
-	rule := leases.Rule{Prefix: "leased", SliceLasts: 100 * time.Millisecond, Idle: 50 * time.Millisecond, TTL: time.Second}
+	rule := quick(leases.Rule{Prefix: "leased", Idle: 50 * time.Millisecond, TTL: time.Second}, 100*time.Millisecond)
 	if a.lent, err = leases.New(pool, a.c.Budget, leases.Config{Rules: []leases.Rule{rule}, Owner: a.name}); err != nil {
 		log.Fatal(err)
 	}
@@ -141,7 +141,7 @@ func (a *app) answered(kind string) bool {
 }
 
 // limited is a limit that is never reached, so that it is judged all the same.
-var limited = []budget.Limit{{Max: 1 << 40, Window: time.Minute}, budget.Lifetime(1<<40).WithThresholds(
+var limited = []budget.Limit{{Max: 1 << 40, Window: time.Minute}, told(budget.Lifetime(1<<40),
 	budget.Threshold{Name: "some", Used: 200}, budget.Threshold{Name: "more", Used: 2000})}
 
 func (a *app) in(ctx context.Context, f func(tx pgx.Tx) error) error {
@@ -178,7 +178,7 @@ func (a *app) hold(ctx context.Context, id string) (map[string]int64, error) {
 	}
 	if err := a.in(ctx, func(tx pgx.Tx) error {
 		for suffix, n := range map[string]int64{"a": 4, "b": 6} {
-			if _, err := a.c.Holds.Place(ctx, tx, holds.Placement{ID: id + suffix, Holder: "ann", Lines: lines(n), TTL: time.Minute}); err != nil {
+			if _, err := a.c.Holds.Place(ctx, tx, placement{ID: id + suffix, Holder: "ann", Lines: lines(n), TTL: time.Minute}); err != nil {
 				return err
 			}
 		}
@@ -241,7 +241,7 @@ func (a *app) command(ctx context.Context, id string) (map[string]int64, error) 
 	for replayed := range 2 {
 		out, err := metered.Do(ctx, a.c, metered.Command{ID: id, Input: 1, Charges: []budget.Charge{{Scope: "commands", Amount: 2, Limits: limited}}},
 			func(ctx context.Context, tx *metered.Tx) (string, error) {
-				if _, err := tx.Place(ctx, holds.Placement{ID: id, Lines: []holds.Line{{Scope: "placed", Amount: 1, Limits: limited}}, TTL: time.Minute}, nil); err != nil {
+				if _, err := tx.Place(ctx, placement{ID: id, Lines: []holds.Line{{Scope: "placed", Amount: 1, Limits: limited}}, TTL: time.Minute}, nil); err != nil {
 					return "", err
 				}
 				if err := tx.Charge(budget.Charge{Scope: "both", Amount: 1, Limits: limited}); err != nil {
@@ -275,7 +275,7 @@ func (a *app) read(ctx context.Context, _ string) (map[string]int64, error) {
 // due leaves holds to fall due, for whoever comes next, and sweeps.
 func (a *app) due(ctx context.Context, id string) (map[string]int64, error) {
 	if err := a.in(ctx, func(tx pgx.Tx) error {
-		_, err := a.c.Holds.Place(ctx, tx, holds.Placement{ID: id, TTL: time.Second, Lines: []holds.Line{{Scope: "due", Amount: 1, Limits: limited}}})
+		_, err := a.c.Holds.Place(ctx, tx, placement{ID: id, TTL: time.Second, Lines: []holds.Line{{Scope: "due", Amount: 1, Limits: limited}}})
 		return err
 	}); err != nil {
 		return nil, err
@@ -289,7 +289,7 @@ func (a *app) due(ctx context.Context, id string) (map[string]int64, error) {
 // wallets that all processes have.
 func (a *app) wallet(ctx context.Context, id string) (map[string]int64, error) {
 	err := a.in(ctx, func(tx pgx.Tx) error {
-		for reference, g := range map[string]wallet.Grant{"lasting/": {Amount: 10}, "ending/": {Amount: 5, Ends: wallet.After(50 * time.Millisecond)}} {
+		for reference, g := range map[string]wallet.Grant{"lasting/": {Amount: 10}, "ending/": ending(wallet.Grant{Amount: 5}, 50*time.Millisecond)} {
 			g.Wallet, g.Reference = "wallet", reference+id
 			if _, err := a.book.Grant(ctx, tx, g); err != nil {
 				return err

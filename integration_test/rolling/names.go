@@ -1,0 +1,26 @@
+package main
+
+import (
+	"time"
+
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/leases"
+	"github.com/pgmetered/metered/wallet"
+)
+
+// The release before has other names for these: testdata/names.go is compiled into its programs.
+
+type placement = holds.Placement
+
+func ending(g wallet.Grant, after time.Duration) wallet.Grant {
+	g.Ends = wallet.After(after)
+	return g
+}
+
+func quick(r leases.Rule, lasts time.Duration) leases.Rule {
+	r.SliceLasts = lasts
+	return r
+}
+
+func told(l budget.Limit, at ...budget.Threshold) budget.Limit { return l.WithThresholds(at...) }

@@ -1,0 +1,26 @@
+package main
+
+import (
+	"time"
+
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/leases"
+	"github.com/pgmetered/metered/wallet"
+)
+
+// The names of the release before, for ../names.go.
+
+type placement = holds.Request
+
+func ending(g wallet.Grant, after time.Duration) wallet.Grant {
+	g.For = after
+	return g
+}
+
+func quick(r leases.Rule, lasts time.Duration) leases.Rule {
+	r.Lasts = lasts
+	return r
+}
+
+func told(l budget.Limit, at ...budget.Threshold) budget.Limit { return l.Tell(at...) }
