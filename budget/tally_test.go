@@ -291,3 +291,22 @@ func TestTally_UnderTheLockNothingOfThePastIsMissing(t *testing.T) {
 	require.Equal(t, int64(12), (<-billed).Charged)
 	require.NoError(t, lock.Commit(ctx))
 }
+
+// A total that is charged from SQL waits for nobody either, and is given back by its number.
+func TestTally_OfAChargeFromSQL(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	pool, l, _ := open(t)
+	makeBusy(t, pool, l, "channel")
+	other := begin(t, pool, pgx.ReadCommitted)
+	_, err := l.Charge(ctx, other, budget.Charge{Scope: "channel", Amount: 1, Limits: []budget.Limit{budget.Lifetime(100)}}) // it has the lock of the chain
+	require.NoError(t, err)
+	var seq int64
+	require.NoError(t, pool.QueryRow(ctx, `select (metered.v1_charge('channel', 10) ->> 'seq')::bigint`).Scan(&seq))
+	require.Negative(t, seq)
+	require.NoError(t, other.Commit(ctx))
+	require.Equal(t, int64(13), usage(t, pool, l, "channel", 0).Used)
+	require.Equal(t, "4", pgtest.Value[string](t, pool, `select metered.v1_refund('channel', $1, 6) ->> 'remaining'`, seq))
+	require.Equal(t, int64(7), usage(t, pool, l, "channel", 0).Used)
+	pgtest.RequireVerified(t, pool, l)
+}

@@ -28,10 +28,11 @@ import (
 //	{short answer}                               what it returns, as charge_plain
 //	{short lock}                                 the lock of its scope
 //	{short record: jobs = j}                     the record of a command, with its short charge, for an INSERT INTO
+//	{v1 limit}                                   whether a call of v1.sql goes the short way, and its limit
 //	{shorter timeouts: ms = n}                   sets the timeouts of a transaction, unless they are shorter
 //
 // A macro may stand in the arguments of another one.
-var macro = regexp.MustCompile(`(?s)\{(entry columns|entry of (\w+)|base|bound|short \w+|usual|usual hold|admits|exact|settled|due|known id|shorter timeouts|new hold|placed detail|fits hold)(?:: ([^{}]*))?\}`)
+var macro = regexp.MustCompile(`(?s)\{(entry columns|entry of (\w+)|base|bound|short \w+|usual|usual hold|admits|exact|settled|due|known id|shorter timeouts|v1 limit|new hold|placed detail|fits hold)(?:: ([^{}]*))?\}`)
 
 // templates are the macros that only fill in their arguments.
 var templates = map[string]string{
@@ -87,6 +88,18 @@ func init() {
     e_at     timestamptz;
     e_held   bigint;
     e_used   bigint;        -- units that counted before it`,
+		// None, one by window, or prepaid credit. Any other limit, and a wrong one, leaves standing null.
+		"v1 limit": `one := limits -> 0;
+    if one - '{name,max,window}'::text[] = '{}' then
+        max_units := (one ->> 'max')::bigint;
+        win := interval '1 second' * extract(epoch from (one ->> 'window')::interval)::float8;
+        standing := max_units >= 0 and win > interval '0' and win <= interval '3660 days'
+            and jsonb_array_length(limits) = 1;
+    elsif limits in ('[]', '[{"prepaid": true}]') then
+        standing := true;
+        max_units := case when one is not null then 0 end;
+        win := interval '0';
+    end if`,
 		"short lock": `if metered._try_lock(key) is not true then
             perform metered._lock_all_scopes(array[of_scope], array[key], wait_ms);
         end if`,

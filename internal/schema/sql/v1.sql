@@ -4,6 +4,9 @@
 -- {"ok": false, "code": ..., "status": ...} for a refusal, which wrote nothing, with the codes and the
 -- statuses of HTTP that the Go library has. A wrong argument raises SQLSTATE 22023. They wait for a
 -- lock for 5 seconds at most, and for a clock that runs ahead they have the library's default.
+--
+-- Each expression costs as much as it has operators, once in each transaction. So a call on the short
+-- way (plain.sql) has few, and what is seldom needed stands in a statement of its own.
 
 -- A refusal as an answer.
 create function metered._v1_no(code text, status int) returns jsonb
@@ -12,131 +15,86 @@ as $$
     select jsonb_build_object('ok', false, 'code', code, 'status', status)
 $$;
 
--- The limit of a call that has one over a window or of prepaid credit, or none, for the short way
--- (plain.sql): its window, 0 for ever. Null: another limit, or a wrong one. Both are inlined.
-create function metered._v1_window(limits jsonb) returns interval
-language sql stable
-as $$
-    select case when limits = '[]' or limits = '[{"prepaid": true}]' then interval '0'
-        when jsonb_typeof(limits) = 'array' and jsonb_array_length(limits) = 1
-            and limits -> 0 ?& '{max,window}'::text[]
-            and (limits -> 0) - '{name,max,window}'::text[] = '{}'
-        then nullif(extract(epoch from (limits -> 0 ->> 'window')::interval) * interval '1 second',
-            interval '0') end
-$$;
-
-create function metered._v1_most(limits jsonb) returns bigint
-language sql immutable
-as $$
-    select case when limits <> '[]' then coalesce((limits -> 0 ->> 'max')::bigint, 0) end
-$$;
-
 -- A limit as the functions below take it. Of window, period, lifetime and prepaid it has one.
 create function metered._v1_limit(given jsonb) returns metered.charge_limit
 language plpgsql stable
 as $$
 declare
-    zone  text := given ->> 'time_zone';
-    most  bigint := coalesce((given ->> 'max')::bigint,
-        case when given @> '{"prepaid": true}' then 0 end);
-    win   interval := case
-        when given ? 'window'
-            then extract(epoch from (given ->> 'window')::interval) * interval '1 second'
-        when not given ? 'period' then interval '0' end;
-    every interval;
+    kind text := (select min(k) from unnest('{window,period,lifetime,prepaid}'::text[]) k
+                  where given ? k having count(*) = 1);
+    most bigint := coalesce((given ->> 'max')::bigint, case kind when 'prepaid' then 0 end);
+    win  interval := case kind when 'window' then interval '1 second'
+            * extract(epoch from (given ->> 'window')::interval)::float8
+        when 'period' then null else interval '0' end;
 begin
-    if (given - '{name,max,window}'::text[] = '{}' and most >= 0
-        and win > interval '0' and win <= interval '3660 days') is not true
+    if (most >= 0 and given - (case kind when 'period' then '{name,max,period,time_zone,anchor}'
+            else array['name', 'max', kind] end)::text[] = '{}'
+        and case kind when 'window' then win > interval '0' and win <= interval '3660 days'
+            when 'period' then not given ? 'time_zone' or octet_length(given ->> 'time_zone') <= 64
+                and given ->> 'time_zone'
+                    ~ '^(UTC|Etc/GMT[+-][0-9]{1,2}|[A-Z][A-Za-z]+(/[A-Z][A-Za-z_-]*)+)$'
+            else given -> kind = 'true' end) is not true
     then
-        every := case when given ->> 'period' in ('day', 'week', 'month', 'year') then '1 ' else '' end
-            || (given ->> 'period');
-        if (jsonb_typeof(given) = 'object' and most >= 0 and not given ? 'window'
-            and given - '{name,max,period,time_zone,anchor,lifetime,prepaid}'::text[] = '{}'
-            and (given ? 'period')::int + (given @> '{"lifetime": true}')::int
-                + (given @> '{"prepaid": true}')::int = 1
-            and (given ? 'period' or given - '{name,max,lifetime,prepaid}'::text[] = '{}')
-            and (given ->> 'lifetime' = 'false' or given ->> 'prepaid' = 'false') is not true
-            and coalesce(octet_length(zone) <= 64 and zone
-                ~ '^(UTC|Etc/GMT[+-][0-9]{1,2}|[A-Z][A-Za-z]+(/[A-Z][A-Za-z_-]*)+)$',
-                not given ? 'time_zone')) is not true
-        then
-            perform metered._require(false, 'limits');
-        elsif given ? 'period' then
-            return row(most, null, row(every, (given ->> 'anchor')::timestamptz, zone)::metered.period,
-                null, null, null)::metered.charge_limit;
-        end if;
+        perform metered._require(false, 'limits');
     end if;
-    return row(most, win, null, null, null, null)::metered.charge_limit;
+    return row(most, win, case kind when 'period' then row(
+            case when given ->> 'period' in ('day', 'week', 'month', 'year') then '1 ' else '' end
+                || (given ->> 'period'), (given ->> 'anchor')::timestamptz, given ->> 'time_zone')::metered.period
+        end, null, null, null)::metered.charge_limit;
 end
 $$;
 
--- The charge of a scope as the functions below take it.
+-- The charge of a scope as the functions below take it. Without limits it may be a tally.
 create function metered._v1_charge(of_scope text, amount bigint, held bigint, limits jsonb,
     note jsonb, must_exist boolean) returns metered.new_charge[]
 language plpgsql stable
 as $$
-declare
-    asked metered.charge_limit[] := '{}';
 begin
     if (jsonb_typeof(limits) = 'array' and jsonb_array_length(limits) <= 16
         and coalesce(jsonb_typeof(note) = 'object', true)) is not true
     then
         perform metered._require(false, 'limits');
     end if;
-    for nth in 0..jsonb_array_length(limits) - 1 loop
-        asked[nth + 1] := metered._v1_limit(limits -> nth);
-    end loop;
-    return array[row(of_scope, metered._scope_key(of_scope), amount, held, asked, note, must_exist,
-        null, null)::metered.new_charge];
+    return array[row(of_scope, metered._scope_key(of_scope), amount, held,
+        (select array_agg(metered._v1_limit(x) order by n)
+         from jsonb_array_elements(limits) with ordinality y(x, n)),
+        note, must_exist, null, null)::metered.new_charge];
 end
 $$;
 
--- The limits as they stand, with units that were let in.
+-- A limit as it stands.
+create function metered._v1_stand(given jsonb, used numeric, held bigint) returns jsonb
+language sql immutable
+as $$
+    select given || jsonb_build_object('used', used, 'held', held, 'available',
+        greatest(0, coalesce((given ->> 'max')::numeric, 0) - used - held))
+$$;
+
+-- The limits as they stand, with more units that were let in.
 create function metered._v1_standings(limits jsonb, used bigint[], held bigint, more bigint)
     returns jsonb
-language plpgsql immutable
+language sql immutable
 as $$
-declare
-    stand jsonb := '[]';
-    spent bigint;
-begin
-    for nth in 0..jsonb_array_length(limits) - 1 loop
-        spent := used[nth + 1] + more;
-        stand := stand || ((limits -> nth) || jsonb_build_object('used', spent, 'held', held,
-            'available', greatest(0, coalesce((limits -> nth ->> 'max')::numeric, 0) - spent - held)));
-    end loop;
-    return stand;
-end
+    select coalesce(jsonb_agg(metered._v1_stand(x, used[n] + more, held) order by n), '[]')
+    from jsonb_array_elements(limits) with ordinality y(x, n)
 $$;
 
 -- The refusal of charges of a scope. retry_after has whole seconds, and is missing if waiting alone
 -- does not help.
 create function metered._v1_refused(refused jsonb, limits jsonb) returns jsonb
-language plpgsql immutable
+language sql immutable
 as $$
-declare
-    absent text := refused -> 0 ->> 'absent';
-    whole  record;
-begin
-    if absent is not null then
-        return metered._v1_no('scope_' || absent, case absent when 'unknown' then 404 else 410 end);
-    end if;
-    select bool_or(one.asked ? 'prepaid') as credit,
-        bool_or(one.asked ?| '{lifetime,prepaid}') as lasting,
-        case when min(one.us) >= 0 then greatest(1, ceil(max(one.us) / 1000000)) end as seconds,
-        jsonb_agg(one.asked || jsonb_build_object('used', one.used, 'held', one.held, 'available',
-            greatest(0, coalesce((one.asked ->> 'max')::numeric, 0) - one.used - one.held))) as limits
-    into whole
-    from (select limits -> (each ->> 'limit')::int as asked, (each ->> 'retry_us')::numeric as us,
-            (each ->> 'used')::numeric as used, (each ->> 'held')::bigint
-                + (each ->> 'own')::bigint + (each ->> 'leased')::bigint as held
-        from jsonb_array_elements(refused) each) one;
-    return metered._v1_no('budget_exceeded',
-            case when whole.credit then 402 when whole.lasting then 409 else 429 end)
-        || jsonb_build_object('limits', whole.limits)
-        || case when whole.seconds is null or whole.credit then '{}'
-            else jsonb_build_object('retry_after', whole.seconds) end;
-end
+    select case refused -> 0 ->> 'absent' when 'unknown' then metered._v1_no('scope_unknown', 404)
+        when 'retired' then metered._v1_no('scope_retired', 410)
+        else metered._v1_no('budget_exceeded', case when bool_or(y.asked ? 'prepaid') then 402
+                when bool_or(y.asked ? 'lifetime') then 409 else 429 end)
+            || jsonb_build_object('limits', jsonb_agg(metered._v1_stand(y.asked, y.used, y.held)))
+            || case when min(y.us) >= 0 and not bool_or(y.asked ? 'prepaid') then jsonb_build_object(
+                'retry_after', greatest(1, ceil(max(y.us) / 1000000))) else '{}' end end
+    from (select limits -> (x ->> 'limit')::int as asked, (x ->> 'retry_us')::numeric as us,
+            (x ->> 'used')::numeric as used, (x ->> 'held')::bigint + (x ->> 'own')::bigint
+                + (x ->> 'leased')::bigint as held
+        from jsonb_array_elements(refused) x) y
 $$;
 
 -- Charges units of a scope if all limits let them in: seq, the entry, and the limits as they stand.
@@ -145,35 +103,48 @@ create function metered.v1_charge(scope text, amount bigint, limits jsonb defaul
 language plpgsql volatile
 as $$
 declare
-    posted    metered.charged;
+    one       jsonb;
+    standing  boolean;
     win       interval;
     max_units bigint;
     key       bigint;
     of_scope  alias for scope;  -- the names of the short way
     units     alias for amount;
-    standing  boolean := true;
     wait_ms   int := 5000;
     of_tenant text;
     of_id     text;
     {short variables}
 begin
-    win := metered._v1_window(limits);
-    if metered._goes_short() and win >= interval '0' and win <= interval '3660 days'
-        and must_exist is not true and coalesce(jsonb_typeof(note) = 'object', true)
+    {v1 limit};
+    key := metered._scope_key(scope);
+    if standing and metered._goes_short() and must_exist is not true
+        and (note is null or jsonb_typeof(note) = 'object')
+        and (one is not null or metered._try_lock(key))     -- a mere sum waits for nobody
     then
-        max_units := metered._v1_most(limits);
-        key := metered._scope_key(scope);
         {short lock};
         {short charge: also = true};
-        if e_seq is not null then
-            return jsonb_build_object('ok', true, 'seq', e_seq, 'at', e_at, 'limits',
-                case when max_units is null then '[]'::jsonb else jsonb_build_array((limits -> 0)
-                    || jsonb_build_object('used', e_used + units, 'held', e_held,
-                        'available', max_units - e_used - units - e_held)) end);
+        if one is null and e_seq > 0 then
+            return jsonb_build_object('ok', true, 'seq', e_seq, 'at', e_at, 'limits', limits);
+        elsif e_seq > 0 then
+            return format('{"ok": true, "seq": %s, "at": %s, "limits": [%s, "used": %s, "held": %s, '
+                '"available": %s}]}', e_seq, to_json(e_at), left(one::text, -1), e_used + units, e_held,
+                max_units - e_used - units - e_held)::jsonb;
         end if;
     end if;
-    posted := metered._write_charges(metered._v1_charge(scope, amount, 0, limits, note, must_exist),
+    return metered._v1_charge_fully(scope, amount, limits, note, must_exist);
+end
+$$;
+
+-- v1_charge, where anything is unusual.
+create function metered._v1_charge_fully(of_scope text, amount bigint, limits jsonb, note jsonb,
+    must_exist boolean) returns jsonb
+language plpgsql volatile
+as $$
+declare
+    posted metered.charged := metered._write_charges(
+        metered._v1_charge(of_scope, amount, 0, limits, note, must_exist),
         interval '1 minute', 5000, null, 'answer', null, true);
+begin
     return case when posted.refused is not null then metered._v1_refused(posted.refused, limits)
         else jsonb_build_object('ok', true, 'seq', posted.seqs[1], 'at', posted.ats[1],
             'limits', metered._v1_standings(limits, posted.used, posted.held[1], amount)) end;
@@ -204,7 +175,7 @@ as $$
 declare
     given record;
 begin
-    if coalesce(jsonb_typeof(note) <> 'object', false) then
+    if jsonb_typeof(note) <> 'object' then
         perform metered._require(false, 'note');
     end if;
     given := metered.credit(scope, metered._scope_key(scope), amount, must_exist, 5000,
@@ -223,19 +194,18 @@ as $$
 declare
     given record;
 begin
-    if coalesce(jsonb_typeof(note) <> 'object', false) then
+    if jsonb_typeof(note) <> 'object' then
         perform metered._require(false, 'note');
     end if;
     given := metered.refund(scope, metered._scope_key(scope), seq, amount, 5000,
         row(null, null, note)::metered.origin, false);
-    return case given.status
-        when 'ok' then jsonb_build_object('ok', true, 'seq', given.seq, 'at', given.at, 'amount', given.amount)
-        when 'missing' then metered._v1_no('budget_unknown_entry', 404)
-        when 'purged' then metered._v1_no('budget_entry_purged', 409)
-        when 'kind' then metered._v1_no('budget_not_charge', 409)
-        else metered._v1_no('budget_refund_exceeds', 409) end
-        || case when given.remaining is null then '{}'
-            else jsonb_build_object('remaining', given.remaining) end;
+    return case given.status when 'ok' then jsonb_build_object('ok', true, 'seq', given.seq,
+                'at', given.at, 'amount', given.amount)
+            when 'missing' then metered._v1_no('budget_unknown_entry', 404)
+            when 'purged' then metered._v1_no('budget_entry_purged', 409)
+            when 'kind' then metered._v1_no('budget_not_charge', 409)
+            else metered._v1_no('budget_refund_exceeds', 409) end
+        || jsonb_strip_nulls(jsonb_build_object('remaining', given.remaining));
 end
 $$;
 
@@ -245,7 +215,7 @@ language plpgsql stable
 as $$
 declare
     asked metered.charge_limit;
-    found_use record;
+    now_in record;
     stand jsonb := '[]';
 begin
     if (jsonb_typeof(limits) = 'array' and jsonb_array_length(limits) <= 16) is not true then
@@ -253,15 +223,13 @@ begin
     end if;
     for nth in 0..greatest(1, jsonb_array_length(limits)) - 1 loop
         asked := metered._v1_limit(coalesce(limits -> nth, '{"max": 0, "lifetime": true}'));
-        select one.used, one.held + one.leased as held, one.spent, one.refunded, one.credited
-        into found_use
-        from metered.usage(array[scope], array[asked.win], array[asked.period], true) one;
-        stand := stand || metered._v1_standings(jsonb_build_array(coalesce(limits -> nth, '{}')),
-            array[found_use.used], found_use.held, 0);
+        select y.used, y.held + y.leased as held, y.spent, y.refunded, y.credited into now_in
+        from metered.usage(array[scope], array[asked.win], array[asked.period], true) y;
+        stand := stand || metered._v1_stand(limits -> nth, now_in.used, now_in.held);
     end loop;
-    return jsonb_build_object('ok', true, 'spent', found_use.spent, 'refunded', found_use.refunded,
-            'credited', found_use.credited, 'held', found_use.held,
-            'used', found_use.spent - found_use.refunded - found_use.credited)
+    return jsonb_build_object('ok', true, 'spent', now_in.spent, 'refunded', now_in.refunded,
+            'credited', now_in.credited, 'held', now_in.held,
+            'used', now_in.spent - now_in.refunded - now_in.credited)
         || case when limits = '[]' then '{}' else jsonb_build_object('limits', stand) end;
 end
 $$;

@@ -48,7 +48,10 @@ language plpgsql volatile
 as $$
 declare
     print  bytea;
+    one    jsonb;
+    standing boolean;
     win    interval;
+    max_units bigint;
     answer json;    -- of place_plain
     placed record;
 begin
@@ -56,12 +59,12 @@ begin
         perform metered._require(false, 'hold');
     end if;
     print := metered._v1_print(jsonb_build_array(scope, amount, extract(epoch from ttl), limits, metadata));
-    win := metered._v1_window(limits);
-    if win >= interval '0' and win <= interval '3660 days' then
+    {v1 limit};
+    if standing then
         answer := metered.place_plain(tenant, id, metered._lock_key('metered/hold/metered',
                 convert_to(tenant, 'UTF8') || decode('00', 'hex') || convert_to(id, 'UTF8')),
             tenant, print, metered._v1_issued(id), ttl, interval '0', null, metadata::json, scope,
-            metered._scope_key(scope), amount, metered._v1_most(limits), win, note, null, null,
+            metered._scope_key(scope), amount, max_units, win, note, null, null,
             interval '1 minute', 5000, null, false);
     else
         placed := metered.place(row(tenant, id, true, null, tenant, null, print,
