@@ -31,7 +31,7 @@ const (
 
 // Bounds are all bounds. Each function checks its arguments first (SQLSTATE 22023).
 var Bounds = []Bound{
-	{"scope of_scope child of_child only_scope only_scopes claim scopes without", 255, Bytes, ""},
+	{"scope of_scope of_consumer child of_child only_scope only_scopes claim scopes without", 255, Bytes, ""},
 	{"id of_id ids operation tenant of_tenant op_tenant holder entity", 255, Bytes, ""},
 	{"owner of_owner by_whom reference of_reference of_plan to_plan renewal category name named", 255, Bytes, ""},
 	{"of_queue of_key of_kind prefix marker mode policy zone uses", 255, Bytes, ""},

@@ -151,6 +151,11 @@ var Functions = []Function{
 	{"open_session_plain", Application, write},
 	{"enter_tenant", Application, write},
 
+	{"number_feed", Application | Maintenance, write + "\n" + interpreted},
+	{"read_feed", Application | Reporting, write},
+	{"consume_feed", Application, write},
+	{"drop_feed_consumer", Application | Maintenance, write},
+
 	// SQL for programs in other languages
 	{"v1_charge", Application, write},
 	{"v1_check", Application | Reporting, write},

@@ -36,6 +36,7 @@ var Tables = []Table{
 	{"job_keys", Application},
 	{"parked_jobs", Application | Jobs},
 	{"parked_scopes", Application | Jobs | Reporting},
+	{"feed_lag", Application | Maintenance | Reporting},
 	{"schema_version", Application | Maintenance | Jobs | Reporting},
 	{"statement", Reporting},
 	{"scopes", Reporting},

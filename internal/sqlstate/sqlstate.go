@@ -26,6 +26,7 @@ const (
 	Moved         = "MT014" // a tenant lives in another cell. DETAIL has where, as JSON
 	NotCell       = "MT015" // the schema is another cell, or none
 	KnownID       = "MT016" // an operation id is on record, retired or too far ahead, in a flush that goes on only with a new one
+	FeedGap       = "MT017" // entries of the feed after a number are not there any more. DETAIL has the first one, as JSON
 	Crossing      = "MT011" // a threshold is crossed, and the caller did not say that it tells
 )
 

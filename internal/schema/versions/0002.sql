@@ -343,3 +343,54 @@ create table metered.tallies (
     note   jsonb,                       -- actor, tenant, correlation, reason
     primary key (scope, at)
 );
+
+-- The feed's state: see feed.sql.
+create table metered.feed_state (
+    last     bigint not null default 0, -- the last number that was given
+    since    timestamptz,               -- when the feed began, or null: nobody reads it
+    began_at timestamptz,               -- when the present round began
+    whole_at timestamptz,               -- when the last whole round began: all that was committed before has a number
+    before   text collate "C",          -- the scope that the present round has come to, or null: it is at its end
+    one      boolean primary key default true check (one) -- there is one row
+);
+
+insert into metered.feed_state (last) values (0);
+
+-- Entries by number: a run of entries that follow one another in their scope and in the feed.
+create table metered.feed (
+    no      bigint primary key,         -- the number of its last entry: 1, 2, 3 and so on
+    seq     bigint not null,            -- the seq of its last entry
+    entries bigint not null,            -- how many they are
+    scope   text collate "C" not null   -- whose entries they are
+);
+
+create unique index feed_scope on metered.feed (scope, no);
+
+-- How far the entries of scopes have numbers.
+create table metered.feed_scopes (
+    seq    bigint not null,             -- the last entry with a number
+    new_at timestamptz not null,        -- when it got it
+    scope  text collate "C" primary key -- the scope
+) with (fillfactor = 70);
+
+create index feed_scopes_new on metered.feed_scopes (new_at);
+
+-- Numbers whose entries were deleted. Only the greatest counts: the feed is whole from behind it on.
+create table metered.feed_purged (
+    no bigint primary key               -- the number
+);
+
+-- The servers that gave numbers, in turn: another one after a failover or a restore.
+create table metered.feed_histories (
+    history  int primary key,           -- 1, 2, 3 and so on
+    first_no bigint not null,           -- its first number
+    server   text not null              -- the server and its timeline
+);
+
+-- Who consumes the feed, and how far.
+create table metered.feed_consumers (
+    no       bigint not null,           -- the number of the last consumed entry
+    patience interval not null,         -- how much longer a purge keeps entries that it has not consumed
+    moved_at timestamptz not null,      -- when it looked last, within 10 seconds
+    consumer text collate "C" primary key -- its name
+) with (fillfactor = 70);
