@@ -46,6 +46,7 @@ var (
 	ErrWindowPurged error = errWindowPurged // a window, or a range (a *PurgedError), begins before the retained entries
 	ErrTimeZone     error = fault.New("budget_time_zone", "budget: the server does not know the time zone")
 	ErrThresholds   error = fault.New("budget_thresholds", "budget: the scope has too many thresholds") // see Limit.WithThresholds
+	ErrFeedGap      error = errFeedGap                                                                  // entries of the feed are gone: a *FeedGapError
 	ErrLimitQuery   error = fault.New("limit_query", "budget: the query of a limit")                    // see Limit.MaxFrom
 )
 
@@ -75,6 +76,8 @@ var (
 	errArgument     = fault.New("invalid_argument", "budget: invalid argument")
 	errExceeded     = fault.New("budget_exceeded", "budget: limit exceeded")
 	errWindowPurged = fault.New("budget_window_purged", "budget: window reaches purged entries")
+
+	errFeedGap = fault.New("feed_gap", "budget: entries of the feed are not there any more")
 
 	errScopeUnknown = fault.New("scope_unknown", "budget: no such scope was created")
 	errScopeRetired = fault.New("scope_retired", "budget: the scope was retired")
@@ -201,6 +204,8 @@ func failed(doing string, err error) error {
 		return fmt.Errorf("%w: %s: %w", ErrTimeZone, pgErr.Detail, fault.Failed("budget", doing, err))
 	case sqlstate.Thresholds:
 		kind = ErrThresholds
+	case sqlstate.FeedGap:
+		return feedGap(err)
 	default:
 		return fault.Failed("budget", doing, err)
 	}

@@ -143,6 +143,7 @@ type statements struct {
 	chain, anchors, tallies, refundSums, refunded, held                          string
 	leases, carved, lots, anyLots, carried, zones                                string
 	create, retire, resources                                                    string
+	number, feed, consume, consumers, dropConsumer                               string
 }
 
 func render(n schema.Name) statements {
@@ -154,5 +155,7 @@ func render(n schema.Name) statements {
 		chain: n.SQL(chainSQL), anchors: n.SQL(anchorsSQL), tallies: n.SQL(talliesSQL), refundSums: n.SQL(refundSumsSQL), refunded: n.SQL(refundedSQL),
 		held: n.SQL(heldSQL), leases: n.SQL(leasesSQL), carved: n.SQL(carvedSQL), lots: n.SQL(lotsSQL), anyLots: n.SQL(anyLotsSQL), carried: n.SQL(carriedSQL), zones: n.SQL(zonesSQL),
 		create: n.SQL(createSQL), retire: n.SQL(retireSQL), resources: n.SQL(resourcesSQL),
+		number: n.SQL(numberFeedSQL), feed: n.SQL(feedSQL), consume: n.SQL(consumeFeedSQL),
+		consumers: n.SQL(feedConsumersSQL), dropConsumer: n.SQL(dropConsumerSQL),
 	}
 }

@@ -133,8 +133,9 @@ end
 $$;
 
 -- Gives the entries of up to look scopes that are committed and have no number one each, and returns how many. done: the round is at its end,
--- and all that was committed when it began has a number. It waits for nobody: while another transaction gives numbers, it returns 0.
--- Its own transaction should end soon, since nobody else gives numbers meanwhile. The feed begins with the first call.
+-- and all that was committed when it began has a number. It waits for nobody: while another transaction gives numbers, or where nothing
+-- can be written, it returns null. Its own transaction should end soon, since nobody else gives numbers meanwhile. The feed begins with
+-- the first call.
 create function metered.number_feed(look int, out numbered bigint, out done boolean)
 language plpgsql volatile
 as $$
@@ -145,8 +146,9 @@ declare
     seqs   bigint[];
 begin
     perform metered._require(look between 1 and 100000, 'number_feed');
-    numbered := 0;
-    done := false;
+    if current_setting('transaction_read_only') = 'on' then     -- a standby, too
+        return;
+    end if;
     select s.since, s.before, s.last, s.began_at into state from metered.feed_state s where s.one for update skip locked;
     if not found then
         return;
