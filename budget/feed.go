@@ -51,7 +51,8 @@ type FeedOptions struct {
 	// begins with the first one that is there.
 	FromNow bool
 
-	// Poll is how long FollowFeed waits where there was nothing new, from 1ms to 1h. Defaults to 1s.
+	// Poll has RunFeed look again after this time where there was nothing new, from 1ms to 1h.
+	// Without it, RunFeed returns then.
 	Poll time.Duration
 }
 
@@ -129,7 +130,7 @@ from metered.feed_lag order by consumer`
 
 // NumberFeed gives the next numbers of the feed to all entries that are committed, and returns how
 // many it gave: the feed begins with the first call. It looks once at each scope, in transactions
-// of 10,000 scopes each. Feed and FollowFeed call it for one such part, and maintain.Run calls it once
+// of 10,000 scopes each. Feed and RunFeed call it for one such part, and maintain.Run calls it once
 // somebody consumes the feed. Where another process gives numbers, it leaves them to that process.
 func (l *Ledger) NumberFeed(ctx context.Context, pool *pgxpool.Pool) (numbered int64, err error) {
 	if err := cmp.Or(l.made(), notNil("pool", pool)); err != nil {
@@ -204,7 +205,7 @@ func (l *Ledger) Feed(ctx context.Context, db Querier, after FeedCursor, opts Fe
 // the next call returns them again. No entry means that there is nothing new for now.
 //
 // The first call with a name makes the consumer. Its row is locked until the end of tx: a second
-// process that consumes by that name waits. It gives no numbers: see NumberFeed, and FollowFeed,
+// process that consumes by that name waits. It gives no numbers: see NumberFeed, and RunFeed,
 // which most programs want. A *FeedGapError ends tx. DropFeedConsumer and a new beginning get over it.
 func (l *Ledger) ConsumeFeed(ctx context.Context, tx pgx.Tx, consumer string, opts FeedOptions) ([]FeedEntry, error) {
 	if err := cmp.Or(l.made(), notNil("tx", tx), checkText("consumer", consumer, maxIDBytes), opts.check(feedPage)); err != nil {
@@ -217,13 +218,14 @@ func (l *Ledger) ConsumeFeed(ctx context.Context, tx pgx.Tx, consumer string, op
 		interval(cmp.Or(opts.Patience, defaultPatience)), opts.FromNow)
 }
 
-// FollowFeed numbers and consumes the feed until ctx ends, whose error it then returns. It calls do
-// with each page of entries, in a transaction of its own, in which they are consumed. do may write in tx, and must not
-// end it. An error of do ends FollowFeed, and leaves the page unconsumed.
+// RunFeed numbers the feed and consumes it, until nothing is new: in a job of River's, or by cron.
+// With Poll it goes on until ctx ends, whose error it then returns. It calls do with each page of
+// entries, in a transaction of its own, in which they are consumed. do may write in tx, and must
+// not end it. Its error ends RunFeed, and leaves the page unconsumed.
 //
-// Collisions (ErrSerialization) are tried again. Any number of processes may follow under one name:
-// one of them works at a time.
-func (l *Ledger) FollowFeed(ctx context.Context, pool *pgxpool.Pool, consumer string, opts FeedOptions,
+// Collisions (ErrSerialization) are tried again. Any number of processes may run one consumer: one
+// of them works at a time.
+func (l *Ledger) RunFeed(ctx context.Context, pool *pgxpool.Pool, consumer string, opts FeedOptions,
 	do func(ctx context.Context, tx pgx.Tx, entries []FeedEntry) error) error {
 	if err := cmp.Or(l.made(), notNil("pool", pool), opts.check(feedPage)); err != nil {
 		return err
@@ -232,7 +234,8 @@ func (l *Ledger) FollowFeed(ctx context.Context, pool *pgxpool.Pool, consumer st
 		return invalid("do", "is nil")
 	}
 	for {
-		if _, _, err := l.numberFeed(ctx, pool); err != nil {
+		_, behind, err := l.numberFeed(ctx, pool)
+		if err != nil {
 			return err
 		}
 		for more := true; more; {
@@ -248,10 +251,15 @@ func (l *Ledger) FollowFeed(ctx context.Context, pool *pgxpool.Pool, consumer st
 			}
 			more = len(page) > 0
 		}
+		if opts.Poll == 0 && behind { // other scopes were not looked at yet
+			continue
+		} else if opts.Poll == 0 {
+			return nil
+		}
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-time.After(cmp.Or(opts.Poll, time.Second)):
+		case <-time.After(opts.Poll):
 		}
 	}
 }

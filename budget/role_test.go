@@ -1,6 +1,7 @@
 package budget_test
 
 import (
+	"context"
 	"fmt"
 	"math"
 	"os/exec"
@@ -8,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
@@ -202,6 +204,7 @@ func TestCalls_NilIsRefused(t *testing.T) {
 	ledger, err := budget.New(budget.Config{})
 	require.NoError(t, err)
 	tx, pool := untouchable{t: t}, new(pgxpool.Pool)
+	nothing := func(context.Context, pgx.Tx, []budget.FeedEntry) error { return nil }
 	charge := budget.Charge{Scope: "s", Amount: 1}
 	credit, refund := budget.Credit{Scope: "s", Amount: 1}, budget.Refund{Scope: "s", Seq: 1, Amount: 1}
 	niltest.Methods(t, ledger, map[string][]any{
@@ -211,7 +214,10 @@ func TestCalls_NilIsRefused(t *testing.T) {
 		"LockKey": {"s"}, "Create": {tx, "s"}, "Retire": {tx, "s"}, "Restore": {tx, "s"}, "Resources": {pool, budget.ResourceFilter{}},
 		"ChargeEach": {tx, charge}, "ChargeNow": {pool, charge}, "Ingest": {tx, budget.UsageEvent{ID: "e", Charge: charge}},
 		"UsageBetween": {tx, "s", start, start.Add(1000)}, "SearchEntries": {tx, "s", budget.EntrySearch{}},
-		"Series":     {tx, "s", start, start.Add(1000), budget.Day, niltest.Given{Arg: time.UTC}},
+		"Series": {tx, "s", start, start.Add(1000), budget.Day, niltest.Given{Arg: time.UTC}},
+		"Feed":   {tx, niltest.Given{Arg: budget.FeedCursor("")}, budget.FeedOptions{}}, "NumberFeed": {pool},
+		"ConsumeFeed": {tx, "c", budget.FeedOptions{}}, "FeedConsumers": {pool}, "DropFeedConsumer": {tx, "c"},
+		"RunFeed":    {pool, "c", budget.FeedOptions{}, nothing},
 		"ChargeUpTo": {tx, charge}, "WhatIf": {tx, budget.PerWindow(1, time.Hour), start, start.Add(1000), "s"},
 	})
 	niltest.Func(t, "NewBatcher", budget.NewBatcher, pool, niltest.Given{Arg: ledger}, budget.BatcherConfig{})

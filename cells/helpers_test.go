@@ -109,7 +109,7 @@ func (w *world) lives(tenant string) int {
 	for i, pool := range w.pools {
 		n := 0
 		for table, column := range map[string]string{
-			"ledger": "scope", "tallies": "scope", "refund_sum": "scope", "resources": "scope", "leases": "scope", "lease_sum": "scope", "lot_rows": "scope", "lot_moves": "scope", "lot_holds": "scope", "lot_debts": "scope", "plan_changes": "scope",
+			"ledger": "scope", "tallies": "scope", "refund_sum": "scope", "resources": "scope", "leases": "scope", "lease_sum": "scope", "lot_rows": "scope", "lot_moves": "scope", "lot_holds": "scope", "lot_debts": "scope", "plan_changes": "scope", "feed_scopes": "scope", "feed": "scope",
 			"hold_lines": "scope", "holds": "tenant", "tokens": "subject", "operations": "tenant", "newest": "tenant", "job_keys": "tenant", "packed_rows": "tenant", "uploads": "tenant",
 		} {
 			n += pgtest.Value[int](w, pool, fmt.Sprintf(`select count(*)::int from %s.%s where %s = $1 or starts_with(%[3]s, $1 || '/')`, w.schemas[i], table, column), tenant)

@@ -223,3 +223,62 @@ func TestMove_WaitsForWhoeverHasEntered(t *testing.T) {
 	require.Equal(t, 1, pgtest.Count(t, w.pools[to], w.schemas[to]+".tokens"))
 	require.Equal(t, 1, pgtest.Count(t, w.pools[to], w.schemas[to]+".operations"))
 }
+
+// Each entry is in the feed of one cell: the one where it had its number. A consumer there has it
+// before the tenant may leave.
+func TestMove_EachEntryIsInTheFeedOfOneCell(t *testing.T) {
+	t.Parallel()
+	for name, pools := range places(t) {
+		t.Run(name, func(t *testing.T) {
+			ctx := t.Context()
+			w := newWorld(t, 3, pools...)
+			r := w.router()
+			consumed := map[string]int{}
+			consume := func() {
+				for i, pool := range w.pools {
+					l := w.client(i, pool).Budget
+					require.NoError(t, l.RunFeed(ctx, pool, "all", budget.FeedOptions{}, func(_ context.Context, _ pgx.Tx, entries []budget.FeedEntry) error {
+						for _, e := range entries {
+							consumed[fmt.Sprintf("%s/%d", e.Scope, e.Seq)]++
+						}
+						return nil
+					}))
+				}
+			}
+			spend := func(scope string) {
+				in(t, r, "acme", func(c *metered.Client, tx pgx.Tx) error {
+					_, err := c.Budget.Charge(ctx, tx, budget.Charge{Scope: scope, Amount: 1})
+					return err
+				})
+			}
+			spend("acme/a")
+			consume()
+			first := w.lives("acme")
+			for i := range 4 {
+				spend("acme/a") // it has no number when it leaves
+				to := (first + 1 + i%2) % 3
+				w.move(r, "acme", to)
+				spend("acme/b")
+				l := w.client(to, w.pools[to]).Budget
+				_, err := l.NumberFeed(ctx, w.pools[to])
+				require.NoError(t, err)
+				err = r.Move(ctx, cells.Move{Tenant: "acme", To: first, Tables: appTables, LockTimeout: time.Minute})
+				require.ErrorIs(t, err, cells.ErrOpen)
+				require.ErrorContains(t, err, `consumer all of the feed has not consumed entries of acme/`)
+				consume()
+				var gap *budget.FeedGapError
+				if i == 3 { // a reader that is no consumer is told
+					for _, err := range w.client(first, w.pools[first]).Budget.Feed(ctx, w.pools[first], "", budget.FeedOptions{}) {
+						require.ErrorAs(t, err, &gap)
+					}
+					require.NotNil(t, gap)
+				}
+			}
+			require.Len(t, consumed, 9)
+			for entry, times := range consumed {
+				require.Equal(t, 1, times, entry)
+			}
+			w.verified()
+		})
+	}
+}

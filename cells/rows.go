@@ -50,6 +50,7 @@ var tables = []moved{
 	{name: "lot_holds", where: scoped("scope")},
 	{name: "lot_debts", where: scoped("scope")},
 	{name: "plan_changes", where: scoped("scope")},
+	{name: "feed_scopes", where: scoped("scope")},
 	{name: "tokens", where: named("subject")},
 	{name: "operations", where: named("tenant")},
 	{name: "newest", where: named("tenant")},
@@ -70,6 +71,16 @@ const (
 	lockTalliesSQL = `select metered._lock_keys(array(
     select distinct metered._tally_key((x.body::metered.ledger).scope) from metered.packed_rows x
     where x.tenant = $1 and x.of_table = 'ledger' and (x.body::metered.ledger).tallied order by 1), $2)`
+
+	// Nobody gives numbers until the move is committed or taken back: what has none gets one in the new cell.
+	lockFeedSQL = `select s.since from metered.feed_state s where s.one for update`
+
+	// Their numbers stay behind, and the feed goes on behind the last of them.
+	leaveFeedSQL = `
+with gone as (delete from metered.feed x where %s returning x.no)
+insert into metered.feed_purged (no)
+select g.no from (select pg_catalog.max(y.no) as no from gone y) g
+where g.no > coalesce((select pg_catalog.max(p.no) from metered.feed_purged p), 0) on conflict do nothing`
 
 	holdsSQL = `
 select x.no, coalesce(x.claim, '') from metered.holds x
@@ -97,6 +108,9 @@ select 'lease ' || x.no || ' of ' || x.scope || ' was carved for ' || x.child fr
 where x.mode = 'c' and x.settled_at is null and ` + named("scope") + ` <> ` + named("child") + `
    or x.mode = 'r' and x.settled_at is null and ` + named("scope") + `
    or x.mode = 'g' and (x.home_at is null or x.ends_at > metered.clock()) and ` + named("scope") + `
+union all
+select distinct 'consumer ' || c.consumer || ' of the feed has not consumed entries of ' || x.scope
+from metered.feed_consumers c join metered.feed x on x.no > c.no where ` + scoped("scope") + `
 limit 10`
 
 // pack takes the tenant out of a cell: its rows become those of packed_rows, and its own row says
@@ -138,6 +152,9 @@ type packing struct {
 }
 
 func (p *packing) run(ctx context.Context) error {
+	if _, err := p.tx.Exec(ctx, p.schema.SQL(lockFeedSQL)); err != nil {
+		return err
+	}
 	if _, err := p.tx.Exec(ctx, p.schema.SQL(fmt.Sprintf(lockLeasesSQL, named("scope"))), p.move.Tenant, p.move.LockTimeout.Milliseconds()); err != nil {
 		return err
 	}
@@ -162,6 +179,9 @@ func (p *packing) run(ctx context.Context) error {
 				return err
 			}
 		}
+	}
+	if _, err := p.tx.Exec(ctx, p.schema.SQL(fmt.Sprintf(leaveFeedSQL, scoped("scope"))), p.move.Tenant, p.claims); err != nil {
+		return err
 	}
 	for i, name := range horizons {
 		if _, err := p.tx.Exec(ctx, p.schema.SQL(`insert into metered.packed_rows select $1::text, $2::int, 1, $3::text, row(x.*)::text from metered.`+name+` x where pg_catalog.random() >= 0`),

@@ -88,6 +88,7 @@ func TestWrite_AnswersEveryCode(t *testing.T) {
 		"budget_clock":          {budget.ErrClock, answered{500, ""}},
 		"budget_time_zone":      {budget.ErrTimeZone, answered{500, ""}},
 		"budget_thresholds":     {budget.ErrThresholds, answered{500, ""}},
+		"feed_gap":              {budget.ErrFeedGap, answered{500, ""}},
 		"budget_window_purged":  {budget.ErrWindowPurged, answered{500, ""}},
 		"budget_overflow":       {budget.ErrOverflow, answered{500, ""}},
 		"budget_unknown_entry":  {budget.ErrUnknownEntry, answered{404, ""}},

@@ -66,12 +66,13 @@ func ways() map[string]way {
 		}},
 		"as maintenance": {open: func(t *testing.T, owner *pgxpool.Pool) *pgxpool.Pool {
 			return pgtest.AsRole(t, owner, metered.GrantMaintenanceSQL, "")
-		}, works: append(anybodys, "Ledger.Entries", "Ledger.ClockAhead", "Ledger.Purge", "Ledger.RepairClock", "Book.Purge", "Store.Purge", "Enqueuer.Purge",
+		}, works: append(anybodys, "Ledger.Entries", "Ledger.ClockAhead", "Ledger.Purge", "Ledger.RepairClock", "Ledger.NumberFeed", "Ledger.FeedConsumers",
+			"Ledger.DropFeedConsumer", "Book.Purge", "Store.Purge", "Enqueuer.Purge",
 			"leases.Purge", "Client.PurgeOperations")},
 		"as reporting": {open: func(t *testing.T, owner *pgxpool.Pool) *pgxpool.Pool {
 			return pgtest.AsRole(t, owner, metered.GrantReportingSQL, "")
 		}, works: append(anybodys, "Ledger.Entries", "Ledger.ClockAhead", "Ledger.SearchEntries", "Ledger.Resources", "Ledger.Check", "Ledger.Usage",
-			"Ledger.UsageBetween", "Ledger.Series", "Ledger.WhatIf", "Ledger.Verify", "Book.Due", "Book.History", "Book.Get", "Book.List", "Book.Claimed",
+			"Ledger.UsageBetween", "Ledger.Series", "Ledger.WhatIf", "Ledger.Verify", "Ledger.Feed", "Ledger.FeedConsumers", "Book.Due", "Book.History", "Book.Get", "Book.List", "Book.Claimed",
 			"wallet.Book.Balance", "wallet.Book.Statement", "Enqueuer.Explain", "Pool.History", "Carver.Get", "replica.ReadAt",
 			"leases.Sweep")}, // which finds nothing to write
 		"as the application": {fails: notGranted, open: func(t *testing.T, owner *pgxpool.Pool) *pgxpool.Pool {

@@ -361,6 +361,28 @@ func (b *behind) ledger() {
 	b.try("Ledger.Purge", func(ctx context.Context) error {
 		return second(l.Purge(ctx, b.pool, budget.PurgeOptions{OlderThan: time.Hour}))
 	})
+	b.try("Ledger.NumberFeed", func(ctx context.Context) error { return second(l.NumberFeed(ctx, b.pool)) })
+	b.try("Ledger.Feed", func(ctx context.Context) error {
+		for _, err := range l.Feed(ctx, b.pool, "", budget.FeedOptions{Max: 1}) {
+			return err
+		}
+		return nil
+	})
+	b.tx("Ledger.ConsumeFeed", func(ctx context.Context, tx pgx.Tx) error {
+		return second(l.ConsumeFeed(ctx, tx, "c", budget.FeedOptions{}))
+	})
+	b.try("Ledger.FeedConsumers", func(ctx context.Context) error { return second(l.FeedConsumers(ctx, b.pool)) })
+	b.tx("Ledger.DropFeedConsumer", func(ctx context.Context, tx pgx.Tx) error {
+		return second(l.DropFeedConsumer(ctx, tx, "c"))
+	})
+	b.try("Ledger.RunFeed", func(ctx context.Context) error {
+		done := errors.New("done")
+		err := l.RunFeed(ctx, b.pool, "followed", budget.FeedOptions{}, func(context.Context, pgx.Tx, []budget.FeedEntry) error { return done })
+		if errors.Is(err, done) {
+			return nil
+		}
+		return err
+	})
 	b.tx("Ledger.RepairClock", func(ctx context.Context, tx pgx.Tx) error {
 		return second(l.RepairClock(ctx, tx, scope, budget.Note{}))
 	})

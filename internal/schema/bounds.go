@@ -70,7 +70,7 @@ var Bounds = []Bound{
 	{"most max_jobs", 1000, Value, ""},
 	{"in_cell of_cells", 256, Value, ""},
 	{"of_priority", 4, Value, ""},
-	{"uses share", 1_000_000, Value, ""},
+	{"uses share of_history", 1_000_000, Value, ""},
 }
 
 // BoundOf is the bound of an argument, or of a field of one, 0 for none.

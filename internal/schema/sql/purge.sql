@@ -105,11 +105,13 @@ begin
     if not exists (select from metered.feed_state s where s.one and s.since is not null) then
         return null;
     end if;
-    select coalesce(max(y.seq), 0) into done from metered.feed_scopes y where y.scope = tip.scope;
+    select coalesce(max(y.seq), 0) into done
+    from metered.feed_scopes y where y.scope = tip.scope;
     if done < tip.seq and tip.at <= cutoff - interval '7 days' then
         -- Entries go without a number, so nobody gives them one meanwhile.
         perform from metered.feed_state s where s.one for update;
-        select coalesce(max(y.seq), 0) into done from metered.feed_scopes y where y.scope = tip.scope;
+        select coalesce(max(y.seq), 0) into done
+        from metered.feed_scopes y where y.scope = tip.scope;
     end if;
     for reader in
         select c.no, c.patience from metered.feed_consumers c
@@ -120,11 +122,13 @@ begin
         if reader.no is not null then
             select least(unread, f.seq + 1 - least(f.entries, f.no - reader.no)) into unread
             from (values (1)) one left join lateral (
-                select x.seq, x.entries, x.no from metered.feed x where x.scope = tip.scope and x.no > reader.no order by x.no limit 1) f on true;
+                select x.seq, x.entries, x.no from metered.feed x
+                where x.scope = tip.scope and x.no > reader.no order by x.no limit 1) f on true;
         end if;
         continue when unread > tip.seq or tip.at <= cutoff - reader.patience;
         needed := least(needed, greatest(unread,
-            coalesce((metered._base(tip.scope, tip.seq, tip.epoch, cutoff - reader.patience)).seq, 0)));
+            coalesce((metered._base(tip.scope, tip.seq, tip.epoch,
+                cutoff - reader.patience)).seq, 0)));
     end loop;
     return needed;
 end

@@ -349,8 +349,8 @@ create table metered.feed_state (
     last     bigint not null default 0, -- the last number that was given
     since    timestamptz,               -- when the feed began, or null: nobody reads it
     began_at timestamptz,               -- when the present round began
-    whole_at timestamptz,               -- when the last whole round began: all that was committed before has a number
-    before   text collate "C",          -- the scope that the present round has come to, or null: it is at its end
+    whole_at timestamptz,               -- all that was committed before has a number
+    before   text collate "C",          -- the scope that the present round has come to, or null
     one      boolean primary key default true check (one) -- there is one row
 );
 
@@ -375,7 +375,8 @@ create table metered.feed_scopes (
 
 create index feed_scopes_new on metered.feed_scopes (new_at);
 
--- Numbers whose entries were deleted. Only the greatest counts: the feed is whole from behind it on.
+-- Numbers whose entries were deleted. Only the greatest counts: the feed is whole from behind it
+-- on.
 create table metered.feed_purged (
     no bigint primary key               -- the number
 );
@@ -390,7 +391,7 @@ create table metered.feed_histories (
 -- Who consumes the feed, and how far.
 create table metered.feed_consumers (
     no       bigint not null,           -- the number of the last consumed entry
-    patience interval not null,         -- how much longer a purge keeps entries that it has not consumed
+    patience interval not null,         -- how much longer a purge keeps what it has not consumed
     moved_at timestamptz not null,      -- when it looked last, within 10 seconds
     consumer text collate "C" primary key -- its name
 ) with (fillfactor = 70);
