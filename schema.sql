@@ -1697,101 +1697,6 @@ begin
 end
 $$;
 
--- Deletes entries of one scope that no window ending at or after cutoff needs,
--- at most max_rows of them, beginning after entry after_seq. Entry 1 stays, so that
--- a writer that sees the scope as empty collides with it. It is a new row, so that a writer that
--- sees it as the last entry collides, too (_entry_for_write). The entries after it begin at a multiple of
--- 16, plus one, which the time index holds.
--- upto is the last seq deleted or passed over, for the next call to begin after:
--- scanning from the front again would wade through the rows deleted before.
---
--- With forgetting, nothing stays of a scope whose last entry is that old, if it has no
--- credit (or is a child that was closed, and whose lease was purged: until then it stays closed), no debt of a wallet,
--- no open hold and no claim that stands, which do not age. A writer whose
--- snapshot shows the scope as empty is right again, and one whose snapshot shows an
--- entry finds it deleted. One without the lock may have read the last entry and be about
--- to append: the deletion waits for it, and then this function appends and deletes an
--- entry itself, which collides with that writer's.
-create function metered.purge_scope(of_scope text, key bigint, cutoff timestamptz, after_seq bigint, max_rows int, wait_ms int, forgetting boolean,
-    out deleted bigint, out upto bigint, out done boolean, out forgotten boolean)
-language plpgsql volatile
-security definer
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set plan_cache_mode = force_generic_plan
-as $$
-declare
-    tip   metered.ledger;
-    first metered.ledger;
-    keep  bigint;   -- the first entry to stay
-    rest  bigint;
-begin
-    if octet_length(of_scope) > 255
-        or max_rows > 100000
-        or wait_ms > 3600000 then
-        raise exception 'out of bounds: an argument of purge_scope' using errcode = '22023';
-    end if;
-    perform metered._require(metered._key_fits(key, of_scope), 'key');
-    perform metered._require(after_seq >= 0 and max_rows between 16 and 100000 and wait_ms > 0 and cutoff is not null and forgetting is not null, 'purge_scope');
-    -- A purge takes a prefix of the chain: entries before after_seq are gone, or the scope was
-    -- forgotten meanwhile, and has begun anew.
-    if exists (select from metered.ledger l where l.scope = of_scope and l.seq in (2, after_seq) and l.seq <= after_seq and l.seq > 1) then
-        after_seq := 0;
-    end if;
-    cutoff := least(cutoff, metered.clock());
-    perform metered._lock_keys(array[key], wait_ms);
-    tip := metered._last_entry(of_scope);
-    if tip.tallied then
-        -- An old snapshot would not see a tally that is about to be committed.
-        forgetting := forgetting and not metered._one_snapshot() and metered._try_lock(metered._tally_key(of_scope));
-        tip := metered._entry_for_write(of_scope);
-    end if;
-    forgotten := false;
-    keep := coalesce((metered._base(of_scope, tip.seq, tip.epoch, cutoff)).seq, 0);
-    keep := greatest(1, ((keep - 1) & ~15) + 1);
-    upto := greatest(after_seq, 1);
-    done := keep - 1 <= upto + max_rows;
-    if not done then
-        keep := ((upto + max_rows) & ~15) + 1;
-    end if;
-    delete from metered.ledger l where l.scope = of_scope and l.seq > upto and l.seq < keep;
-    get diagnostics deleted = row_count;
-    if deleted > 0 then
-        delete from metered.ledger l where l.scope = of_scope and l.seq = 1 returning l.* into first;
-        perform metered._append(first);
-    end if;
-    for lv in 0..15 loop
-        exit when keep >> (4 * lv) = 0;
-        delete from metered.refund_sum r
-        where r.scope = of_scope and r.level = lv
-          and r.block >= upto >> (4 * lv) and r.block < keep >> (4 * lv);
-    end loop;
-    if tip.lots_end is not null and keep > 1 then
-        perform metered._purge_lots(of_scope, upto, keep);
-        perform metered._purge_changes(of_scope, keep);
-    end if;
-    upto := greatest(upto, keep - 1);
-    if forgetting and done and tip.seq > 0 and tip.at <= cutoff and tip.held = 0 and (tip.credited = 0 or tip.next_due = '-infinity')
-        and (tip.lots_end is null or metered._debt(tip) = 0) and not exists (
-        select from metered.leases y where y.child = of_scope and y.mode <> 'r'
-        and (y.settled_at is null or tip.next_due = '-infinity')) and not exists (
-        select from metered.lot_rows l where l.scope = of_scope and (l.untold > 0 or l.pending > 0 or l.keeps)) and not exists (
-        select from metered.holds h where h.claim = of_scope and (h.state = 'h' or h.state = 'c' and not h.returned)) then
-        delete from metered.ledger l where l.scope = of_scope and l.seq <= tip.seq;
-        get diagnostics rest = row_count;
-        deleted := deleted + rest;
-        delete from metered.refund_sum r where r.scope = of_scope;
-        delete from metered.lot_moves m where m.scope = of_scope;
-        delete from metered.lot_rows l where l.scope = of_scope;
-        delete from metered.plan_changes c where c.scope = of_scope;
-        tip.seq := tip.seq + 1;
-        perform metered._append(tip);
-        delete from metered.ledger l where l.scope = of_scope and l.seq = tip.seq;
-        forgotten := true;
-    end if;
-end
-$$;
-
 -- Ends the freeze of a scope whose last entry is ahead of the clock, because the
 -- clock was: appends an entry of a new epoch, at the clock's time. Entries before
 -- it count as made no later than it. None leaves a window early, and no entry is
@@ -2113,6 +2018,172 @@ begin
                 where y.scope = of_scope and y.seq between mark.seq and mark.seq + 15 and y.epoch = 0 and y.at <= before
                 order by y.seq desc limit 1) base), 0)
         order by l.seq limit 1);
+end
+$$;
+
+-- Purges of entries, and what the feed (feed.sql) needs of them.
+
+-- Deletes entries of one scope that no window ending at or after cutoff needs,
+-- at most max_rows of them, beginning after entry after_seq. Entry 1 stays, so that
+-- a writer that sees the scope as empty collides with it. It is a new row, so that a writer that
+-- sees it as the last entry collides, too (_entry_for_write). The entries after it begin at a multiple of
+-- 16, plus one, which the time index holds.
+-- upto is the last seq deleted or passed over, for the next call to begin after:
+-- scanning from the front again would wade through the rows deleted before.
+--
+-- With forgetting, nothing stays of a scope whose last entry is that old, if it has no
+-- credit (or is a child that was closed, and whose lease was purged: until then it stays closed), no debt of a wallet,
+-- no open hold and no claim that stands, which do not age. A writer whose
+-- snapshot shows the scope as empty is right again, and one whose snapshot shows an
+-- entry finds it deleted. One without the lock may have read the last entry and be about
+-- to append: the deletion waits for it, and then this function appends and deletes an
+-- entry itself, which collides with that writer's.
+create function metered.purge_scope(of_scope text, key bigint, cutoff timestamptz, after_seq bigint, max_rows int, wait_ms int, forgetting boolean,
+    out deleted bigint, out upto bigint, out done boolean, out forgotten boolean)
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    tip   metered.ledger;
+    first metered.ledger;
+    keep  bigint;   -- the first entry to stay
+    needed bigint;  -- the first entry that the feed needs, or null
+    rest  bigint;
+begin
+    if octet_length(of_scope) > 255
+        or max_rows > 100000
+        or wait_ms > 3600000 then
+        raise exception 'out of bounds: an argument of purge_scope' using errcode = '22023';
+    end if;
+    perform metered._require(metered._key_fits(key, of_scope), 'key');
+    perform metered._require(after_seq >= 0 and max_rows between 16 and 100000 and wait_ms > 0 and cutoff is not null and forgetting is not null, 'purge_scope');
+    -- A purge takes a prefix of the chain: entries before after_seq are gone, or the scope was
+    -- forgotten meanwhile, and has begun anew.
+    if exists (select from metered.ledger l where l.scope = of_scope and l.seq in (2, after_seq) and l.seq <= after_seq and l.seq > 1) then
+        after_seq := 0;
+    end if;
+    cutoff := least(cutoff, metered.clock());
+    perform metered._lock_keys(array[key], wait_ms);
+    tip := metered._last_entry(of_scope);
+    if tip.tallied then
+        -- An old snapshot would not see a tally that is about to be committed.
+        forgetting := forgetting and not metered._one_snapshot() and metered._try_lock(metered._tally_key(of_scope));
+        tip := metered._entry_for_write(of_scope);
+    end if;
+    forgotten := false;
+    keep := coalesce((metered._base(of_scope, tip.seq, tip.epoch, cutoff)).seq, 0);
+    needed := metered._feed_needs(tip, cutoff);
+    keep := greatest(1, ((least(keep, needed) - 1) & ~15) + 1);
+    upto := greatest(after_seq, 1);
+    done := keep - 1 <= upto + max_rows;
+    if not done then
+        keep := ((upto + max_rows) & ~15) + 1;
+    end if;
+    delete from metered.ledger l where l.scope = of_scope and l.seq > upto and l.seq < keep;
+    get diagnostics deleted = row_count;
+    if deleted > 0 then
+        perform metered._purge_feed(of_scope, keep);
+        delete from metered.ledger l where l.scope = of_scope and l.seq = 1 returning l.* into first;
+        perform metered._append(first);
+    end if;
+    for lv in 0..15 loop
+        exit when keep >> (4 * lv) = 0;
+        delete from metered.refund_sum r
+        where r.scope = of_scope and r.level = lv
+          and r.block >= upto >> (4 * lv) and r.block < keep >> (4 * lv);
+    end loop;
+    if tip.lots_end is not null and keep > 1 then
+        perform metered._purge_lots(of_scope, upto, keep);
+        perform metered._purge_changes(of_scope, keep);
+    end if;
+    upto := greatest(upto, keep - 1);
+    if forgetting and done and needed is null and tip.seq > 0 and tip.at <= cutoff and tip.held = 0 and (tip.credited = 0 or tip.next_due = '-infinity')
+        and (tip.lots_end is null or metered._debt(tip) = 0) and not exists (
+        select from metered.leases y where y.child = of_scope and y.mode <> 'r'
+        and (y.settled_at is null or tip.next_due = '-infinity')) and not exists (
+        select from metered.lot_rows l where l.scope = of_scope and (l.untold > 0 or l.pending > 0 or l.keeps)) and not exists (
+        select from metered.holds h where h.claim = of_scope and (h.state = 'h' or h.state = 'c' and not h.returned)) then
+        delete from metered.ledger l where l.scope = of_scope and l.seq <= tip.seq;
+        get diagnostics rest = row_count;
+        deleted := deleted + rest;
+        delete from metered.refund_sum r where r.scope = of_scope;
+        delete from metered.lot_moves m where m.scope = of_scope;
+        delete from metered.lot_rows l where l.scope = of_scope;
+        delete from metered.plan_changes c where c.scope = of_scope;
+        perform metered._purge_feed(of_scope, tip.seq + 1);
+        delete from metered.feed_scopes y where y.scope = of_scope;
+        tip.seq := tip.seq + 1;
+        perform metered._append(tip);
+        delete from metered.ledger l where l.scope = of_scope and l.seq = tip.seq;
+        forgotten := true;
+    end if;
+end
+$$;
+
+-- The first entry of a scope, whose last one is tip, that a purge up to cutoff has to keep for the feed: one that has no number, or that a
+-- consumer has not consumed, unless it is older than cutoff by the consumer's patience. Null: none. What has no number waits for 7 days.
+create function metered._feed_needs(tip metered.ledger, cutoff timestamptz) returns bigint
+language plpgsql volatile
+as $$
+declare
+    reader record;
+    done   bigint;      -- the last numbered entry
+    unread bigint;
+    needed bigint;
+begin
+    if not exists (select from metered.feed_state s where s.one and s.since is not null) then
+        return null;
+    end if;
+    select coalesce(max(y.seq), 0) into done
+    from metered.feed_scopes y where y.scope = tip.scope;
+    if done < tip.seq and tip.at <= cutoff - interval '7 days' then
+        -- Entries go without a number, so nobody gives them one meanwhile.
+        perform from metered.feed_state s where s.one for update;
+        select coalesce(max(y.seq), 0) into done
+        from metered.feed_scopes y where y.scope = tip.scope;
+    end if;
+    for reader in
+        select c.no, c.patience from metered.feed_consumers c
+        union all
+        select null, interval '7 days'
+    loop
+        unread := done + 1;
+        if reader.no is not null then
+            select least(unread, f.seq + 1 - least(f.entries, f.no - reader.no)) into unread
+            from (values (1)) one left join lateral (
+                select x.seq, x.entries, x.no from metered.feed x
+                where x.scope = tip.scope and x.no > reader.no order by x.no limit 1) f on true;
+        end if;
+        continue when unread > tip.seq or tip.at <= cutoff - reader.patience;
+        needed := least(needed, greatest(unread,
+            coalesce((metered._base(tip.scope, tip.seq, tip.epoch,
+                cutoff - reader.patience)).seq, 0)));
+    end loop;
+    return needed;
+end
+$$;
+
+-- Notes that the entries of a scope before keep are deleted: the feed is whole from behind them on.
+create function metered._purge_feed(of_scope text, keep bigint) returns void
+language plpgsql volatile
+as $$
+declare
+    gone bigint;    -- the number of the entry before keep
+begin
+    select case when f.seq - f.entries < keep - 1 then f.no - f.seq + keep - 1 end into gone
+    from metered.feed f where f.scope = of_scope and f.seq >= keep - 1 order by f.no limit 1;
+    if gone is null then
+        select max(f.no) into gone from metered.feed f where f.scope = of_scope and f.seq < keep;
+    end if;
+    if gone is not null then
+        insert into metered.feed_purged (no)
+        select gone where gone > coalesce((select max(p.no) from metered.feed_purged p), 0)
+        on conflict do nothing;
+        delete from metered.feed f where f.scope = of_scope and f.seq < keep;
+    end if;
 end
 $$;
 
@@ -13969,6 +14040,388 @@ begin
 end
 $$;
 
+-- The feed: all entries of all scopes under one number each, which is given after they were
+-- committed. See ADR 27.
+--
+-- A number is given by one transaction at a time (number_feed, which has the row of feed_state). So
+-- numbers become visible in their order, and a reader that has seen number n has seen all before
+-- it. What it numbers is committed, and within a scope entries are committed in the order of seq,
+-- since a writer has the scope's lock until its COMMIT. So the entries that it finds behind the
+-- last numbered one of a scope are those that come next, however long other transactions last.
+--
+-- Nothing in a charge knows of the feed. The price is the search: number_feed walks from scope to
+-- scope in the ledger's key, a part of all scopes in each call (a round is all of them), and always
+-- looks at those that had entries last.
+
+-- The feed's state: see feed.sql.
+create table metered.feed_state (
+    last     bigint not null default 0, -- the last number that was given
+    since    timestamptz,               -- when the feed began, or null: nobody reads it
+    began_at timestamptz,               -- when the present round began
+    whole_at timestamptz,               -- all that was committed before has a number
+    one      boolean primary key default true check (one) -- there is one row
+);
+
+insert into metered.feed_state (last) values (0);
+
+-- The scope that the present round has come to, unless it is at its end.
+create table metered.feed_round (
+    scope text collate "C" primary key  -- the scope: there is one row at most
+);
+
+-- Entries by number: a run of entries that follow one another in their scope and in the feed.
+create table metered.feed (
+    no      bigint primary key,         -- the number of its last entry: 1, 2, 3 and so on
+    seq     bigint not null,            -- the seq of its last entry
+    entries bigint not null,            -- how many they are
+    scope   text collate "C" not null   -- whose entries they are
+);
+
+create unique index feed_scope on metered.feed (scope, no);
+
+-- How far the entries of scopes have numbers.
+create table metered.feed_scopes (
+    seq    bigint not null,             -- the last entry with a number
+    new_at timestamptz not null,        -- when it got it
+    scope  text collate "C" primary key -- the scope
+) with (fillfactor = 70);
+
+create index feed_scopes_new on metered.feed_scopes (new_at);
+
+-- Numbers whose entries were deleted. Only the greatest counts: the feed is whole from behind it
+-- on.
+create table metered.feed_purged (
+    no bigint primary key               -- the number
+);
+
+-- The servers that gave numbers, in turn: another one after a failover or a restore.
+create table metered.feed_histories (
+    history  bigint primary key,        -- 1, 2, 3 and so on
+    first_no bigint not null,           -- its first number
+    server   text not null              -- the server and its timeline
+);
+
+-- Who consumes the feed, and how far.
+create table metered.feed_consumers (
+    no       bigint not null,           -- the number of the last consumed entry
+    patience interval not null,         -- how much longer a purge keeps what it has not consumed
+    moved_at timestamptz not null,      -- when it looked last, within 10 seconds
+    consumer text collate "C" primary key -- its name
+) with (fillfactor = 70);
+
+-- The server that the feed's numbers are given on, and its timeline: another one after a failover
+-- or a restore.
+create function metered._feed_server() returns text
+language plpgsql volatile
+as $$
+declare
+    server text;
+begin
+    select s.system_identifier || '/' || left(pg_walfile_name(pg_current_wal_lsn()), 8) into server
+    from pg_control_system() s;
+    return server;
+exception when insufficient_privilege or feature_not_supported then
+    return 'unknown';
+end
+$$;
+
+-- Says since when numbers are given on this server. A number behind the last one may have been
+-- another entry's on the server before: the one that was known there was lost.
+create function metered._note_feed_server(last_no bigint) returns void
+language plpgsql volatile
+as $$
+declare
+    here   text := metered._feed_server();
+    before record;
+begin
+    select h.history, h.server into before
+    from metered.feed_histories h order by h.history desc limit 1;
+    if before.server is distinct from here then
+        insert into metered.feed_histories (history, first_no, server)
+        values (coalesce(before.history, 0) + 1, last_no + 1, here);
+    end if;
+end
+$$;
+
+-- Numbers the entries of scopes up to these, their last ones, and returns how many. Its transaction
+-- has the row of feed_state.
+create function metered._number_scopes(scopes text[], seqs bigint[]) returns bigint
+language plpgsql volatile
+as $$
+declare
+    was  bigint;    -- the last number before
+    made bigint;
+begin
+    select s.last into was from metered.feed_state s where s.one;
+    -- One more number is passed over where entries are missing: they were purged before they had
+    -- one.
+    with tips as (
+        select t.scope, max(t.seq) as seq from unnest(scopes, seqs) t(scope, seq) group by t.scope
+    ), behind as (
+        select t.scope, t.seq, y.seq as done,
+            (select l.seq from metered.ledger l where l.scope = t.scope and l.seq > coalesce(y.seq,
+                case when t.seq > 1 and not exists (
+                    select from metered.ledger z where z.scope = t.scope and z.seq = 2) then 1 else 0 end)
+             order by l.seq limit 1) as begins
+        from tips t left join lateral (
+            select x.seq from metered.feed_scopes x where x.scope = t.scope) y on true
+        where t.seq > coalesce(y.seq, 0)
+    ), runs as (
+        select b.scope, b.seq, b.seq - b.begins + 1 as entries, b.begins > b.done + 1 as lost,
+            was + (sum(b.seq - b.begins + 1 + (b.begins > coalesce(b.done, b.begins) + 1)::int)
+                over (order by b.scope))::bigint as no
+        from behind b where b.begins <= b.seq
+    ), numbered as (
+        insert into metered.feed (no, seq, entries, scope)
+        select r.no, r.seq, r.entries, r.scope from runs r
+    ), missed as (
+        insert into metered.feed_purged (no) select r.no - r.entries from runs r where r.lost
+    ), upto as (
+        insert into metered.feed_scopes as x (scope, seq, new_at)
+        select r.scope, r.seq, metered.clock() from runs r
+        on conflict (scope) do update set seq = excluded.seq, new_at = excluded.new_at
+    )
+    select max(r.no) - was into made from runs r;
+    if made > 0 then
+        update metered.feed_state s set last = was + made where s.one;
+    end if;
+    return coalesce(made, 0);
+end
+$$;
+
+-- Gives the entries of up to look scopes that are committed and have no number one each, and
+-- returns how many. done: the round is at its end, and all that was committed when it began has a
+-- number. It waits for nobody: while another transaction gives numbers, or where nothing can be
+-- written, it returns null. Its own transaction should end soon, since nobody else gives numbers
+-- meanwhile. The feed begins with the first call.
+create function metered.number_feed(look int, out numbered bigint, out done boolean)
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+set jit = off
+as $$
+declare
+    state  record;
+    before text;        -- where the round goes on
+    start  record;      -- the first scope to look at, and its last entry
+    scopes text[];
+    seqs   bigint[];
+begin
+    if look > 100000 then
+        raise exception 'out of bounds: an argument of number_feed' using errcode = '22023';
+    end if;
+    perform metered._require(look between 1 and 100000, 'number_feed');
+    if current_setting('transaction_read_only') = 'on' then     -- a standby, too
+        return;
+    end if;
+    select s.since, s.last, s.began_at into state
+    from metered.feed_state s where s.one for update skip locked;
+    if not found then
+        return;
+    end if;
+    select r.scope into before from metered.feed_round r order by r.scope limit 1;
+    -- Entries that a crash can take back (early lock release) are durable with their number.
+    if current_setting('synchronous_commit') = 'off' then
+        perform set_config('synchronous_commit', 'on', true);
+    end if;
+    perform metered._note_feed_server(state.last);
+    if before is null then
+        state.began_at := metered.clock();
+        if not metered._one_snapshot() then
+            perform metered._fold_all();
+        end if;
+        select l.scope, l.seq into start
+        from metered.ledger l order by l.scope desc, l.seq desc limit 1;
+    else
+        select l.scope, l.seq into start
+        from metered.ledger l where l.scope < before order by l.scope desc, l.seq desc limit 1;
+    end if;
+    -- From the last scope to the first: so one look-up finds the next scope and its last entry.
+    with recursive walk(scope, seq, nth) as (
+        select start.scope, start.seq, 1 where start.scope is not null
+        union all
+        select n.scope, n.seq, w.nth + 1
+        from walk w cross join lateral (
+            select l.scope, l.seq from metered.ledger l
+            where l.scope < w.scope order by l.scope desc, l.seq desc limit 1) n
+        where w.nth < look
+    )
+    select array_agg(w.scope order by w.nth), array_agg(w.seq order by w.nth) into scopes, seqs
+    from walk w;
+    done := coalesce(cardinality(scopes), 0) < look;
+    if not done or before is not null then
+        select scopes || array_agg(x.scope), seqs || array_agg(x.seq) into scopes, seqs
+        from (select h.scope, (select l.seq from metered.ledger l
+                where l.scope = h.scope order by l.seq desc limit 1) as seq
+            from (select y.scope from metered.feed_scopes y order by y.new_at desc limit 1000) h) x
+        where x.seq is not null;
+    end if;
+    numbered := metered._number_scopes(scopes, seqs);
+    update metered.feed_state s
+    set since = coalesce(s.since, state.began_at), began_at = state.began_at,
+        whole_at = case when done and not metered._one_snapshot() then state.began_at
+            else s.whole_at end
+    where s.one;
+    delete from metered.feed_round;
+    if not done then
+        insert into metered.feed_round (scope) values (scopes[look]);
+    end if;
+    if done then
+        delete from metered.feed_purged p
+        where p.no < (select max(y.no) from metered.feed_purged y);
+    end if;
+end
+$$;
+
+-- Refuses to go on after a number whose successor is not there any more, or that was lost with a
+-- server.
+create function metered._check_feed(of_history int, after bigint) returns void
+language plpgsql stable
+as $$
+declare
+    first_no bigint;
+    last_no  bigint;
+    lost     boolean;
+begin
+    select coalesce((select max(p.no) from metered.feed_purged p), 0) + 1, s.last,
+        exists (select from metered.feed_histories h
+            where h.history > of_history and of_history > 0 and h.first_no <= after)
+    into first_no, last_no, lost
+    from metered.feed_state s where s.one;
+    if after + 1 < first_no or after > last_no or lost then
+        raise exception 'the feed has other entries after number %', after using errcode = 'MT017',
+            detail = jsonb_build_object('first', first_no, 'last', last_no,
+                'lost', lost or after > last_no,
+                'history', coalesce((select max(h.history) from metered.feed_histories h), 0));
+    end if;
+end
+$$;
+
+-- Up to most entries of the feed after a number, in the order of their numbers. of_history is that
+-- of the entry with that number: 0, if there is none. SQLSTATE MT017: entries in between were
+-- purged, or lost with a server.
+create function metered.read_feed(of_history int, after bigint, most int)
+returns table (no bigint, history int, entry metered.ledger)
+language plpgsql stable
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    run  record;
+    rest int := most;
+    made int;
+begin
+    if of_history > 1000000
+        or most > 1000 then
+        raise exception 'out of bounds: an argument of read_feed' using errcode = '22023';
+    end if;
+    perform metered._require(
+        of_history >= 0 and after >= 0 and most between 1 and 1000, 'read_feed');
+    perform metered._check_feed(of_history, after);
+    select coalesce(max(h.history), 0) into history from metered.feed_histories h;
+    for run in
+        select f.no, f.seq, f.scope, least(f.entries, f.no - after) as entries
+        from metered.feed f where f.no > after order by f.no limit most
+    loop
+        return query
+        select run.no - run.seq + l.seq, read_feed.history, l from metered.ledger l
+        where l.scope = run.scope and l.seq > run.seq - run.entries and l.seq <= run.seq
+        order by l.seq limit rest;
+        get diagnostics made = row_count;
+        if run.no - run.entries <> after + most - rest or made <> least(run.entries, rest) then
+            raise exception 'entries of the feed are missing after number %', after
+                using errcode = 'XX001';
+        end if;
+        rest := rest - made;
+        exit when rest = 0;
+    end loop;
+end
+$$;
+
+-- The next entries of the feed for a consumer, up to most, which are consumed if the caller's
+-- transaction commits. Its row is locked until then: others that consume by that name wait. The
+-- first call begins with the first entry that is there, or, from_now, behind the last one. A purge
+-- keeps entries that it has not consumed for patience longer than it would.
+create function metered.consume_feed(of_consumer text, most int, patience interval,
+    from_now boolean)
+returns table (no bigint, history int, entry metered.ledger)
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    upto bigint;
+    made bigint;
+begin
+    if octet_length(of_consumer) > 255
+        or most > 1000 then
+        raise exception 'out of bounds: an argument of consume_feed' using errcode = '22023';
+    end if;
+    perform metered._require(of_consumer <> '' and most between 1 and 1000 and from_now is not null
+        and patience between interval '0' and interval '366 days', 'consume_feed');
+    select c.no into upto
+    from metered.feed_consumers c where c.consumer = of_consumer for update;
+    if not found then
+        insert into metered.feed_consumers as c (consumer, no, patience, moved_at)
+        select of_consumer, case when from_now then s.last
+                else coalesce((select max(p.no) from metered.feed_purged p), 0) end,
+            consume_feed.patience, metered.clock()
+        from metered.feed_state s where s.one
+        on conflict do nothing;
+        select c.no into upto
+        from metered.feed_consumers c where c.consumer = of_consumer for update;
+        if not found then
+            perform metered._collided();    -- it is newer than this snapshot
+        end if;
+    end if;
+    return query select r.no, r.history, r.entry from metered.read_feed(0, upto, most) r;
+    get diagnostics made = row_count;
+    upto := upto + made;    -- numbers follow one another
+    update metered.feed_consumers c
+    set no = upto, patience = consume_feed.patience, moved_at = metered.clock()
+    where c.consumer = of_consumer and (c.no <> upto or c.patience <> consume_feed.patience
+        or c.moved_at < metered.clock() - interval '10 seconds');
+end
+$$;
+
+-- Forgets a consumer, and says whether there was one. A purge waits for it no longer. Consumed
+-- again, the name begins anew.
+create function metered.drop_feed_consumer(of_consumer text) returns boolean
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+begin
+    if octet_length(of_consumer) > 255 then
+        raise exception 'out of bounds: an argument of drop_feed_consumer' using errcode = '22023';
+    end if;
+    delete from metered.feed_consumers c where c.consumer = of_consumer;
+    return found;
+end
+$$;
+
+-- How far the consumers of the feed are.
+create view metered.feed_lag as
+select c.consumer,                      -- its name
+    c.no as consumed,                   -- the number of the last consumed entry
+    s.last - c.no as unread,            -- entries that it has not consumed
+    e.at as unread_since,               -- the time of the first of them, or null
+    c.moved_at,                         -- when it looked last, within 10 seconds
+    c.patience,                         -- how much longer a purge keeps what it has not consumed
+    s.whole_at                          -- all entries that were committed before have numbers
+from metered.feed_consumers c cross join metered.feed_state s left join lateral (
+    select l.at from metered.feed f join metered.ledger l
+        on l.scope = f.scope and l.seq = f.seq + 1 - least(f.entries, f.no - c.no)
+    where f.no > c.no order by f.no limit 1) e on true;
+
 -- Views for people and their tools: the tables with words for kinds and states, and without the columns that
 -- is nobody's business. No function of a command reads them. See metered.GrantReportingSQL.
 --
@@ -15192,9 +15645,9 @@ comment on function metered.enter_tenant(text, bigint, int, int, boolean, int) i
 comment on function metered.numbers_behind() is 'The sequences that are behind their tables, with the last number that each gave. Stable: a row that it sees was numbered before it looks at the sequence.';
 comment on function metered.credit(metered.scope_name, bigint, metered.amount, boolean, int, metered.origin, boolean) is 'Adds credit to a scope: it counts for lifetimes, and for no window. refused, and nothing written, if the scope must exist and does not (see admit). With raising that is SQLSTATE MT001 instead.';
 comment on function metered.refund(metered.scope_name, bigint, bigint, metered.units, int, metered.origin, boolean) is 'Refunds part of a charge, or all that is left of it (units is null). status is ok, or says why nothing was written: missing (no such entry), purged, kind (the entry is no charge) or excess (more than remains of the charge). remaining has the units that can still be refunded of it. With raising, a refusal is SQLSTATE MT008 instead, its detail both as JSON.';
-comment on function metered.purge_scope(text, bigint, timestamptz, bigint, int, int, boolean) is 'Deletes entries of one scope that no window ending at or after cutoff needs, at most max_rows of them, beginning after entry after_seq. Entry 1 stays, so that a writer that sees the scope as empty collides with it. It is a new row, so that a writer that sees it as the last entry collides, too (_entry_for_write). The entries after it begin at a multiple of 16, plus one, which the time index holds. upto is the last seq deleted or passed over, for the next call to begin after: scanning from the front again would wade through the rows deleted before.';
 comment on function metered.repair_clock(text, bigint, int, text) is 'Ends the freeze of a scope whose last entry is ahead of the clock, because the clock was: appends an entry of a new epoch, at the clock''s time. Entries before it count as made no later than it. None leaves a window early, and no entry is changed. Does nothing, and seq is null, if the scope is not ahead.';
 comment on function metered.with_sums(bigint[], text[]) is 'The keys of locks that a command takes first, with those of the scopes of its charges without limits, unless these are tallies.';
+comment on function metered.purge_scope(text, bigint, timestamptz, bigint, int, int, boolean) is 'Deletes entries of one scope that no window ending at or after cutoff needs, at most max_rows of them, beginning after entry after_seq. Entry 1 stays, so that a writer that sees the scope as empty collides with it. It is a new row, so that a writer that sees it as the last entry collides, too (_entry_for_write). The entries after it begin at a multiple of 16, plus one, which the time index holds. upto is the last seq deleted or passed over, for the next call to begin after: scanning from the front again would wade through the rows deleted before.';
 comment on view metered.lots is 'Lots: the credit of a wallet, in parts that end. The wallet''s balance is in its ledger, as of any scope. This says where it is from. amount = rest + drawn + held + lapsed + revoked + rolled + pending + kept.';
 comment on column metered.lots.no is 'the number of the lot';
 comment on column metered.lots.granted_at is 'when it was granted';
@@ -15335,6 +15788,46 @@ comment on function metered.place_plain(text, text, bigint, text, bytea, timesta
 comment on function metered.open_session_plain(text, bigint, timestamptz, interval, text, text, text, bytea, timestamptz, interval, interval, interval, json, text, bigint, bigint, bigint, interval, jsonb, text, text, interval, int, text) is 'Opens a session whose hold has one line, as open_session does: JSON, as place_plain has it.';
 comment on function metered.capture_holds_plain(text, text, timestamptz, text, text, bigint, text, jsonb, text, text, int, text, boolean) is 'Captures one hold and ends it, as capture_holds does: all of it (units is null), or units of of_scope, its one line, as far as they are held. JSON: the hold, or an array of capture_holds'' answer, whose holds are text, since the metadata of one may be as deep as a reader of JSON goes.';
 comment on function metered.charge_each(metered.new_charge[], metered.new_event[], interval, interval, interval, int, boolean) is 'Makes up to 1,000 charges, each on its own, and answers each, in any order. Those of one scope are judged in the order given, and one that is let in counts for the next. All locks are taken first, those of ids before those of scopes: two of the server''s lock table for a charge with an id.';
+comment on table metered.feed_state is 'The feed''s state: see feed.sql.';
+comment on column metered.feed_state.last is 'the last number that was given';
+comment on column metered.feed_state.since is 'when the feed began, or null: nobody reads it';
+comment on column metered.feed_state.began_at is 'when the present round began';
+comment on column metered.feed_state.whole_at is 'all that was committed before has a number';
+comment on column metered.feed_state.one is 'there is one row';
+comment on table metered.feed_round is 'The scope that the present round has come to, unless it is at its end.';
+comment on column metered.feed_round.scope is 'the scope: there is one row at most';
+comment on table metered.feed is 'Entries by number: a run of entries that follow one another in their scope and in the feed.';
+comment on column metered.feed.no is 'the number of its last entry: 1, 2, 3 and so on';
+comment on column metered.feed.seq is 'the seq of its last entry';
+comment on column metered.feed.entries is 'how many they are';
+comment on column metered.feed.scope is 'whose entries they are';
+comment on table metered.feed_scopes is 'How far the entries of scopes have numbers.';
+comment on column metered.feed_scopes.seq is 'the last entry with a number';
+comment on column metered.feed_scopes.new_at is 'when it got it';
+comment on column metered.feed_scopes.scope is 'the scope';
+comment on table metered.feed_purged is 'Numbers whose entries were deleted. Only the greatest counts: the feed is whole from behind it on.';
+comment on column metered.feed_purged.no is 'the number';
+comment on table metered.feed_histories is 'The servers that gave numbers, in turn: another one after a failover or a restore.';
+comment on column metered.feed_histories.history is '1, 2, 3 and so on';
+comment on column metered.feed_histories.first_no is 'its first number';
+comment on column metered.feed_histories.server is 'the server and its timeline';
+comment on table metered.feed_consumers is 'Who consumes the feed, and how far.';
+comment on column metered.feed_consumers.no is 'the number of the last consumed entry';
+comment on column metered.feed_consumers.patience is 'how much longer a purge keeps what it has not consumed';
+comment on column metered.feed_consumers.moved_at is 'when it looked last, within 10 seconds';
+comment on column metered.feed_consumers.consumer is 'its name';
+comment on function metered.number_feed(int) is 'Gives the entries of up to look scopes that are committed and have no number one each, and returns how many. done: the round is at its end, and all that was committed when it began has a number. It waits for nobody: while another transaction gives numbers, or where nothing can be written, it returns null. Its own transaction should end soon, since nobody else gives numbers meanwhile. The feed begins with the first call.';
+comment on function metered.read_feed(int, bigint, int) is 'Up to most entries of the feed after a number, in the order of their numbers. of_history is that of the entry with that number: 0, if there is none. SQLSTATE MT017: entries in between were purged, or lost with a server.';
+comment on function metered.consume_feed(text, int, interval, boolean) is 'The next entries of the feed for a consumer, up to most, which are consumed if the caller''s transaction commits. Its row is locked until then: others that consume by that name wait. The first call begins with the first entry that is there, or, from_now, behind the last one. A purge keeps entries that it has not consumed for patience longer than it would.';
+comment on function metered.drop_feed_consumer(text) is 'Forgets a consumer, and says whether there was one. A purge waits for it no longer. Consumed again, the name begins anew.';
+comment on view metered.feed_lag is 'How far the consumers of the feed are.';
+comment on column metered.feed_lag.consumer is 'its name';
+comment on column metered.feed_lag.consumed is 'the number of the last consumed entry';
+comment on column metered.feed_lag.unread is 'entries that it has not consumed';
+comment on column metered.feed_lag.unread_since is 'the time of the first of them, or null';
+comment on column metered.feed_lag.moved_at is 'when it looked last, within 10 seconds';
+comment on column metered.feed_lag.patience is 'how much longer a purge keeps what it has not consumed';
+comment on column metered.feed_lag.whole_at is 'all entries that were committed before have numbers';
 comment on view metered.statement is 'The entries of the ledger: the statement of each scope. By scope it reads the primary key: 1 ms for a thousand entries. Without a scope it reads the whole ledger, and a condition on the time alone does not help. The spends from a lease are one capture here, and rows of lease_spends_words.';
 comment on column metered.statement.scope is 'the charged scope';
 comment on column metered.statement.seq is '1, 2, 3 and so on in the scope';
@@ -15552,27 +16045,28 @@ begin
             _append,_append_all,_append_lot,_apply_lots,_armed,_as_charges,_as_far_as_admitted,_as_held,
             _as_rest,_as_wallet,_balance,_base,_behind,_beyond_limits,_bound_lock_wait,_by_system,_capped,
             _capture_lots,_capture_minima,_captured,_change_lines,_charge_anyway,_charge_of,_charged_json,
-            _check_limits,_check_now,_class_of,_clear_freed,_clear_freed_of,_close_lease,_close_scope,_closed_classes,
-            _collided,_comes_of_kept,_completed_json,_created_json,_credit_lot,_cross_captured,_cross_lowered,
-            _cross_thresholds,_crossed_at,_debt,_debt_paid,_due_after,_due_lots,_due_minima,_due_units,
-            _empty_lot,_end_due,_end_line,_end_lost,_end_lot,_end_minima,_end_minima_of,_end_named,_end_tallies,
-            _ends_per_call,_entry_for_write,_events_per_step,_expire_and_check,_expire_due,_expire_rows,
-            _explain_charges,_family,_find_lot,_first_due,_first_for_write,_first_lot,_fits,_fits_at,_fits_origin,
-            _fold,_fold_all,_free_in_sum,_free_lines,_free_lots,_free_rest,_fresh,_give_back,_given_back,
-            _goes_on,_goes_short,_gone_on,_has_number,_held_here,_hold_as_json,_hold_before,_hold_of_job,
-            _hold_text,_in_us,_is_job,_join_line,_keep_back,_kept_for,_kept_reports,_key_fits,_keys_of_job,
-            _known_zone,_lags,_lapsing,_largest_number,_last_entry,_later_due,_lease_key,_lease_to_settle,
-            _leased,_leased_units,_leases_channel,_leave_line,_leaves_at,_limits_trouble,_line_before,_line_json,
-            _lines,_load_debt,_load_debts,_load_due,_load_lines,_load_rolling,_lock_all_scopes,_lock_charges,
-            _lock_each,_lock_holds,_lock_key,_lock_keys,_lock_keys_there,_lock_place,_look_again,_lot_begins,
-            _lot_entry,_lots_now,_make_room,_mark_freed,_meet_upgrade,_mend_numbers,_minima,_minima_leave,
-            _missing_hold,_missing_lot,_missing_token,_move_lot,_moved,_name_lot,_named_holds,_names_kept,
-            _new_hold_id,_next_end,_next_entry,_next_lot,_next_number,_no_amount,_note_lot,_numbers,_old_lot,
-            _on_linux,_on_spending,_one_snapshot,_open_wallet,_other_lane,_others_fall_due,_others_wait,
-            _overdue,_owe,_owe_use,_owed_before,_own_entry,_paid_back,_parked_channel,_parked_json,_parts_of,
-            _pass_ended,_pay_back,_period_at,_periods_of,_place_short,_placed_before,_placed_json,_places,
-            _plan_kept,_plan_on,_purge_changes,_purge_lots,_queued,_raise_moved,_raise_sequence,_raised,
-            _rearmed,_recall_leases,_recorded_events,_recorded_meanwhile,_refund_fate,_refund_hold,_refund_lots,
+            _check_feed,_check_limits,_check_now,_class_of,_clear_freed,_clear_freed_of,_close_lease,_close_scope,
+            _closed_classes,_collided,_comes_of_kept,_completed_json,_created_json,_credit_lot,_cross_captured,
+            _cross_lowered,_cross_thresholds,_crossed_at,_debt,_debt_paid,_due_after,_due_lots,_due_minima,
+            _due_units,_empty_lot,_end_due,_end_line,_end_lost,_end_lot,_end_minima,_end_minima_of,_end_named,
+            _end_tallies,_ends_per_call,_entry_for_write,_events_per_step,_expire_and_check,_expire_due,
+            _expire_rows,_explain_charges,_family,_feed_needs,_feed_server,_find_lot,_first_due,_first_for_write,
+            _first_lot,_fits,_fits_at,_fits_origin,_fold,_fold_all,_free_in_sum,_free_lines,_free_lots,
+            _free_rest,_fresh,_give_back,_given_back,_goes_on,_goes_short,_gone_on,_has_number,_held_here,
+            _hold_as_json,_hold_before,_hold_of_job,_hold_text,_in_us,_is_job,_join_line,_keep_back,_kept_for,
+            _kept_reports,_key_fits,_keys_of_job,_known_zone,_lags,_lapsing,_largest_number,_last_entry,
+            _later_due,_lease_key,_lease_to_settle,_leased,_leased_units,_leases_channel,_leave_line,_leaves_at,
+            _limits_trouble,_line_before,_line_json,_lines,_load_debt,_load_debts,_load_due,_load_lines,
+            _load_rolling,_lock_all_scopes,_lock_charges,_lock_each,_lock_holds,_lock_key,_lock_keys,_lock_keys_there,
+            _lock_place,_look_again,_lot_begins,_lot_entry,_lots_now,_make_room,_mark_freed,_meet_upgrade,
+            _mend_numbers,_minima,_minima_leave,_missing_hold,_missing_lot,_missing_token,_move_lot,_moved,
+            _name_lot,_named_holds,_names_kept,_new_hold_id,_next_end,_next_entry,_next_lot,_next_number,
+            _no_amount,_note_feed_server,_note_lot,_number_scopes,_numbers,_old_lot,_on_linux,_on_spending,
+            _one_snapshot,_open_wallet,_other_lane,_others_fall_due,_others_wait,_overdue,_owe,_owe_use,
+            _owed_before,_own_entry,_paid_back,_parked_channel,_parked_json,_parts_of,_pass_ended,_pay_back,
+            _period_at,_periods_of,_place_short,_placed_before,_placed_json,_places,_plan_kept,_plan_on,
+            _purge_changes,_purge_feed,_purge_lots,_queued,_raise_moved,_raise_sequence,_raised,_rearmed,
+            _recall_leases,_recorded_events,_recorded_meanwhile,_refund_fate,_refund_hold,_refund_lots,
             _refund_parts,_refunds_after,_refuse_closed,_refuse_hold,_refuse_moved,_refuse_old_tenant,_refuse_stale,
             _refuse_unreported,_refusing,_reinstate,_release_job,_release_line,_release_lines,_remember_hold,
             _renamed_zones,_renew_lot,_repaid,_reported_after_repair,_reported_until,_require,_require_plan,
@@ -15588,18 +16082,19 @@ begin
             _write_due,_write_exact,_write_for_uses,_write_lines,_write_moves,_write_others,_write_plain,
             _write_up_to,_written_here,announced,begin_change,begin_command,begin_command_plain,block_commit,
             capture_holds,capture_holds_plain,carve,change_parked,charge,charge_each,charge_leased,charge_plain,
-            charge_up_to,check_charge,claim_job_key,clock,complete_command,complete_command_plain,consume_token,
-            create_scopes,credit,draw,drop_parked,due_holds,end_child,end_renewal,enter_tenant,expire_hold,
-            explain_parked,extend_holds,find_job_key,finish_command,grant_lot,hold_json,inspect_token,judged_scopes,
-            keep_memory,lock_all,lock_scopes,look_place,mint_tokens,next_release,note_change,numbers_behind,
-            open_lease,open_session,open_session_plain,park_jobs,place,place_plain,plan_lot,plan_overage,
-            plan_state,purge_holds,purge_job_keys,purge_leases,purge_operations,purge_scope,purge_tokens,
-            receive_child,refund,reinstate_lot,release_captured,release_holds,release_jobs,repair_clock,
-            replace_token,rest_jobs,resume_renewal,retire_scopes,return_holds,revoke_lot,revoke_token,revoke_tokens,
-            roll_over,run_command,run_command_plain,search_entries,set_lot_end,settle_away,settle_lease,
-            spend,sweep_due,sweep_holds,sweep_lots,sweep_scope,sweep_wallet,sweep_wallets,take_newest,told_lots,
-            trouble_jobs,usage,usage_at,v1_answer,v1_balance,v1_capture,v1_charge,v1_check,v1_claim,v1_consume,
-            v1_credit,v1_enqueue,v1_hold,v1_refund,v1_release,v1_usage,wallet_balance,with_sums}')
+            charge_up_to,check_charge,claim_job_key,clock,complete_command,complete_command_plain,consume_feed,
+            consume_token,create_scopes,credit,draw,drop_feed_consumer,drop_parked,due_holds,end_child,
+            end_renewal,enter_tenant,expire_hold,explain_parked,extend_holds,find_job_key,finish_command,
+            grant_lot,hold_json,inspect_token,judged_scopes,keep_memory,lock_all,lock_scopes,look_place,
+            mint_tokens,next_release,note_change,number_feed,numbers_behind,open_lease,open_session,open_session_plain,
+            park_jobs,place,place_plain,plan_lot,plan_overage,plan_state,purge_holds,purge_job_keys,purge_leases,
+            purge_operations,purge_scope,purge_tokens,read_feed,receive_child,refund,reinstate_lot,release_captured,
+            release_holds,release_jobs,repair_clock,replace_token,rest_jobs,resume_renewal,retire_scopes,
+            return_holds,revoke_lot,revoke_token,revoke_tokens,roll_over,run_command,run_command_plain,
+            search_entries,set_lot_end,settle_away,settle_lease,spend,sweep_due,sweep_holds,sweep_lots,
+            sweep_scope,sweep_wallet,sweep_wallets,take_newest,told_lots,trouble_jobs,usage,usage_at,v1_answer,
+            v1_balance,v1_capture,v1_charge,v1_check,v1_claim,v1_consume,v1_credit,v1_enqueue,v1_hold,v1_refund,
+            v1_release,v1_usage,wallet_balance,with_sums}')
           and exists (select from aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a where a.grantee = 0)
         order by p.oid
     loop

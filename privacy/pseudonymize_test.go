@@ -410,3 +410,41 @@ func TestPseudonymize_TakesTheNameOutOfRiversJobs(t *testing.T) {
 	require.NoError(t, err)
 	require.Positive(t, job.JobID)
 }
+
+// A number is given before the scope has its new name, or after it.
+func TestPseudonymize_LeavesTheFeedWhole(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	pool := pgtest.Open(t)
+	c, err := metered.New(pool, metered.Config{LockTimeout: time.Minute})
+	require.NoError(t, err)
+	for _, scope := range []string{"a", subject, "z"} {
+		charge(t, pool, c, scope, 1)
+	}
+	entries := func() (scopes []string) {
+		for e, err := range c.Budget.Feed(ctx, pool, "", budget.FeedOptions{}) {
+			require.NoError(t, err)
+			scopes = append(scopes, fmt.Sprint(e.Scope, " ", e.Seq))
+		}
+		return scopes
+	}
+	require.Equal(t, []string{"a 1", subject + " 1", "z 1"}, entries())
+	charge(t, pool, c, subject, 1)
+	numbering, err := pool.Begin(ctx)
+	require.NoError(t, err)
+	defer func() { _ = numbering.Rollback(context.Background()) }()
+	_, err = numbering.Exec(ctx, "select metered.number_feed(1)") // the round has come to z
+	require.NoError(t, err)
+	done := pgtest.Going(func() error {
+		return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+			_, err := register(t, privacy.Config{}).Pseudonymize(ctx, tx, subject, alias)
+			return err
+		})
+	})
+	pgtest.WaitQueued(t, pool, 1)
+	require.NoError(t, numbering.Commit(ctx))
+	require.NoError(t, <-done)
+	require.Zero(t, pgtest.Count(t, pool, "metered.feed_round"))
+	charge(t, pool, c, alias, 1)
+	require.Equal(t, []string{"a 1", alias + " 1", "z 1", alias + " 2", alias + " 3"}, entries())
+}

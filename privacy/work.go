@@ -136,6 +136,10 @@ const (
 select metered._lock_keys(array(select metered._scope_key(s) from unnest($1::text[]) s group by 1 order by 1), $2),
     metered._lock_keys(array(select metered._tally_key(s) from unnest($1::text[]) s group by 1 order by 1), $2)`
 
+	// The feed gets no number meanwhile, and its round, which goes by the order of names, begins anew.
+	holdFeedSQL = `select s.last from metered.feed_state s where s.one for update`
+	endRoundSQL = `delete from metered.feed_round`
+
 	takenSQL = `
 select exists (select from metered.ledger x where x.scope = any ($1::text[]))
     or exists (select from metered.tallies x where x.scope = any ($1::text[]))
@@ -191,6 +195,11 @@ func (w *work) renameScopes(ctx context.Context, all []named) (aliases []string,
 	}
 	if _, err := w.tx.Exec(ctx, w.name.SQL(lockSQL), append(slices.Clone(aliases), scopes...), w.lockTimeout.Milliseconds()); err != nil {
 		return nil, err
+	}
+	for _, sql := range []string{holdFeedSQL, endRoundSQL} {
+		if _, err := w.tx.Exec(ctx, w.name.SQL(sql)); err != nil {
+			return nil, err
+		}
 	}
 	open, err = w.open(ctx, scopes) // what was opened before the locks
 	if err == nil && len(open) > 0 {

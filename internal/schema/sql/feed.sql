@@ -17,11 +17,15 @@ create table metered.feed_state (
     since    timestamptz,               -- when the feed began, or null: nobody reads it
     began_at timestamptz,               -- when the present round began
     whole_at timestamptz,               -- all that was committed before has a number
-    before   text collate "C",          -- the scope that the present round has come to, or null
     one      boolean primary key default true check (one) -- there is one row
 );
 
 insert into metered.feed_state (last) values (0);
+
+-- The scope that the present round has come to, unless it is at its end.
+create table metered.feed_round (
+    scope text collate "C" primary key  -- the scope: there is one row at most
+);
 
 -- Entries by number: a run of entries that follow one another in their scope and in the feed.
 create table metered.feed (
@@ -50,7 +54,7 @@ create table metered.feed_purged (
 
 -- The servers that gave numbers, in turn: another one after a failover or a restore.
 create table metered.feed_histories (
-    history  int primary key,           -- 1, 2, 3 and so on
+    history  bigint primary key,        -- 1, 2, 3 and so on
     first_no bigint not null,           -- its first number
     server   text not null              -- the server and its timeline
 );
@@ -153,6 +157,7 @@ language plpgsql volatile
 as $$
 declare
     state  record;
+    before text;        -- where the round goes on
     start  record;      -- the first scope to look at, and its last entry
     scopes text[];
     seqs   bigint[];
@@ -161,17 +166,18 @@ begin
     if current_setting('transaction_read_only') = 'on' then     -- a standby, too
         return;
     end if;
-    select s.since, s.before, s.last, s.began_at into state
+    select s.since, s.last, s.began_at into state
     from metered.feed_state s where s.one for update skip locked;
     if not found then
         return;
     end if;
+    select r.scope into before from metered.feed_round r order by r.scope limit 1;
     -- Entries that a crash can take back (early lock release) are durable with their number.
     if current_setting('synchronous_commit') = 'off' then
         perform set_config('synchronous_commit', 'on', true);
     end if;
     perform metered._note_feed_server(state.last);
-    if state.before is null then
+    if before is null then
         state.began_at := metered.clock();
         if not metered._one_snapshot() then
             perform metered._fold_all();
@@ -180,7 +186,7 @@ begin
         from metered.ledger l order by l.scope desc, l.seq desc limit 1;
     else
         select l.scope, l.seq into start
-        from metered.ledger l where l.scope < state.before order by l.scope desc, l.seq desc limit 1;
+        from metered.ledger l where l.scope < before order by l.scope desc, l.seq desc limit 1;
     end if;
     -- From the last scope to the first: so one look-up finds the next scope and its last entry.
     with recursive walk(scope, seq, nth) as (
@@ -195,7 +201,7 @@ begin
     select array_agg(w.scope order by w.nth), array_agg(w.seq order by w.nth) into scopes, seqs
     from walk w;
     done := coalesce(cardinality(scopes), 0) < look;
-    if not done or state.before is not null then
+    if not done or before is not null then
         select scopes || array_agg(x.scope), seqs || array_agg(x.seq) into scopes, seqs
         from (select h.scope, (select l.seq from metered.ledger l
                 where l.scope = h.scope order by l.seq desc limit 1) as seq
@@ -205,10 +211,13 @@ begin
     numbered := metered._number_scopes(scopes, seqs);
     update metered.feed_state s
     set since = coalesce(s.since, state.began_at), began_at = state.began_at,
-        before = case when not done then scopes[look] end,
         whole_at = case when done and not metered._one_snapshot() then state.began_at
             else s.whole_at end
     where s.one;
+    delete from metered.feed_round;
+    if not done then
+        insert into metered.feed_round (scope) values (scopes[look]);
+    end if;
     if done then
         delete from metered.feed_purged p
         where p.no < (select max(y.no) from metered.feed_purged y);

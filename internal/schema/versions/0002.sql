@@ -350,11 +350,15 @@ create table metered.feed_state (
     since    timestamptz,               -- when the feed began, or null: nobody reads it
     began_at timestamptz,               -- when the present round began
     whole_at timestamptz,               -- all that was committed before has a number
-    before   text collate "C",          -- the scope that the present round has come to, or null
     one      boolean primary key default true check (one) -- there is one row
 );
 
 insert into metered.feed_state (last) values (0);
+
+-- The scope that the present round has come to, unless it is at its end.
+create table metered.feed_round (
+    scope text collate "C" primary key  -- the scope: there is one row at most
+);
 
 -- Entries by number: a run of entries that follow one another in their scope and in the feed.
 create table metered.feed (
@@ -383,7 +387,7 @@ create table metered.feed_purged (
 
 -- The servers that gave numbers, in turn: another one after a failover or a restore.
 create table metered.feed_histories (
-    history  int primary key,           -- 1, 2, 3 and so on
+    history  bigint primary key,        -- 1, 2, 3 and so on
     first_no bigint not null,           -- its first number
     server   text not null              -- the server and its timeline
 );
