@@ -2792,6 +2792,16 @@ begin
 end
 $$;
 
+-- The reference of a plan's lot that begins then.
+create function metered._period_name(renewal text, starts_at timestamptz) returns text
+language plpgsql immutable
+as $$
+begin
+    return left(renewal || ' '
+        || to_char(starts_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"'), 255);
+end
+$$;
+
 -- The lot of the period after that of l, which renews.
 create function metered._next_lot(l metered.lots) returns metered.lots
 language plpgsql stable
@@ -2829,8 +2839,7 @@ begin
     follows.from_lot := null;
     follows.origin := 'g';
     follows.again := metered._again(l.plan);
-    follows.reference := left((l.plan).renewal || ' '
-        || to_char(follows.starts_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"'), 255);
+    follows.reference := metered._period_name((l.plan).renewal, follows.starts_at);
     return follows;
 end
 $$;
@@ -3141,6 +3150,7 @@ $$;
 -- What time alone does in a wallet, in its order. _advance gets lots, due lines and overdraft as arrays
 -- (_load_due), applies the events (duelots.sql), and answers with the entries and moves that say so, and
 -- with the lots after them. A writer appends them (_settle). A reader answers from the lots (lapses.sql).
+-- idle.sql says how it skips what plans repeat. _advance_each, here, applies one event after the other.
 --
 -- Events come in the order of their times. At one instant lots end, then lots begin, then holds fall
 -- due, each from the oldest on. A lot that no row has yet has a number below 0: its place in the array.
@@ -3224,9 +3234,10 @@ $$;
 -- changes, and those on which that depends (_load_due). lines are in their order, and parts first those
 -- of the lines, and then the overdrawn ones of other holds. spent is overdraft that no hold keeps, of
 -- which debts were drawn for uses. unwritten are units of other lots that have ended. The entries
--- remember the thresholds lowered from the first one on that lowers the balance.
-create function metered._advance(inout tip metered.ledger, until timestamptz, lowered jsonb,
-    unwritten bigint, lines metered.due_line[], inout lots metered.lots[],
+-- remember the thresholds lowered from the first one on that lowers the balance. There are others lots
+-- beside these, which take their places in a larger array.
+create function metered._advance_each(inout tip metered.ledger, until timestamptz, lowered jsonb,
+    unwritten bigint, others int, lines metered.due_line[], inout lots metered.lots[],
     inout parts metered.lot_holds[], inout debts metered.lot_debts[], inout spent bigint,
     out entries metered.ledger[], out moves metered.lot_moves[])
 language plpgsql stable
@@ -3235,11 +3246,12 @@ declare
     -- Places in lots, in their order, and how many had their turn.
     turns  int[] := array(select x.ordinality from unnest(lots) with ordinality x
         where case when x.pending > 0 then x.starts_at else x.expires_at end <= until
+          and x.pending + x.rest + x.kept + x.held > 0
         order by case when x.pending > 0 then x.starts_at else x.expires_at end, x.pending > 0, x.age);
     turned int := 0;
     capped int[] := array(select x.ordinality from unnest(lots) with ordinality x
-        where x.origin = 'r' and (x.plan).roll_shared);
-    places int[] := metered._places(parts, lots);
+        where x.origin = 'r' and (x.plan).roll_shared and x.rest + x.kept + x.held > 0);
+    places int[] := case when parts = '{}' then '{}' else metered._places(parts, lots) end;
     due    int := 0;
     parted int := 0;
     loaded int := cardinality(parts);
@@ -3268,13 +3280,13 @@ begin
             continue when lots[pos].pending + lots[pos].rest + lots[pos].kept = 0;
             begins := lots[pos].pending > 0;
             if begins then
-                step := metered._start_lot(tip, lots[pos], unwritten, -1 - cardinality(lots));
+                step := metered._start_lot(tip, lots[pos], unwritten, -1 - others - cardinality(lots));
                 came := array[pos];
                 came_seq := (step.tip).seq;
             else
                 tip.crossed := lowered;
                 step := metered._end_lot(tip, lots[pos],
-                    metered._capped(lots[pos], lots, capped), -1 - cardinality(lots));
+                    metered._capped(lots[pos], lots, capped), -1 - others - cardinality(lots));
                 came_seq := case when ((step.made).plan).uses is null then (step.made).granted_seq end;
             end if;
             lots[pos] := step.l;
@@ -3337,6 +3349,371 @@ begin
         for n in 1..cardinality(moved) loop
             moves := moves || moved[n];
         end loop;
+    end loop;
+end
+$$;
+
+-- A wallet that nobody touched for long, with plans whose periods are days. Once each lot of before has
+-- ended, what time does in it repeats itself: after some periods its lots are the same, but for their
+-- dates. Then _advance skips as many repetitions as there is time for, and applies the last ones event
+-- by event. So a call costs a few weeks of such plans, and not the years in which nobody called.
+--
+-- The skipped repetitions have few entries, of the time at which they are over: for each plan one lot
+-- with the units of all its skipped periods, which begins and ends then, and one step from the lots
+-- before to those after. All sums are those of the events one by one, and so are the lots that are left.
+--
+-- A repetition is the same only where nothing else happens in it, and no clock is set forward or back.
+-- Months are never the same.
+
+-- A lot that is so many microseconds later.
+create function metered._later_lot(l metered.lots, micros bigint) returns metered.lots
+language plpgsql immutable
+as $$
+declare
+    longer interval := micros * interval '1 microsecond';
+    first  timestamptz := timestamptz 'epoch' + l.age[1] * interval '1 microsecond';
+begin
+    if l.reference = metered._period_name((l.plan).renewal, l.starts_at) then
+        l.reference := metered._period_name((l.plan).renewal, l.starts_at + longer);
+    end if;
+    if (l.plan).of_reference = metered._period_name((l.plan).renewal, first) then
+        l.plan.of_reference := metered._period_name((l.plan).renewal, first + longer);
+    end if;
+    l.granted_at := l.granted_at + longer;
+    l.starts_at := l.starts_at + longer;
+    l.expires_at := l.expires_at + longer;
+    l.roll_end := l.roll_end + longer;
+    l.age[1] := l.age[1] + micros;
+    return l;
+end
+$$;
+
+-- How a lot is part of a repetition: another takes its place (s), its units go on for ever in others
+-- (p), it stays (u), or null: it is over. plans are the references of the plans that repeat themselves.
+create function metered._repeats(l metered.lots, plans text[], until timestamptz) returns text
+language plpgsql immutable
+as $$
+begin
+    return case when l.pending + l.rest + l.kept + l.held = 0 then null
+        when metered._turn_at(l) > until or l.drawn + l.held + l.lapsed + l.revoked + l.rolled > 0
+            or ((l.plan).renewal = any (plans)) is not true then 'u'
+        when l.origin = 'r' and (l.plan).roll_again = -1 then 'p'
+        when l.origin in ('g', 'r') then 's'
+        else 'u' end;
+end
+$$;
+
+-- A wallet at a time, but for all dates: it repeats itself where two marks are equal.
+create function metered._mark(tip metered.ledger, at timestamptz, lots metered.lots[], plans text[],
+    until timestamptz) returns text
+language plpgsql stable
+as $$
+declare
+    micros bigint := -extract(epoch from at) * 1000000;
+begin
+    return concat_ws(' ', tip.credited, tip.spent, tip.held, tip.crossed, (
+        select string_agg(l.how || case when l.how = 'u' then
+                concat_ws(' ', (l.z).no, (l.z).pending, (l.z).rest, (l.z).kept, (l.z).held)
+            else row((l.z).starts_at, (l.z).expires_at, (l.z).roll_end, (l.z).amount,
+                (l.z).pending, (l.z).rest, (l.z).kept, (l.z).roll_cap, (l.z).late,
+                (l.z).priority, (l.z).origin, (l.z).category, (l.z).again,
+                case when l.how = 's' then (l.z).reference end,
+                case when l.how = 's' then (l.z).plan end,
+                case when l.how = 's' then (l.z).age[1:1] else l.age end)::text end, ';'
+            order by l.age)
+        from (select metered._later_lot(y, micros) as z, y.age,     -- once for each, by offset
+                  metered._repeats(y, plans, until) as how
+              from unnest(lots) y where y.pending + y.rest + y.kept + y.held > 0 offset 0) l));
+end
+$$;
+
+-- Microseconds of a period that is as long as any other, but where a clock is set: null for months.
+create function metered._days_of(p metered.period) returns bigint
+language plpgsql immutable
+as $$
+begin
+    return case when p.zone is null or extract(year from p.every) + extract(month from p.every) = 0
+        then extract(epoch from p.every) * 1000000 end;
+end
+$$;
+
+-- Plans of lots that may repeat themselves before until: their references, their zones, when the first
+-- of them begins, and how long one repetition is at least. No plans: there is not time enough for that.
+create function metered._idle_plans(lots metered.lots[], until timestamptz,
+    out plans text[], out zones text[], out since timestamptz, out micros bigint)
+language plpgsql stable
+as $$
+declare
+    l    metered.lots;
+    days bigint;
+begin
+    plans := '{}';
+    zones := '{}';
+    foreach l in array lots loop
+        continue when l.pending = 0 or ((l.plan).renews).every is null
+            or l.starts_at > until - interval '480:00';
+        days := metered._days_of((l.plan).renews);
+        if ((l.plan).roll_to).every is not null then
+            days := lcm(days, metered._days_of((l.plan).roll_to));
+        end if;
+        if days is not null then
+            plans := plans || (l.plan).renewal;
+            zones := zones || array[((l.plan).renews).zone, ((l.plan).roll_to).zone];
+            since := least(since, l.starts_at);
+            micros := lcm(coalesce(micros, 1), days);
+            if micros * 12 * interval '1 microsecond' > until - since then
+                plans := '{}';
+                return;
+            end if;
+        end if;
+    end loop;
+end
+$$;
+
+-- When a clock is set in one of the zones, to a day, between two times: infinity for never.
+create function metered._clock_set(zones text[], since timestamptz, until timestamptz)
+returns timestamptz
+language plpgsql stable
+as $$
+begin
+    return coalesce((
+        select min(t) - interval '24:00'
+        from unnest(zones) z, generate_series(since, until, interval '24:00') t
+        where z <> 'UTC' and (t at time zone z) - (since at time zone z) <> t - since), 'infinity');
+exception when invalid_parameter_value then
+    return since;       -- a name that the server does not know
+end
+$$;
+
+-- The entry after tip that a move of a lot makes: its units come (d), lapse (e), or roll over (o).
+create function metered._told_move(inout tip metered.ledger, inout l metered.lots, as_kind "char",
+    units bigint, out move metered.lot_moves)
+language plpgsql stable
+as $$
+declare
+    general boolean := (l.plan).uses is null;
+    change  bigint := case when as_kind = 'd' then units else -units end;
+    moved   record;
+begin
+    tip := metered._lot_entry(tip, case when general then as_kind else 's' end, units,
+        case when general then change else 0 end);
+    moved := metered._moved(l, tip.scope, tip.seq, 1, as_kind, units,
+        case when general then change else 0 end, case when general then 0 else change end);
+    l := moved.l;
+    move := moved.move;
+end
+$$;
+
+-- The skipped repetitions, after tip: micros in all, which are over at landing.
+create function metered._skip(inout tip metered.ledger, landing timestamptz, micros bigint,
+    plans text[], until timestamptz, inout lots metered.lots[],
+    out entries metered.ledger[], out moves metered.lot_moves[])
+language plpgsql stable
+as $$
+declare
+    places int[] := array(select n from generate_series(1, cardinality(lots)) n
+        where metered._repeats(lots[n], plans, until) in ('s', 'p') order by (lots[n]).age);
+    sums   jsonb := '{}';       -- the place of the lot of all skipped periods, by plan
+    was    metered.lots[] := '{}';
+    l      metered.lots;
+    step   record;
+    pos    int;
+    sum_at int;
+begin
+    entries := '{}';
+    moves := '{}';
+    tip := metered._own_entry(tip, landing);
+    foreach pos in array places loop
+        l := lots[pos];
+        was := was || l;
+        continue when l.pending = 0;
+        sums := sums || jsonb_build_object((l.plan).renewal, pos);
+        l.amount := (l.plan).renew_amount * (micros / metered._days_of((l.plan).renews))
+            - (select coalesce(sum((lots[n]).rest + (lots[n]).kept), 0) from unnest(places) n
+               where ((lots[n]).plan).renewal = (l.plan).renewal and (lots[n]).origin = 'g');
+        l.pending := 0;
+        l.granted_at := l.starts_at;
+        l.granted_seq := tip.seq + 1;
+        l.expires_at := landing;
+        l.roll_cap := null;
+        l.again := false;
+        l.plan.renews := null;
+        l.plan.renew_amount := null;
+        step := metered._told_move(tip, l, 'd', l.amount);
+        tip := step.tip;
+        lots[pos] := step.l;
+        entries := entries || tip;
+        moves := moves || step.move;
+    end loop;
+    for n in 1..cardinality(places) loop
+        l := metered._later_lot(was[n], micros);
+        l.no := -1 - cardinality(lots);
+        l.roll_no := null;
+        l.version := null;
+        if l.pending = 0 then
+            l.rest := 0;
+            l.kept := 0;
+            l.from_lot := null;
+            pos := places[n];
+            sum_at := sums ->> (l.plan).renewal;
+            if metered._repeats(was[n], plans, until) = 'p' then
+                l.no := coalesce(was[n].roll_no, l.no);
+                l.from_lot := was[n].no;
+                l.age[1] := was[n].age[1];
+                l.plan.of_reference := (was[n].plan).of_reference;
+                lots[pos].roll_cap := null;
+                lots[pos].again := false;
+                step := metered._told_move(tip, lots[pos], 'o', l.amount);
+            else
+                step := metered._told_move(tip, lots[pos], 'e', l.amount);
+            end if;
+            tip := step.tip;
+            lots[pos] := step.l;
+            entries := entries || tip;
+            moves := moves || step.move;
+            if l.origin = 'r' and l.from_lot is null then
+                step := metered._told_move(tip, lots[sum_at], 'o', l.amount);
+                tip := step.tip;
+                lots[sum_at] := step.l;
+                entries := entries || tip;
+                moves := moves || step.move;
+            end if;
+            step := metered._told_move(tip, l, 'd', l.amount);
+            tip := step.tip;
+            l := step.l;
+            entries := entries || tip;
+            moves := moves || step.move;
+        end if;
+        l.granted_seq := tip.seq;
+        l.last_seq := tip.seq;
+        l.age := array[l.age[1], case when l.from_lot is null then tip.seq else l.age[2] end,
+            tip.seq + case when l.pending > 0 then n else 0 end];   -- which has no entry
+        lots := lots || l;
+    end loop;
+    for pos in select x.value::int from jsonb_each_text(sums) x order by 1 loop
+        continue when lots[pos].rest + lots[pos].kept = 0;
+        step := metered._told_move(tip, lots[pos], 'e', lots[pos].rest + lots[pos].kept);
+        tip := step.tip;
+        lots[pos] := step.l;
+        entries := entries || tip;
+        moves := moves || step.move;
+    end loop;
+end
+$$;
+
+-- Microseconds of repetitions, of which one is from since to at, that can be skipped: not past the time
+-- from which lots are left at until, nor past the next other event, or past a time at which a clock is
+-- set. oldest is the age of the oldest lot that a repetition had, in microseconds, and apart how far
+-- apart two of them are at least. next is what comes then.
+create function metered._skippable(since timestamptz, at timestamptz, oldest bigint, apart bigint,
+    zones text[], plans text[], lots metered.lots[], until timestamptz,
+    out micros bigint, out next timestamptz)
+language plpgsql stable
+as $$
+declare
+    ahead  interval;    -- to the last date of a lot that repeats itself, and a day or two more
+    set_at timestamptz;
+    once   bigint := (extract(epoch from at) - extract(epoch from since)) * 1000000;
+begin
+    select coalesce(min(x.turn) filter (where x.how = 'u'), 'infinity'),
+        interval '48:00' + coalesce(extract(epoch from max(x.last) filter (where x.how <> 'u'))
+            - extract(epoch from at), 0) * interval '1 second'
+    into next, ahead
+    from (select metered._turn_at(y) as turn, metered._repeats(y, plans, until) as how,
+              greatest(y.starts_at, nullif(y.expires_at, 'infinity'),
+                  nullif(y.roll_end, 'infinity')) as last
+          from unnest(lots) y) x;
+    set_at := metered._clock_set(zones, since - interval '48:00', until + ahead) - ahead;
+    next := least(next, set_at, until);
+    micros := 1000000 * (extract(epoch from least(next - interval '1 microsecond',
+        until - (oldest + apart) * interval '1 microsecond')) - extract(epoch from at));
+    micros := micros / once * once;
+    if micros < 2 * once or micros <= oldest then
+        micros := 0;
+    end if;
+    next := case when next = set_at then next + ahead + interval '72:00' else next end;
+end
+$$;
+
+-- Applies what time alone does in a wallet up to a time, after its entry tip. lots are those that it
+-- changes, and those on which that depends (_load_due). lines are in their order, and parts first those
+-- of the lines, and then the overdrawn ones of other holds. spent is overdraft that no hold keeps, of
+-- which debts were drawn for uses. unwritten are units of other lots that have ended. The entries
+-- remember the thresholds lowered from the first one on that lowers the balance.
+create function metered._advance(inout tip metered.ledger, until timestamptz, lowered jsonb,
+    unwritten bigint, lines metered.due_line[], inout lots metered.lots[],
+    inout parts metered.lot_holds[], inout debts metered.lot_debts[], inout spent bigint,
+    out entries metered.ledger[], out moves metered.lot_moves[])
+language plpgsql stable
+as $$
+declare
+    idle  record := metered._idle_plans(lots, until);
+    at    timestamptz;
+    step  record;
+    jump  record;
+    live  int[];                -- places in lots of those that are not over
+    now   metered.lots[];       -- these lots
+    marks text[] := '{}';       -- at the times since the last obstacle
+    times timestamptz[] := '{}';
+    old   bigint := 0;
+    nth   int;
+begin
+    entries := '{}';
+    moves := '{}';
+    at := case when idle.plans = '{}' then until
+        else greatest(idle.since, lines[cardinality(lines)].due) end;
+    live := array(select n from generate_series(1, cardinality(lots)) n);
+    loop
+        now := array(select lots[n] from unnest(live) with ordinality x(n, nth) order by x.nth);
+        step := metered._advance_each(tip, least(at, until), lowered, unwritten,
+            cardinality(lots) - cardinality(now), lines, now, parts, debts, spent);
+        tip := step.tip;
+        parts := step.parts;
+        debts := step.debts;
+        spent := step.spent;
+        entries := entries || step.entries;
+        moves := moves || step.moves;
+        now := step.lots;
+        for n in 1..cardinality(now) loop
+            live[n] := coalesce(live[n], cardinality(lots) + 1);
+            lots[live[n]] := now[n];
+        end loop;
+        exit when at >= until;
+        lines := '{}';
+        live := array(select x.place from unnest(now) with ordinality l
+            join unnest(live) with ordinality x(place, nth) on x.nth = l.ordinality
+            where l.pending + l.rest + l.kept + l.held > 0 order by x.nth);
+        nth := null;
+        if spent + (select coalesce(sum(k.amount), 0) from unnest(parts) k where k.lot = 0) = 0 then
+            marks := marks || metered._mark(tip, at, now, idle.plans, until);
+            times := times || at;
+            old := greatest(old, (extract(epoch from at) * 1000000)::bigint - (
+                select min(x.age[1]) from unnest(now) x
+                where metered._repeats(x, idle.plans, until) = 's'));
+            nth := array_position(marks, marks[cardinality(marks)]);
+        end if;
+        if nth < cardinality(marks) then
+            jump := metered._skippable(times[nth], at, old, idle.micros, idle.zones, idle.plans,
+                now, until);
+            if jump.micros > 0 then
+                at := at + jump.micros * interval '1 microsecond';
+                step := metered._skip(tip, at, jump.micros, idle.plans, until, lots);
+                tip := step.tip;
+                lots := step.lots;
+                entries := entries || step.entries;
+                moves := moves || step.moves;
+                live := array(select n from generate_series(1, cardinality(lots)) n
+                    where (lots[n]).pending + (lots[n]).rest + (lots[n]).kept + (lots[n]).held > 0);
+            end if;
+            at := greatest(jump.next, at + idle.micros * interval '1 microsecond');
+            marks := '{}';
+            times := '{}';
+            old := 0;
+        elsif cardinality(times) = 40 then
+            at := until;
+        else
+            at := at + idle.micros * interval '1 microsecond';
+        end if;
     end loop;
 end
 $$;
@@ -16041,60 +16418,61 @@ declare
 begin
     for f in
         select p.oid from pg_proc p
-        where p.pronamespace = to_regnamespace('metered') and p.proname = any ('{_absence,_add_leased,_add_lot,_admit,_advance,_after_due,_after_minima,_again,_age,_announce,
-            _append,_append_all,_append_lot,_apply_lots,_armed,_as_charges,_as_far_as_admitted,_as_held,
-            _as_rest,_as_wallet,_balance,_base,_behind,_beyond_limits,_bound_lock_wait,_by_system,_capped,
-            _capture_lots,_capture_minima,_captured,_change_lines,_charge_anyway,_charge_of,_charged_json,
-            _check_feed,_check_limits,_check_now,_class_of,_clear_freed,_clear_freed_of,_close_lease,_close_scope,
-            _closed_classes,_collided,_comes_of_kept,_completed_json,_created_json,_credit_lot,_cross_captured,
-            _cross_lowered,_cross_thresholds,_crossed_at,_debt,_debt_paid,_due_after,_due_lots,_due_minima,
-            _due_units,_empty_lot,_end_due,_end_line,_end_lost,_end_lot,_end_minima,_end_minima_of,_end_named,
-            _end_tallies,_ends_per_call,_entry_for_write,_events_per_step,_expire_and_check,_expire_due,
-            _expire_rows,_explain_charges,_family,_feed_needs,_feed_server,_find_lot,_first_due,_first_for_write,
-            _first_lot,_fits,_fits_at,_fits_origin,_fold,_fold_all,_free_in_sum,_free_lines,_free_lots,
-            _free_rest,_fresh,_give_back,_given_back,_goes_on,_goes_short,_gone_on,_has_number,_held_here,
-            _hold_as_json,_hold_before,_hold_of_job,_hold_text,_in_us,_is_job,_join_line,_keep_back,_kept_for,
-            _kept_reports,_key_fits,_keys_of_job,_known_zone,_lags,_lapsing,_largest_number,_last_entry,
-            _later_due,_lease_key,_lease_to_settle,_leased,_leased_units,_leases_channel,_leave_line,_leaves_at,
-            _limits_trouble,_line_before,_line_json,_lines,_load_debt,_load_debts,_load_due,_load_lines,
-            _load_rolling,_lock_all_scopes,_lock_charges,_lock_each,_lock_holds,_lock_key,_lock_keys,_lock_keys_there,
-            _lock_place,_look_again,_lot_begins,_lot_entry,_lots_now,_make_room,_mark_freed,_meet_upgrade,
-            _mend_numbers,_minima,_minima_leave,_missing_hold,_missing_lot,_missing_token,_move_lot,_moved,
-            _name_lot,_named_holds,_names_kept,_new_hold_id,_next_end,_next_entry,_next_lot,_next_number,
-            _no_amount,_note_feed_server,_note_lot,_number_scopes,_numbers,_old_lot,_on_linux,_on_spending,
-            _one_snapshot,_open_wallet,_other_lane,_others_fall_due,_others_wait,_overdue,_owe,_owe_use,
-            _owed_before,_own_entry,_paid_back,_parked_channel,_parked_json,_parts_of,_pass_ended,_pay_back,
-            _period_at,_periods_of,_place_short,_placed_before,_placed_json,_places,_plan_kept,_plan_on,
-            _purge_changes,_purge_feed,_purge_lots,_queued,_raise_moved,_raise_sequence,_raised,_rearmed,
-            _recall_leases,_recorded_events,_recorded_meanwhile,_refund_fate,_refund_hold,_refund_lots,
-            _refund_parts,_refunds_after,_refuse_closed,_refuse_hold,_refuse_moved,_refuse_old_tenant,_refuse_stale,
-            _refuse_unreported,_refusing,_reinstate,_release_job,_release_line,_release_lines,_remember_hold,
-            _renamed_zones,_renew_lot,_repaid,_reported_after_repair,_reported_until,_require,_require_plan,
-            _resource_for_write,_roll_end,_roll_lot,_rolls,_schedule,_scope_key,_seq_of_tally,_settle,_sharded,
-            _shorter,_sound_uses,_spend_range,_spent_limits,_spent_since,_start_job,_start_lot,_step_until,
-            _sweep_lots,_sweepable,_take_back,_take_lots,_take_units,_taken,_taken_parts,_tallied_units,
-            _tallies_before,_tally,_tally_key,_tenant_key,_threshold_key,_token_fits,_told_use,_trouble_job,
-            _try_each,_try_keys,_try_lock,_try_lock_shared,_try_lock_there,_try_start_job,_turn,_turn_at,
-            _unbound_lock_wait,_under_limits,_unknown_use,_unsettled_spends,_untold,_untold_json,_usage_known_from,
-            _use_lots,_use_repaid,_v1_charge,_v1_charge_fully,_v1_hold,_v1_hold_no,_v1_issued,_v1_limit,
-            _v1_no,_v1_print,_v1_refused,_v1_stand,_v1_standings,_wake_releasers,_whole,_with_absent,_with_debt,
-            _with_keys,_withdraw,_without_debt,_without_lapsing,_without_tallies,_write_charges,_write_debts,
-            _write_due,_write_exact,_write_for_uses,_write_lines,_write_moves,_write_others,_write_plain,
-            _write_up_to,_written_here,announced,begin_change,begin_command,begin_command_plain,block_commit,
-            capture_holds,capture_holds_plain,carve,change_parked,charge,charge_each,charge_leased,charge_plain,
-            charge_up_to,check_charge,claim_job_key,clock,complete_command,complete_command_plain,consume_feed,
-            consume_token,create_scopes,credit,draw,drop_feed_consumer,drop_parked,due_holds,end_child,
-            end_renewal,enter_tenant,expire_hold,explain_parked,extend_holds,find_job_key,finish_command,
-            grant_lot,hold_json,inspect_token,judged_scopes,keep_memory,lock_all,lock_scopes,look_place,
-            mint_tokens,next_release,note_change,number_feed,numbers_behind,open_lease,open_session,open_session_plain,
-            park_jobs,place,place_plain,plan_lot,plan_overage,plan_state,purge_holds,purge_job_keys,purge_leases,
-            purge_operations,purge_scope,purge_tokens,read_feed,receive_child,refund,reinstate_lot,release_captured,
-            release_holds,release_jobs,repair_clock,replace_token,rest_jobs,resume_renewal,retire_scopes,
-            return_holds,revoke_lot,revoke_token,revoke_tokens,roll_over,run_command,run_command_plain,
-            search_entries,set_lot_end,settle_away,settle_lease,spend,sweep_due,sweep_holds,sweep_lots,
-            sweep_scope,sweep_wallet,sweep_wallets,take_newest,told_lots,trouble_jobs,usage,usage_at,v1_answer,
-            v1_balance,v1_capture,v1_charge,v1_check,v1_claim,v1_consume,v1_credit,v1_enqueue,v1_hold,v1_refund,
-            v1_release,v1_usage,wallet_balance,with_sums}')
+        where p.pronamespace = to_regnamespace('metered') and p.proname = any ('{_absence,_add_leased,_add_lot,_admit,_advance,_advance_each,_after_due,_after_minima,_again,
+            _age,_announce,_append,_append_all,_append_lot,_apply_lots,_armed,_as_charges,_as_far_as_admitted,
+            _as_held,_as_rest,_as_wallet,_balance,_base,_behind,_beyond_limits,_bound_lock_wait,_by_system,
+            _capped,_capture_lots,_capture_minima,_captured,_change_lines,_charge_anyway,_charge_of,_charged_json,
+            _check_feed,_check_limits,_check_now,_class_of,_clear_freed,_clear_freed_of,_clock_set,_close_lease,
+            _close_scope,_closed_classes,_collided,_comes_of_kept,_completed_json,_created_json,_credit_lot,
+            _cross_captured,_cross_lowered,_cross_thresholds,_crossed_at,_days_of,_debt,_debt_paid,_due_after,
+            _due_lots,_due_minima,_due_units,_empty_lot,_end_due,_end_line,_end_lost,_end_lot,_end_minima,
+            _end_minima_of,_end_named,_end_tallies,_ends_per_call,_entry_for_write,_events_per_step,_expire_and_check,
+            _expire_due,_expire_rows,_explain_charges,_family,_feed_needs,_feed_server,_find_lot,_first_due,
+            _first_for_write,_first_lot,_fits,_fits_at,_fits_origin,_fold,_fold_all,_free_in_sum,_free_lines,
+            _free_lots,_free_rest,_fresh,_give_back,_given_back,_goes_on,_goes_short,_gone_on,_has_number,
+            _held_here,_hold_as_json,_hold_before,_hold_of_job,_hold_text,_idle_plans,_in_us,_is_job,_join_line,
+            _keep_back,_kept_for,_kept_reports,_key_fits,_keys_of_job,_known_zone,_lags,_lapsing,_largest_number,
+            _last_entry,_later_due,_later_lot,_lease_key,_lease_to_settle,_leased,_leased_units,_leases_channel,
+            _leave_line,_leaves_at,_limits_trouble,_line_before,_line_json,_lines,_load_debt,_load_debts,
+            _load_due,_load_lines,_load_rolling,_lock_all_scopes,_lock_charges,_lock_each,_lock_holds,_lock_key,
+            _lock_keys,_lock_keys_there,_lock_place,_look_again,_lot_begins,_lot_entry,_lots_now,_make_room,
+            _mark,_mark_freed,_meet_upgrade,_mend_numbers,_minima,_minima_leave,_missing_hold,_missing_lot,
+            _missing_token,_move_lot,_moved,_name_lot,_named_holds,_names_kept,_new_hold_id,_next_end,_next_entry,
+            _next_lot,_next_number,_no_amount,_note_feed_server,_note_lot,_number_scopes,_numbers,_old_lot,
+            _on_linux,_on_spending,_one_snapshot,_open_wallet,_other_lane,_others_fall_due,_others_wait,
+            _overdue,_owe,_owe_use,_owed_before,_own_entry,_paid_back,_parked_channel,_parked_json,_parts_of,
+            _pass_ended,_pay_back,_period_at,_period_name,_periods_of,_place_short,_placed_before,_placed_json,
+            _places,_plan_kept,_plan_on,_purge_changes,_purge_feed,_purge_lots,_queued,_raise_moved,_raise_sequence,
+            _raised,_rearmed,_recall_leases,_recorded_events,_recorded_meanwhile,_refund_fate,_refund_hold,
+            _refund_lots,_refund_parts,_refunds_after,_refuse_closed,_refuse_hold,_refuse_moved,_refuse_old_tenant,
+            _refuse_stale,_refuse_unreported,_refusing,_reinstate,_release_job,_release_line,_release_lines,
+            _remember_hold,_renamed_zones,_renew_lot,_repaid,_repeats,_reported_after_repair,_reported_until,
+            _require,_require_plan,_resource_for_write,_roll_end,_roll_lot,_rolls,_schedule,_scope_key,
+            _seq_of_tally,_settle,_sharded,_shorter,_skip,_skippable,_sound_uses,_spend_range,_spent_limits,
+            _spent_since,_start_job,_start_lot,_step_until,_sweep_lots,_sweepable,_take_back,_take_lots,
+            _take_units,_taken,_taken_parts,_tallied_units,_tallies_before,_tally,_tally_key,_tenant_key,
+            _threshold_key,_token_fits,_told_move,_told_use,_trouble_job,_try_each,_try_keys,_try_lock,
+            _try_lock_shared,_try_lock_there,_try_start_job,_turn,_turn_at,_unbound_lock_wait,_under_limits,
+            _unknown_use,_unsettled_spends,_untold,_untold_json,_usage_known_from,_use_lots,_use_repaid,
+            _v1_charge,_v1_charge_fully,_v1_hold,_v1_hold_no,_v1_issued,_v1_limit,_v1_no,_v1_print,_v1_refused,
+            _v1_stand,_v1_standings,_wake_releasers,_whole,_with_absent,_with_debt,_with_keys,_withdraw,
+            _without_debt,_without_lapsing,_without_tallies,_write_charges,_write_debts,_write_due,_write_exact,
+            _write_for_uses,_write_lines,_write_moves,_write_others,_write_plain,_write_up_to,_written_here,
+            announced,begin_change,begin_command,begin_command_plain,block_commit,capture_holds,capture_holds_plain,
+            carve,change_parked,charge,charge_each,charge_leased,charge_plain,charge_up_to,check_charge,
+            claim_job_key,clock,complete_command,complete_command_plain,consume_feed,consume_token,create_scopes,
+            credit,draw,drop_feed_consumer,drop_parked,due_holds,end_child,end_renewal,enter_tenant,expire_hold,
+            explain_parked,extend_holds,find_job_key,finish_command,grant_lot,hold_json,inspect_token,judged_scopes,
+            keep_memory,lock_all,lock_scopes,look_place,mint_tokens,next_release,note_change,number_feed,
+            numbers_behind,open_lease,open_session,open_session_plain,park_jobs,place,place_plain,plan_lot,
+            plan_overage,plan_state,purge_holds,purge_job_keys,purge_leases,purge_operations,purge_scope,
+            purge_tokens,read_feed,receive_child,refund,reinstate_lot,release_captured,release_holds,release_jobs,
+            repair_clock,replace_token,rest_jobs,resume_renewal,retire_scopes,return_holds,revoke_lot,revoke_token,
+            revoke_tokens,roll_over,run_command,run_command_plain,search_entries,set_lot_end,settle_away,
+            settle_lease,spend,sweep_due,sweep_holds,sweep_lots,sweep_scope,sweep_wallet,sweep_wallets,
+            take_newest,told_lots,trouble_jobs,usage,usage_at,v1_answer,v1_balance,v1_capture,v1_charge,
+            v1_check,v1_claim,v1_consume,v1_credit,v1_enqueue,v1_hold,v1_refund,v1_release,v1_usage,wallet_balance,
+            with_sums}')
           and exists (select from aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a where a.grantee = 0)
         order by p.oid
     loop

@@ -38,7 +38,7 @@ func TestRenews_YearsThatNobodyTouchedAreWrittenByOneCall(t *testing.T) {
 	})
 	require.NoError(t, err)
 	require.EqualValues(t, 34, drawn.Left)
-	require.EqualValues(t, days+1, pgtest.Value[int64](t, f.pool, "select count(*) from metered.lots where scope = 'w' and origin = 'g' and pending = 0"))
+	require.EqualValues(t, 10*(days+1), pgtest.Value[int64](t, f.pool, "select sum(amount)::bigint from metered.lots where scope = 'w' and origin = 'g' and pending = 0"))
 }
 
 // A hold is overdrawn, until a lot pays for it that has begun and that nobody has written. A reader knows all of it when the hold falls due.

@@ -389,8 +389,14 @@ func (w *twins) end() {
 		if tw.no == 2 { // a purge took some
 			tw = w.all[0]
 		}
-		rows, err := tw.pool.Query(w.Context(), tw.schema.SQL(`select json_build_array(amount, rest, kept, drawn, held, lapsed, revoked, rolled, pending, origin, reference, category, expires_at, granted_at)::text
-			from metered.lots order by 1`))
+		// Lots of plans that nobody used are one, where the wallet was idle for long.
+		rows, err := tw.pool.Query(w.Context(), tw.schema.SQL(`with lots as (
+				select *, (plan).renewal is not null and drawn + held + revoked + pending + rest + kept = 0 as unused from metered.lots)
+			select json_build_array(amount, rest, kept, drawn, held, lapsed, revoked, rolled, pending, origin, reference, category, expires_at, granted_at)::text
+			from lots where not unused
+			union all
+			select json_build_array((plan).renewal, sum(amount) filter (where origin = 'g'), sum(lapsed))::text from lots where unused group by (plan).renewal
+			order by 1`))
 		if err != nil {
 			return a, err
 		}

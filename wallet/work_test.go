@@ -138,10 +138,10 @@ func TestWork_OfACallIsAsMuchHoweverMuchIsDue(t *testing.T) {
 			flat: []string{"revoke"}, writes: []string{"charge", "draw", "grant", "place", "usage"}},
 		{name: "lots that rolled over, and ended", few: 60, many: pgtest.Size(400, 1000), then: 3 * day, fill: lots(wallet.Grant{Roll: &wallet.Roll{Cap: 5, Lasts: wallet.For(day), Times: 1}}),
 			flat: []string{"revoke"}, writes: []string{"charge", "draw", "grant", "place", "usage"}},
-		{name: "an idle plan", few: 10, many: pgtest.Size(60, 3*365), since: true, fill: plansIdle(1),
-			writes: []string{"sweep"}, grows: map[string]int64{"charge": 10, "draw": 10, "grant": 10, "place": 10}},
-		{name: "five idle plans", few: 10, many: pgtest.Size(60, 365), since: true, fill: plansIdle(5),
-			writes: []string{"sweep"}, grows: map[string]int64{"charge": 30, "draw": 30, "grant": 30, "place": 30}},
+		{name: "an idle plan", few: 30, many: 3 * 365, since: true, fill: plansIdle(1),
+			writes: []string{"charge", "draw", "grant", "place", "balance", "usage", "sweep"}},
+		{name: "five idle plans", few: 30, many: 3 * 365, since: true, fill: plansIdle(5),
+			writes: []string{"charge", "draw", "grant", "place", "balance", "usage", "sweep"}},
 	} {
 		t.Run(b.name, func(t *testing.T) {
 			t.Parallel()

@@ -270,7 +270,7 @@ var all = []Mutant{
 	{"a call on a lot looks at thresholds by its own time", "_name_lot", "select coalesce((select y.at from metered.ledger y where y.scope = e.scope and y.seq = tip.seq), e.at) into tip.at;", "null;",
 		"./wallet", "TestThresholds_CountUnitsThatWereFreedBeforeTheirLotEnded"},
 	{"a shared cap counts no held units", "_capped", "+ lots[pos].held", "", "./wallet", "TestRollShared_CountsUnitsThatHoldsKeep"},
-	{"a lot that begins in a backlog is left to it", "_advance", "if begins and lots[pos].expires_at <= until then", "if false then", "./wallet", "TestLots_ThatBeginInABacklogAreEndedInTheirTurn"},
+	{"a lot that begins in a backlog is left to it", "_advance_each", "if begins and lots[pos].expires_at <= until then", "if false then", "./wallet", "TestLots_ThatBeginInABacklogAreEndedInTheirTurn"},
 	{"a sweep tells of no units that came and went", "_sweep_lots", "and m.seq > tip.seq and m.seq <= e.seq", "and m.seq > tip.seq and m.seq < tip.seq", "./wallet", "TestSweep_TellsOfUnitsThatCameAndWent"},
 	{"a wallet that is behind is swept with others", "sweep_wallets", "if metered._behind(one.scope, clk) then", "if false then", "./wallet", "TestSweep_AWalletThatIsBehindIsSweptAloneAndInSteps"},
 	{"a step of a wallet ends all its lots", "sweep_wallet", "metered._step_until(tip, clk, metered._events_per_step()), metered._events_per_step(),", "clk, null,", "./wallet", "TestSweep_AWalletThatIsBehindIsSweptAloneAndInSteps"},

@@ -21,6 +21,7 @@ var sources = []string{
 	"debts",
 	"duelots",
 	"advance",
+	"idle",
 	"settle",
 	"lapses",
 	"lotmoves",

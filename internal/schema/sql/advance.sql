@@ -1,6 +1,7 @@
 -- What time alone does in a wallet, in its order. _advance gets lots, due lines and overdraft as arrays
 -- (_load_due), applies the events (duelots.sql), and answers with the entries and moves that say so, and
 -- with the lots after them. A writer appends them (_settle). A reader answers from the lots (lapses.sql).
+-- idle.sql says how it skips what plans repeat. _advance_each, here, applies one event after the other.
 --
 -- Events come in the order of their times. At one instant lots end, then lots begin, then holds fall
 -- due, each from the oldest on. A lot that no row has yet has a number below 0: its place in the array.
@@ -84,9 +85,10 @@ $$;
 -- changes, and those on which that depends (_load_due). lines are in their order, and parts first those
 -- of the lines, and then the overdrawn ones of other holds. spent is overdraft that no hold keeps, of
 -- which debts were drawn for uses. unwritten are units of other lots that have ended. The entries
--- remember the thresholds lowered from the first one on that lowers the balance.
-create function metered._advance(inout tip metered.ledger, until timestamptz, lowered jsonb,
-    unwritten bigint, lines metered.due_line[], inout lots metered.lots[],
+-- remember the thresholds lowered from the first one on that lowers the balance. There are others lots
+-- beside these, which take their places in a larger array.
+create function metered._advance_each(inout tip metered.ledger, until timestamptz, lowered jsonb,
+    unwritten bigint, others int, lines metered.due_line[], inout lots metered.lots[],
     inout parts metered.lot_holds[], inout debts metered.lot_debts[], inout spent bigint,
     out entries metered.ledger[], out moves metered.lot_moves[])
 language plpgsql stable
@@ -95,11 +97,12 @@ declare
     -- Places in lots, in their order, and how many had their turn.
     turns  int[] := array(select x.ordinality from unnest(lots) with ordinality x
         where case when x.pending > 0 then x.starts_at else x.expires_at end <= until
+          and x.pending + x.rest + x.kept + x.held > 0
         order by case when x.pending > 0 then x.starts_at else x.expires_at end, x.pending > 0, x.age);
     turned int := 0;
     capped int[] := array(select x.ordinality from unnest(lots) with ordinality x
-        where x.origin = 'r' and (x.plan).roll_shared);
-    places int[] := metered._places(parts, lots);
+        where x.origin = 'r' and (x.plan).roll_shared and x.rest + x.kept + x.held > 0);
+    places int[] := case when parts = '{}' then '{}' else metered._places(parts, lots) end;
     due    int := 0;
     parted int := 0;
     loaded int := cardinality(parts);
@@ -128,13 +131,13 @@ begin
             continue when lots[pos].pending + lots[pos].rest + lots[pos].kept = 0;
             begins := lots[pos].pending > 0;
             if begins then
-                step := metered._start_lot(tip, lots[pos], unwritten, -1 - cardinality(lots));
+                step := metered._start_lot(tip, lots[pos], unwritten, -1 - others - cardinality(lots));
                 came := array[pos];
                 came_seq := (step.tip).seq;
             else
                 tip.crossed := lowered;
                 step := metered._end_lot(tip, lots[pos],
-                    metered._capped(lots[pos], lots, capped), -1 - cardinality(lots));
+                    metered._capped(lots[pos], lots, capped), -1 - others - cardinality(lots));
                 came_seq := case when ((step.made).plan).uses is null then (step.made).granted_seq end;
             end if;
             lots[pos] := step.l;

@@ -150,6 +150,16 @@ begin
 end
 $$;
 
+-- The reference of a plan's lot that begins then.
+create function metered._period_name(renewal text, starts_at timestamptz) returns text
+language plpgsql immutable
+as $$
+begin
+    return left(renewal || ' '
+        || to_char(starts_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"'), 255);
+end
+$$;
+
 -- The lot of the period after that of l, which renews.
 create function metered._next_lot(l metered.lots) returns metered.lots
 language plpgsql stable
@@ -187,8 +197,7 @@ begin
     follows.from_lot := null;
     follows.origin := 'g';
     follows.again := metered._again(l.plan);
-    follows.reference := left((l.plan).renewal || ' '
-        || to_char(follows.starts_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"'), 255);
+    follows.reference := metered._period_name((l.plan).renewal, follows.starts_at);
     return follows;
 end
 $$;
