@@ -9704,8 +9704,9 @@ end
 $$;
 
 -- Sweeps one scope that is behind: ends its first due lines, as many as one step writes and no more
--- than max_holds, if its lock is free. freed counts them: null if the lock was not free. nos are
--- holds that ended whole with them, as sweep_due has it. more: others are due.
+-- than max_holds, if its lock is free. In a wallet it takes the step that sweep_wallet takes, which
+-- may end lots and no line. freed counts the lines: null if the scope or the first hold is locked.
+-- nos are holds that ended whole with them, as sweep_due has it. more: others are due.
 create function metered.sweep_scope(of_scope metered.scope_name, max_holds int,
     keep_pending boolean, channel text,
     out nos bigint[], out freed int, out more boolean)
@@ -9716,10 +9717,11 @@ set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-    tip  metered.ledger;
-    clk  timestamptz;
+    tip   metered.ledger;
+    clk   timestamptz;
+    until timestamptz;      -- of the step
     due_nos bigint[];
-    ours bigint[];
+    ours  bigint[];
 begin
     if max_holds > 10000
         or octet_length(channel) > 64 then
@@ -9733,24 +9735,36 @@ begin
     end if;
     clk := metered.clock();
     tip := metered._last_entry(of_scope);
+    until := metered._step_until(tip, clk, least(max_holds, metered._events_per_step()));
     due_nos := array(select l.hold from metered.hold_lines l
-        where l.scope = of_scope and l.open > 0 and l.due >= tip.next_due and l.due <= clk
+        where l.scope = of_scope and l.open > 0 and l.due >= tip.next_due and l.due <= until
         order by l.due limit least(max_holds, metered._events_per_step()));
     ours := array(select r.no from (
         select y.no from metered.holds y
         where y.no = any (due_nos) and (y.due <= clk) is true
         order by y.no for no key update skip locked) r);
-    -- Up to the first that another call has locked: it may capture something.
-    due_nos := due_nos[:coalesce((select min(d.n) from unnest(due_nos) with ordinality d(no, n)
-        where d.no <> all (ours)) - 1, cardinality(due_nos))];
+    if cardinality(ours) < cardinality(due_nos) then
+        -- Up to the first that another call has locked: it may capture something.
+        due_nos := due_nos[:(select min(d.n) from unnest(due_nos) with ordinality d(no, n)
+            where d.no <> all (ours)) - 1];
+        until := (select max(l.due) from metered.hold_lines l
+            where l.scope = of_scope and l.hold = any (due_nos));
+        if until is null then
+            return;
+        end if;
+    end if;
     freed := cardinality(due_nos);
+    if tip.lots_end is not null then
+        perform metered._settle(metered._entry_for_write(of_scope), until,
+            metered._events_per_step(), 0, null);
+    end if;
     if freed > 0 then
         perform metered._expire_rows(due_nos, clk, (metered._by_system()).note);
         perform metered._release_lines(due_nos, array[of_scope::text], 'x', clk, null,
             metered._by_system());
         nos := metered._whole(due_nos, keep_pending, channel);
-        tip := metered._last_entry(of_scope);
     end if;
+    tip := metered._last_entry(of_scope);
     more := 0 < (select count(*) from (select from metered.hold_lines l
         where l.scope = of_scope and l.open > 0 and l.due >= tip.next_due and l.due <= clk
         order by l.due limit 1) x);
@@ -9793,7 +9807,7 @@ begin
                 where l.scope = page.behind[1] and l.open > 0
                   and l.due >= (metered._last_entry(page.behind[1])).next_due
                 order by l.due limit 1) - interval '1 microsecond';
-            if (next, 9223372036854775807) > (after_due, after_no) then
+            if step.freed = 0 or (next, 9223372036854775807) > (after_due, after_no) then
                 last_due := next;
                 last_no := 9223372036854775807;
                 more := true;
@@ -16109,7 +16123,7 @@ comment on function metered.due_holds(text, text, timestamptz, bigint, timestamp
 comment on function metered.announced(bigint[], text) is 'Marks swept holds as announced, and notifies listeners.';
 comment on function metered.purge_holds(timestamptz, timestamptz, int, int) is 'Deletes holds that ended before cutoff, with lines and history, at most max_rows of them, from "after" on (null: from the beginning), and moves the horizon to the latest time that their ids carry, in the same transaction, as purge_operations does.';
 comment on function metered.sweep_due(timestamptz, bigint, int, boolean, text) is 'Looks at up to max_holds due holds, after after_due and after_no, and ends those whose locks are free. Scopes that are behind are returned, for sweep_scope, and their lines stay. nos are the holds that ended whole, and skipped counts those whose locks were not free. Without keep_pending they need no announcement. seen counts the holds looked at. If there may be more, go on after last_due and last_no.';
-comment on function metered.sweep_scope(metered.scope_name, int, boolean, text) is 'Sweeps one scope that is behind: ends its first due lines, as many as one step writes and no more than max_holds, if its lock is free. freed counts them: null if the lock was not free. nos are holds that ended whole with them, as sweep_due has it. more: others are due.';
+comment on function metered.sweep_scope(metered.scope_name, int, boolean, text) is 'Sweeps one scope that is behind: ends its first due lines, as many as one step writes and no more than max_holds, if its lock is free. In a wallet it takes the step that sweep_wallet takes, which may end lots and no line. freed counts the lines: null if the scope or the first hold is locked. nos are holds that ended whole with them, as sweep_due has it. more: others are due.';
 comment on function metered.sweep_holds(timestamptz, bigint, int, boolean, text) is 'sweep_due, and a step of the first scope that is behind, for programs of version 1, which go on where this call says. If more is due in that scope, it is before the next hold of that scope.';
 comment on function metered.sweep_wallets(timestamptz, bigint, int, boolean, metered.charge_limit[], int, text[]) is 'Looks at up to max_lots lots that are due, or have lapsed units that are not announced, after after_end and after_no, and writes down all that is due in their wallets, if these are not locked. Wallets that are behind are returned, for sweep_wallet, and so are those that would cross thresholds of the limits, or have a plan of a lost time zone (crossing). untold are lapsed units, for told_lots: without keep_untold they need no announcement. busy counts lots of locked wallets. If there may be more, go on after last_end and last_no. Lots of wallets in without are passed over.';
 comment on function metered.sweep_wallet(metered.scope_name, timestamptz, bigint, int, boolean, metered.charge_limit[], int, boolean) is 'Takes one step in a wallet: writes down what is due first in it, as many events as one step writes. untold are lapsed units of the lots that they are about, and of the next max_lots others after after_end and after_no. status is swept, busy (its lock is not free; without skip_busy it is waited for), or crossing, as sweep_wallets has it. more: call again, after last_end and last_no.';

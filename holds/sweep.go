@@ -243,7 +243,7 @@ func (s *sweeper) step(ctx context.Context, pool *pgxpool.Pool, scope string) (m
 		return false, false, err
 	}
 	s.add(ctx, told, 0, refusals, now)
-	return more, freed == nil || *freed == 0 && more, nil // left: another call has locked it
+	return more, freed == nil, nil // left: another call has locked it
 }
 
 // batch runs a transaction of the sweep, which ends holds, and announces these.

@@ -110,3 +110,22 @@ func TestSweep_AnnouncesWhatADueHoldGaveBackToAnEndedLot(t *testing.T) {
 		f.verify()
 	}
 }
+
+// A step of a sweep of holds writes no more of a wallet than one of a sweep of wallets: a plan that nobody touched comes
+// before the due hold, and its periods are written in steps, too.
+func TestSweep_OfHoldsWritesAWalletThatIsBehindInSteps(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, wallet.Config{})
+	f.grant(wallet.Grant{Amount: 9, Reference: "plan", Ends: wallet.EachPeriod(daily)})
+	f.place("h", 2, 40*day)
+	f.clock.Advance(60 * day)
+	entries, most, batches := pgtest.Count(t, f.pool, "metered.ledger"), 0, 0
+	report, err := f.holds.Sweep(t.Context(), f.pool, holds.SweepOptions{Progress: func(holds.SweepReport) {
+		now := pgtest.Count(t, f.pool, "metered.ledger")
+		most, batches, entries = max(most, now-entries), batches+1, now
+	}})
+	require.NoError(t, err)
+	require.Equal(t, []int{1, 0}, []int{report.Expired, report.Behind})
+	require.LessOrEqual(t, most, 30, "in %d batches", batches)
+	f.verify()
+}

@@ -277,6 +277,7 @@ var all = []Mutant{
 	{"a scope that is behind is charged with its batch", "charge_each", "and metered._behind(x.scope, clk));", "and false);", "./holds", "TestBatcher_AScopeThatIsBehindKeepsNoOtherWaiting"},
 	{"a step of a wallet's sweep writes all that is due", "_release_lines", "tip := metered._settle(tip, least(w.due, clk), metered._ends_per_call(), 0, null);", "tip := metered._settle(tip, clk, metered._ends_per_call(), 0, null);", "./wallet", "TestSweep_AWalletWithManyDueHoldsIsSweptInSteps"},
 	{"a sweep's step takes no lock", "sweep_scope", "if not metered._try_lock(metered._scope_key(of_scope)) then", "if false then", "./wallet", "TestDraw_AndAStepOfASweepComeOneAfterTheOther"},
+	{"a step of holds writes a wallet whole", "sweep_scope", "metered._settle(metered._entry_for_write(of_scope), until,", "metered._settle(metered._entry_for_write(of_scope), clk,", "./wallet", "TestSweep_OfHoldsWritesAWalletThatIsBehindInSteps"},
 	{"a lost zone stops the look of a sweep", "_step_until", "exception when sqlstate 'MT010' then", "exception when sqlstate 'MT100' then", "./wallet", "TestZone_ThatTheServerHasLostStopsNoSweepOfHolds"},
 	{"a lost zone stops the sweep of all holds", "sweep_due", "exception when sqlstate 'MT010' then", "exception when sqlstate 'MT100' then", "./wallet", "TestZone_ThatTheServerHasLostStopsNoSweepOfHolds"},
 	{"a purge forgets a plan that has ended", "_names_kept", "and (y.pending > 0 or y.last_seq >= keep)", "and y.pending > 0", "./wallet", "TestPurge_KeepsTheFirstLotOfAPlanThatRenews"},

@@ -209,18 +209,20 @@ end
 $$;
 
 -- Sweeps one scope that is behind: ends its first due lines, as many as one step writes and no more
--- than max_holds, if its lock is free. freed counts them: null if the lock was not free. nos are
--- holds that ended whole with them, as sweep_due has it. more: others are due.
+-- than max_holds, if its lock is free. In a wallet it takes the step that sweep_wallet takes, which
+-- may end lots and no line. freed counts the lines: null if the scope or the first hold is locked.
+-- nos are holds that ended whole with them, as sweep_due has it. more: others are due.
 create function metered.sweep_scope(of_scope metered.scope_name, max_holds int,
     keep_pending boolean, channel text,
     out nos bigint[], out freed int, out more boolean)
 language plpgsql volatile
 as $$
 declare
-    tip  metered.ledger;
-    clk  timestamptz;
+    tip   metered.ledger;
+    clk   timestamptz;
+    until timestamptz;      -- of the step
     due_nos bigint[];
-    ours bigint[];
+    ours  bigint[];
 begin
     perform metered._require(max_holds between 1 and 10000 and keep_pending is not null,
         'sweep_scope');
@@ -230,24 +232,36 @@ begin
     end if;
     clk := metered.clock();
     tip := metered._last_entry(of_scope);
+    until := metered._step_until(tip, clk, least(max_holds, metered._events_per_step()));
     due_nos := array(select l.hold from metered.hold_lines l
-        where l.scope = of_scope and l.open > 0 and l.due >= tip.next_due and l.due <= clk
+        where l.scope = of_scope and l.open > 0 and l.due >= tip.next_due and l.due <= until
         order by l.due limit least(max_holds, metered._events_per_step()));
     ours := array(select r.no from (
         select y.no from metered.holds y
         where y.no = any (due_nos) and (y.due <= clk) is true
         order by y.no for no key update skip locked) r);
-    -- Up to the first that another call has locked: it may capture something.
-    due_nos := due_nos[:coalesce((select min(d.n) from unnest(due_nos) with ordinality d(no, n)
-        where d.no <> all (ours)) - 1, cardinality(due_nos))];
+    if cardinality(ours) < cardinality(due_nos) then
+        -- Up to the first that another call has locked: it may capture something.
+        due_nos := due_nos[:(select min(d.n) from unnest(due_nos) with ordinality d(no, n)
+            where d.no <> all (ours)) - 1];
+        until := (select max(l.due) from metered.hold_lines l
+            where l.scope = of_scope and l.hold = any (due_nos));
+        if until is null then
+            return;
+        end if;
+    end if;
     freed := cardinality(due_nos);
+    if tip.lots_end is not null then
+        perform metered._settle(metered._entry_for_write(of_scope), until,
+            metered._events_per_step(), 0, null);
+    end if;
     if freed > 0 then
         perform metered._expire_rows(due_nos, clk, (metered._by_system()).note);
         perform metered._release_lines(due_nos, array[of_scope::text], 'x', clk, null,
             metered._by_system());
         nos := metered._whole(due_nos, keep_pending, channel);
-        tip := metered._last_entry(of_scope);
     end if;
+    tip := metered._last_entry(of_scope);
     more := 0 < (select count(*) from (select from metered.hold_lines l
         where l.scope = of_scope and l.open > 0 and l.due >= tip.next_due and l.due <= clk
         order by l.due limit 1) x);
@@ -282,7 +296,7 @@ begin
                 where l.scope = page.behind[1] and l.open > 0
                   and l.due >= (metered._last_entry(page.behind[1])).next_due
                 order by l.due limit 1) - interval '1 microsecond';
-            if (next, 9223372036854775807) > (after_due, after_no) then
+            if step.freed = 0 or (next, 9223372036854775807) > (after_due, after_no) then
                 last_due := next;
                 last_no := 9223372036854775807;
                 more := true;
