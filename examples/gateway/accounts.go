@@ -142,9 +142,13 @@ func (g *gateway) credit(w http.ResponseWriter, r *http.Request) error {
 	}
 	var granted wallet.Granted
 	err = g.metered.RunTx(r.Context(), pgx.TxOptions{}, func(ctx context.Context, tx pgx.Tx) (err error) {
-		granted, err = g.wallet.Grant(ctx, tx, wallet.Grant{
-			Wallet: credit(organisation), Amount: payment.Amount, Category: payment.Category, Ends: wallet.At(payment.Expires), Reference: payment.ID,
-		})
+		grant := wallet.Grant{
+			Wallet: credit(organisation), Amount: payment.Amount, Category: payment.Category, Reference: payment.ID,
+		}
+		if !payment.Expires.IsZero() {
+			grant.Ends = wallet.At(payment.Expires)
+		}
+		granted, err = g.wallet.Grant(ctx, tx, grant)
 		return err
 	})
 	if err != nil {
