@@ -1,6 +1,7 @@
 package pgserver
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -76,13 +77,13 @@ func tryCluster(ctx context.Context, opts Options, in installation, as account, 
 	}
 
 	conf, making, command, made := opts.conf(dir, port), "initdb", "init "+password, ""
-	if primary == nil && !opts.TCP {
+	if primary == nil {
 		made = madeDir(opts.cache, in, as)
 	}
 	_, err = os.Stat(made)
 	kept := err == nil
 	if kept {
-		making, command = "cp", "unpack "+made
+		making, command = "cp", "unpack "+cmp.Or(password, "-")+" "+made
 	}
 	if primary != nil {
 		conninfo, err := primary.conninfo()
@@ -100,7 +101,7 @@ func tryCluster(ctx context.Context, opts Options, in installation, as account, 
 		err = fmt.Errorf("%s in %s as %s failed:\n%s", making, dir, as.name, s.logTail())
 	}
 	if err == nil {
-		if made != "" && !kept {
+		if made != "" && !kept && password == "" {
 			keepMade(made, filepath.Join(dir, "data"), conf)
 		}
 		err = s.launch(ctx)

@@ -12,7 +12,8 @@ import (
 )
 
 // madeDir returns the place for the cluster that initdb of these binaries makes, or "". A copy of
-// it takes a tenth of initdb's time. A cluster with a password is not kept.
+// it takes a tenth of initdb's time. A cluster with a password is not kept: it gets its own one in
+// a copy of one without.
 func madeDir(cache string, in installation, as account) string {
 	hash := sha256.New()
 	_, _ = hash.Write([]byte(watchdogScript)) // has initdb's arguments

@@ -56,16 +56,22 @@ func TestStart_MakesAPrivateClusterInUTF8(t *testing.T) {
 
 func TestStart_TCPAsksForThePassword(t *testing.T) {
 	t.Parallel()
-	s := start(t, Options{TCP: true})
-	config, err := pgx.ParseConfig(s.ConnString())
-	require.NoError(t, err)
-	require.Equal(t, "127.0.0.1", config.Host)
-	require.Equal(t, "127.0.0.1", query(t, s, "show listen_addresses"))
-	require.Equal(t, "scram-sha-256", query(t, s, "select auth_method from pg_hba_file_rules where address = '127.0.0.1'"))
+	cache := sharedDir(t, 0o755)
+	for _, made := range []string{"by initdb", "without a password", "by a copy"} {
+		s := start(t, Options{TCP: made != "without a password", cache: cache})
+		if made == "without a password" {
+			continue // it is kept
+		}
+		config, err := pgx.ParseConfig(s.ConnString())
+		require.NoError(t, err)
+		require.Equal(t, "127.0.0.1", config.Host)
+		require.Equal(t, "127.0.0.1", query(t, s, "show listen_addresses"))
+		require.Equal(t, "{scram-sha-256}", query(t, s, "select array_agg(distinct auth_method) from pg_hba_file_rules where type like 'host%'"), made)
 
-	config.Password = "wrong"
-	_, err = pgx.ConnectConfig(t.Context(), config)
-	require.ErrorContains(t, err, "28P01")
+		config.Password = "wrong"
+		_, err = pgx.ConnectConfig(t.Context(), config)
+		require.ErrorContains(t, err, "28P01", made)
+	}
 }
 
 func TestStart_DurableLeavesTheServersDefaults(t *testing.T) {
@@ -189,7 +195,7 @@ func TestStart_CopiesWhatInitdbMade(t *testing.T) {
 	}
 	first := identify(Options{Settings: map[string]string{"work_mem": "5MB"}})
 	require.Equal(t, first, identify(Options{}))
-	require.NotEqual(t, first, identify(Options{TCP: true}))
+	require.Equal(t, first, identify(Options{TCP: true}))
 	kept, err := filepath.Glob(filepath.Join(cache, "initdb-*"))
 	require.NoError(t, err)
 	require.Len(t, kept, 1)

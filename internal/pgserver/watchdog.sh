@@ -52,11 +52,19 @@ init() {
 	printf '%s\n' "$conf" >>"$dir/data/postgresql.conf"
 }
 
-# unpack MADE: makes the directory and in it a copy of a cluster that initdb made.
+# unpack PASSWORD MADE: makes the directory and in it a copy of a cluster that initdb made without one. The password - is
+# none.
 unpack() {
 	mkdir "$dir" || return
 	mkfifo "$dir/alive" || return
-	cp -R "$1" "$dir/data" 2>>"$dir/log" || return
+	cp -R "${1#* }" "$dir/data" 2>>"$dir/log" || return
+	password=${1%% *}
+	if [ "$password" != - ]; then
+		printf "alter role postgres password '%s'\n" "$password" |
+			"$bin/postgres" --single -D "$dir/data" postgres >>"$dir/log" 2>&1 || return
+		sed "/^host/s/reject\$/$auth/" "$dir/data/pg_hba.conf" >"$dir/data/pg_hba.new" || return
+		mv "$dir/data/pg_hba.new" "$dir/data/pg_hba.conf" || return
+	fi
 	rm -f "$dir/log"
 	printf '%s\n' "$conf" >>"$dir/data/postgresql.conf"
 }
