@@ -28,7 +28,7 @@ interleave: ## run pairs of calls in each order of their statements: PREEMPTIONS
 	go test -C integration_test ./orders -count=1 -v -timeout 48h -orders 0 -preemptions $(or $(PREEMPTIONS),1) -together $(or $(TOGETHER),2) -calls "$(CALLS)" -order "$(ORDER)"
 
 histories: ## record calls under faults, and look for an order that explains their answers: OPERATIONS=34000 in each setting
-	go test -C integration_test ./histories -count=1 -v -timeout 6h -operations $(or $(OPERATIONS),34000)
+	go test -C integration_test ./histories -count=1 -v -timeout 6h -settings . -operations $(or $(OPERATIONS),34000)
 
 mutants: ## break the library in each of many places, and run the test that must notice: ONLY='a lease is settled twice'
 	go test -C integration_test ./mutants -count=1 -v -timeout 6h -only '$(or $(ONLY),.)'

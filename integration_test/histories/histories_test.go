@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"net"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -27,7 +28,8 @@ import (
 )
 
 var (
-	operations = flag.Int("operations", pgtest.Size(600, 34_000), "how many calls the clients make in each setting")
+	operations = flag.Int("operations", pgtest.Size(300, 34_000), "how many calls the clients make in each setting")
+	settings   = flag.String("settings", pgtest.Size("direct", "."), "the settings whose names match")
 	things     = flag.Int("calls", 600, "how many calls are about the same things, before new ones take their place")
 )
 
@@ -164,6 +166,9 @@ func (w *world) generation() int64 { return w.ended.Load() / int64(*things) }
 func TestHistories_AreThoseOfOneCallAfterTheOther(t *testing.T) {
 	t.Parallel()
 	for name, s := range map[string]setting{"direct": {}, "through PgBouncer": {bounced: true}, "a promoted standby": {standby: "sync"}, "a rolling upgrade": {upgraded: true}} {
+		if !regexp.MustCompile(*settings).MatchString(name) {
+			continue
+		}
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			require.Empty(t, newWorld(t, s).run())
@@ -175,7 +180,7 @@ func TestHistories_AreThoseOfOneCallAfterTheOther(t *testing.T) {
 func TestHistories_FindTheLossOfAnAsynchronousStandby(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, setting{standby: "async"})
-	w.calls = min(w.calls, 600)
+	w.calls = min(w.calls, 300)
 	require.NotEmpty(t, w.run())
 }
 

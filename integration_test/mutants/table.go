@@ -1,7 +1,7 @@
 package mutants
 
 // short is how many of the first mutants run with the other tests.
-const short = 2
+const short = 1
 
 // twins is the test of what time does to a wallet.
 const twins = "TestTwins_NoAnswerDependsOnWhoLooked"
