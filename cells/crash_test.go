@@ -93,7 +93,7 @@ func (m *mover) dies(nth int, after bool, also func()) (died func() bool) {
 func TestMove_DiesAtEachCommit(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 3, database(t), database(t), database(t))
-	crashes(t, w, newMover(t, w), 1, func(int) {})
+	crashes(t, w, newMover(t, w), pgtest.Size(3, 1), func(int) {})
 }
 
 // Both servers are killed (-9) there, and come back in both orders.
@@ -107,7 +107,7 @@ func TestMove_ServersDieAtEachCommit(t *testing.T) {
 		servers, pools = append(servers, server), append(pools, pool)
 	}
 	w := newWorld(t, 2, pools...)
-	crashes(t, w, newMover(t, w), pgtest.Size(3, 1), func(n int) {
+	crashes(t, w, newMover(t, w), pgtest.Size(5, 1), func(n int) {
 		for _, s := range servers {
 			require.NoError(t, s.Kill())
 		}

@@ -48,7 +48,7 @@ func TestHolds_UnderStressThereIsNoDeadlockAndAllSumsAreExact(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
-	most := pgtest.Size[int64](150, math.MaxInt64)
+	most := pgtest.Size[int64](60, math.MaxInt64)
 	workers := []func(ctx context.Context, iso pgx.TxIsoLevel) error{
 		s.place, s.place, s.place, s.place, s.capture, s.capture, s.release, s.extend, s.expire, s.charge, s.sweep, s.sweep, s.watch,
 	}

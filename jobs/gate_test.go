@@ -672,6 +672,7 @@ func TestGated_AJobThatFailsIsPassed(t *testing.T) {
 // pool alone: a job that its tenant's cap lets in waits for its turn in the pool.
 func TestGated_TenantsTakeTurnsBehindCapsOfTheirOwn(t *testing.T) {
 	t.Parallel()
+	each := pgtest.Size(14, 60)
 	for name, lines := range map[string]func(tenant string) []holds.Line{
 		"pool": func(string) []holds.Line { return []holds.Line{slots("pool", 1, 2)} },
 		"own, pool": func(tenant string) []holds.Line {
@@ -708,7 +709,7 @@ func TestGated_TenantsTakeTurnsBehindCapsOfTheirOwn(t *testing.T) {
 				return last
 			}
 			for _, tenant := range []string{"a", "b", "c", "d"} {
-				enqueue(tenant, 60)
+				enqueue(tenant, each)
 			}
 			one, starts := enqueue("e", 1), 0
 			for len(running) > 0 {
@@ -728,7 +729,7 @@ func TestGated_TenantsTakeTurnsBehindCapsOfTheirOwn(t *testing.T) {
 				}
 			}
 			require.Zero(t, one)
-			require.Len(t, g.river(), 241)
+			require.Len(t, g.river(), 4*each+1)
 			require.Zero(t, g.lines())
 			pgtest.RequireVerified(t, g.pool, g.ledger)
 		})

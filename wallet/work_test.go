@@ -117,7 +117,7 @@ func (f *fixture) lotsEnd(scope string, n int, g wallet.Grant) {
 // for what has piled up. Some calls read in proportion to it. The short form finds a charge that ends all due holds.
 func TestWork_OfACallIsAsMuchHoweverMuchIsDue(t *testing.T) {
 	t.Parallel()
-	many := pgtest.Size(400, 10_000)
+	many := pgtest.Size(250, 10_000)
 	lots := func(g wallet.Grant) func(f *fixture, scope string, n int) {
 		return func(f *fixture, scope string, n int) { f.lotsEnd(scope, n, g) }
 	}

@@ -188,7 +188,7 @@ func TestClusters_KilledAtEveryStep(t *testing.T) {
 		for j, statement := range statements {
 			for k, after := range []bool{false, true} {
 				n++
-				if !pgtest.Long && n%5 != 0 { // every fifth place, at each step and with each order of recovery
+				if !pgtest.Long && n%7 != 0 { // every seventh place, at each step and with each order of recovery
 					continue
 				}
 				on, other := w.away, w.home
