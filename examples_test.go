@@ -131,8 +131,7 @@ func (c *checker) Import(path string) (*types.Package, error) {
 	return p, nil
 }
 
-// public is the exported functions of a package, and the methods of its types, without the one that lends internals to
-// other packages: users cannot call it.
+// public is the exported functions of a package, and the methods of its types.
 func public(p *types.Package) []*types.Func {
 	var all []*types.Func
 	for _, name := range p.Scope().Names() {
@@ -147,5 +146,5 @@ func public(p *types.Package) []*types.Func {
 			all = slices.AppendSeq(all, named.Methods())
 		}
 	}
-	return slices.DeleteFunc(all, func(fn *types.Func) bool { return !fn.Exported() || fn.Name() == "Internals" })
+	return slices.DeleteFunc(all, func(fn *types.Func) bool { return !fn.Exported() })
 }

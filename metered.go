@@ -337,8 +337,7 @@ type Client struct {
 
 type statements struct{ lookup, purge, purgeable, notify string }
 
-// Internals is internal.
-func Internals(lend.Key) internals { return internals{} }
+func init() { lend.Lend("metered", internals{}) }
 
 // internals are lent to cells.
 type internals struct{}

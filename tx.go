@@ -23,6 +23,8 @@ import (
 	"github.com/pgmetered/metered/internal/ledger"
 	"github.com/pgmetered/metered/internal/lend"
 	"github.com/pgmetered/metered/internal/listen"
+	"github.com/pgmetered/metered/internal/observed"
+	"github.com/pgmetered/metered/internal/schema"
 	"github.com/pgmetered/metered/jobs"
 	"github.com/pgmetered/metered/leases"
 	"github.com/pgmetered/metered/tokens"
@@ -317,12 +319,51 @@ type (
 
 // Functions that the packages lend.
 var (
-	inBudget = budget.Internals(lend.Key{})
-	inHolds  = holds.Internals(lend.Key{})
-	inJobs   = jobs.Internals(lend.Key{})
-	inLeases = leases.Internals(lend.Key{})
-	inTokens = tokens.Internals(lend.Key{})
-	inWallet = wallet.Internals(lend.Key{})
+	inBudget = lend.Borrow[interface {
+		Charges(l *budget.Ledger, charges ...budget.Charge) (*ledger.ChargeCall[budget.Receipt], error)
+		ChargeUpTo(l *budget.Ledger, charges ...budget.Charge) (*ledger.ChargeCall[budget.Receipt], error)
+		Content(scope, use string) string
+		Credit(l *budget.Ledger, c budget.Credit) (*ledger.Call[budget.Posted], error)
+		Refund(l *budget.Ledger, r budget.Refund) (*ledger.Call[budget.Posted], error)
+		TellRefused(ctx context.Context, to *observed.To, err error)
+		TellsSpent(l budget.Limit) (tells, known bool)
+	}]("budget")
+
+	inHolds = lend.Borrow[interface {
+		Capture(b *holds.Book, c holds.Capture) (*ledger.Call[[]holds.Hold], error)
+		Claim(b *holds.Book, c holds.Claim) (*ledger.Call[[]holds.Hold], error)
+		Decode(raw []byte) (holds.Hold, error)
+		Extend(b *holds.Book, e holds.Extend) (*ledger.Call[[]holds.Hold], error)
+		OfSession(ctx context.Context, b *holds.Book, db budget.Querier, tenant, operation, holder string) (holds.Hold, []byte, error)
+		Open(b *holds.Book, r holds.Placement, o *ledger.Opening) (*ledger.Call[[]holds.Hold], error)
+		Place(b *holds.Book, r holds.Placement) (*ledger.Call[[]holds.Hold], error)
+		Release(b *holds.Book, r holds.Release) (*ledger.Call[[]holds.Hold], error)
+		Return(b *holds.Book, r holds.Return) (*ledger.Call[[]holds.Hold], error)
+		Tell(ctx context.Context, to *observed.To, kind string, all []holds.Hold, pending bool)
+		Unknown(others bool) error
+	}]("holds")
+
+	inJobs = lend.Borrow[interface {
+		Enqueue(ctx context.Context, e *jobs.Enqueuer, tx pgx.Tx, args river.JobArgs, opts *jobs.Options) (jobs.Result, *ledger.Call[jobs.Result], error)
+	}]("jobs")
+
+	inLeases = lend.Borrow[interface {
+		Learn(p *leases.Pool, err error)
+		Lease(ctx context.Context, p *leases.Pool, c *ledger.Charging, charges []budget.Charge)
+		Look(p *leases.Pool, c *ledger.Charging, charges []budget.Charge)
+		Schema(p *leases.Pool) schema.Name
+	}]("leases")
+
+	inTokens = lend.Borrow[interface {
+		Grant(p ledger.PresentedToken, r ledger.TokenRow) (tokens.Grant, error)
+		Present(s *tokens.Store, purpose, subject, text string) (ledger.PresentedToken, error)
+		Refuse(reason string) error
+		TellRefused(ctx context.Context, to *observed.To, err error)
+	}]("tokens")
+
+	inWallet = lend.Borrow[interface {
+		Draw(b *wallet.Book, d wallet.Draw) (*ledger.Call[wallet.Drawn], error)
+	}]("wallet")
 )
 
 // CommandNotice is a committed command, or jobs without one.

@@ -74,7 +74,9 @@ func refund(ctx context.Context, pool *pgxpool.Pool, l *budget.Ledger, scope str
 }
 
 // prepareCharges is a step that the package lends to its siblings.
-var prepareCharges = budget.Internals(lend.Key{}).Charges
+var prepareCharges = lend.Borrow[interface {
+	Charges(l *budget.Ledger, charges ...budget.Charge) (*ledger.ChargeCall[budget.Receipt], error)
+}]("budget").Charges
 
 // chargeMany appends n charges of one unit in one round trip per hundred.
 func chargeMany(t testing.TB, db interface {

@@ -23,8 +23,7 @@ import (
 	"github.com/pgmetered/metered/internal/sqlstate"
 )
 
-// Internals is internal.
-func Internals(lend.Key) internals { return internals{} }
+func init() { lend.Lend("budget", internals{}) }
 
 // internals are lent to holds, wallet, leases and metered.
 type internals struct{}

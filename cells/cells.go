@@ -78,7 +78,12 @@ type place struct {
 	moves int64
 }
 
-var inMetered = metered.Internals(lend.Key{})
+// inMetered is what package metered lends.
+var inMetered = lend.Borrow[interface {
+	For(c *metered.Client, tenant string, cell, cells int, first bool) *metered.Client
+	Place(c *metered.Client) (*pgxpool.Pool, schema.Name)
+	RiverJobs(c *metered.Client) string
+}]("metered")
 
 // New takes the Clients of all cells, 1 to 256: the same in all programs, in the same order, for
 // good. It sends no SQL. Between cells that share a pool a tenant moves in one transaction.

@@ -21,13 +21,23 @@ type holdsCall = ledger.Call[[]holds.Hold]
 
 // Steps that the packages lend to their siblings.
 var (
-	prepareCharges = budget.Internals(lend.Key{}).Charges
-	placeHold      = holds.Internals(lend.Key{}).Place
-	claimHold      = holds.Internals(lend.Key{}).Claim
-	captureHolds   = holds.Internals(lend.Key{}).Capture
-	releaseHolds   = holds.Internals(lend.Key{}).Release
-	extendHolds    = holds.Internals(lend.Key{}).Extend
-	returnHolds    = holds.Internals(lend.Key{}).Return
+	prepareCharges = lend.Borrow[interface {
+		Charges(l *budget.Ledger, charges ...budget.Charge) (*ledger.ChargeCall[budget.Receipt], error)
+	}]("budget").Charges
+	lentByHolds = lend.Borrow[interface {
+		Place(b *holds.Book, r holds.Placement) (*ledger.Call[[]holds.Hold], error)
+		Claim(b *holds.Book, c holds.Claim) (*ledger.Call[[]holds.Hold], error)
+		Capture(b *holds.Book, c holds.Capture) (*ledger.Call[[]holds.Hold], error)
+		Release(b *holds.Book, r holds.Release) (*ledger.Call[[]holds.Hold], error)
+		Extend(b *holds.Book, e holds.Extend) (*ledger.Call[[]holds.Hold], error)
+		Return(b *holds.Book, r holds.Return) (*ledger.Call[[]holds.Hold], error)
+	}]("holds")
+	placeHold    = lentByHolds.Place
+	claimHold    = lentByHolds.Claim
+	captureHolds = lentByHolds.Capture
+	releaseHolds = lentByHolds.Release
+	extendHolds  = lentByHolds.Extend
+	returnHolds  = lentByHolds.Return
 )
 
 // inState is found in the *StateError of a hold in that state.

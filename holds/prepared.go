@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -17,8 +18,7 @@ import (
 	"github.com/pgmetered/metered/observe"
 )
 
-// Internals is internal.
-func Internals(lend.Key) internals { return internals{} }
+func init() { lend.Lend("holds", internals{}) }
 
 // internals are lent to holdjobs and metered.
 type internals struct{}
@@ -84,7 +84,16 @@ func (internals) Decode(raw []byte) (h Hold, err error) { err = h.decode(raw); r
 // Unknown is ErrUnknown, of a hold that others have or of none.
 func (internals) Unknown(others bool) error { return unknown(others) }
 
-var inBudget = budget.Internals(lend.Key{})
+// inBudget is what package budget lends.
+var inBudget = lend.Borrow[interface {
+	Charges(l *budget.Ledger, charges ...budget.Charge) (*ledger.ChargeCall[budget.Receipt], error)
+	Content(scope, use string) string
+	Failed(doing string, err error) error
+	NoteJSON(n budget.Note) string
+	Observer(l *budget.Ledger) *observed.To
+	Settings(l *budget.Ledger) (name schema.Name, wait time.Duration, actor bool)
+	TellRefused(ctx context.Context, to *observed.To, err error)
+}]("budget")
 
 type charging = ledger.ChargeCall[budget.Receipt]
 

@@ -431,7 +431,7 @@ func TestGiveBack_AJobThatComesToRestBeforeAReleaseIsNotLost(t *testing.T) {
 	restPID, releasePID := pid(t, rests), pid(t, releases)
 	done := make(chan error, 2)
 	go func() {
-		err := jobs.Internals(lend.Key{}).Rest(g.ctx, g.Enqueuer, rests, "", []string{jobs.HoldOf(a.Job)})
+		err := restHolds(g.ctx, g.Enqueuer, rests, "", []string{jobs.HoldOf(a.Job)})
 		done <- errors.Join(err, rests.Commit(g.ctx))
 	}()
 	g.untilBlocked(restPID)
@@ -475,7 +475,7 @@ func TestGiveBack_AJobThatComesToRestBeforeItsEndIsEnded(t *testing.T) {
 		done := make(chan error, 1)
 		go func() { done <- end(g, a.JobID) }()
 		g.untilSomebodyWaits()
-		require.NoError(t, jobs.Internals(lend.Key{}).Rest(g.ctx, g.Enqueuer, rests, "", []string{jobs.HoldOf(a.Job)}))
+		require.NoError(t, restHolds(g.ctx, g.Enqueuer, rests, "", []string{jobs.HoldOf(a.Job)}))
 		_, err = g.book.Place(g.ctx, rests, holds.Placement{ID: "other", TTL: time.Hour, Lines: []holds.Line{slots("gpu", 1, 1)}})
 		require.NoError(t, err)
 		_, err = g.ReleaseIn(g.ctx, rests, "gpu")
@@ -625,3 +625,8 @@ func (c counts) TraceQueryStart(ctx context.Context, _ *pgx.Conn, query pgx.Trac
 }
 
 func (counts) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+
+// restHolds is a step that the package lends to its siblings.
+var restHolds = lend.Borrow[interface {
+	Rest(ctx context.Context, e *jobs.Enqueuer, tx pgx.Tx, tenant string, ids []string) error
+}]("jobs").Rest

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/riverqueue/river"
 
+	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/ledger"
@@ -16,7 +17,14 @@ import (
 	"github.com/pgmetered/metered/internal/schema"
 )
 
-var inHolds = holds.Internals(lend.Key{})
+// inHolds is what package holds lends.
+var inHolds = lend.Borrow[interface {
+	AnyHolder(b *holds.Book) *holds.Book
+	Channel(b *holds.Book) any
+	Ledger(b *holds.Book) *budget.Ledger
+	Park(b *holds.Book, r holds.Placement) (*ledger.Parking, error)
+	Schema(b *holds.Book) schema.Name
+}]("holds")
 
 const (
 	maxHolds   = 1000 // jobs with a hold in one EnqueueMany

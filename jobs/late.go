@@ -11,8 +11,7 @@ import (
 	"github.com/pgmetered/metered/internal/lend"
 )
 
-// Internals is internal.
-func Internals(lend.Key) internals { return internals{} }
+func init() { lend.Lend("jobs", internals{}) }
 
 // internals are lent to metered.
 type internals struct{}

@@ -24,7 +24,10 @@ import (
 	"github.com/pgmetered/metered/internal/lend"
 )
 
-var inBudget = budget.Internals(lend.Key{})
+// inBudget is what package budget lends.
+var inBudget = lend.Borrow[interface {
+	Charges(l *budget.Ledger, charges ...budget.Charge) (*ledger.ChargeCall[budget.Receipt], error)
+}]("budget")
 
 // ReleaseReport counts jobs and lines: the jobs that wait for one scope.
 type ReleaseReport struct {

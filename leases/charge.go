@@ -151,8 +151,7 @@ func (p *Pool) look(c *ledger.Charging, charges []budget.Charge) {
 	}
 }
 
-// Internals is internal.
-func Internals(lend.Key) internals { return internals{} }
+func init() { lend.Lend("leases", internals{}) }
 
 // internals are lent to metered.
 type internals struct{}

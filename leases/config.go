@@ -9,12 +9,16 @@ import (
 	"strings"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/bounds"
 	"github.com/pgmetered/metered/internal/fault"
+	"github.com/pgmetered/metered/internal/ledger"
 	"github.com/pgmetered/metered/internal/lend"
+	"github.com/pgmetered/metered/internal/observed"
+	"github.com/pgmetered/metered/internal/schema"
 )
 
 // Errors, beside those of package budget.
@@ -184,7 +188,17 @@ func owner() string {
 	return strings.ToValidUTF8(host, "?") + "/" + fmt.Sprint(os.Getpid()) + "/" + hex.EncodeToString(b[:])
 }
 
-var inBudget = budget.Internals(lend.Key{})
+// inBudget is what package budget lends.
+var inBudget = lend.Borrow[interface {
+	Charges(l *budget.Ledger, charges ...budget.Charge) (*ledger.ChargeCall[budget.Receipt], error)
+	Credit(l *budget.Ledger, c budget.Credit) (*ledger.Call[budget.Posted], error)
+	NoteJSON(n budget.Note) string
+	Observer(l *budget.Ledger) *observed.To
+	Settings(l *budget.Ledger) (name schema.Name, wait time.Duration, actor bool)
+	TellCrossings(ctx context.Context, l *budget.Ledger, tx pgx.Tx, all []budget.Crossing) error
+	TellRefused(ctx context.Context, to *observed.To, err error)
+	TellsSpent(l budget.Limit) (tells, known bool)
+}]("budget")
 
 func invalid(field, format string, args ...any) error {
 	return fault.Invalid(errArgument, field, format, args...)

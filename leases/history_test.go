@@ -12,6 +12,7 @@ import (
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/ledger"
 	"github.com/pgmetered/metered/internal/lend"
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/leases"
@@ -27,7 +28,9 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-var prepareCharges = budget.Internals(lend.Key{}).Charges
+var prepareCharges = lend.Borrow[interface {
+	Charges(l *budget.Ledger, charges ...budget.Charge) (*ledger.ChargeCall[budget.Receipt], error)
+}]("budget").Charges
 
 // use is one use of the scope: a charge, a capture, or a spend from a lease.
 type use struct {

@@ -9,7 +9,9 @@ import (
 	"github.com/pgmetered/metered/internal/bounds"
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/lend"
+	"github.com/pgmetered/metered/internal/observed"
 	"github.com/pgmetered/metered/internal/purge"
+	"github.com/pgmetered/metered/internal/schema"
 	"github.com/pgmetered/metered/wallet"
 )
 
@@ -120,8 +122,18 @@ func invalid(field, format string, args ...any) error {
 	return fault.Misuse(errArgument, field, format, args...)
 }
 
-var (
-	inBudget = budget.Internals(lend.Key{})
-	inHolds  = holds.Internals(lend.Key{})
-	inWallet = wallet.Internals(lend.Key{})
-)
+// inBudget is what package budget lends.
+var inBudget = lend.Borrow[interface {
+	Observer(l *budget.Ledger) *observed.To
+	Settings(l *budget.Ledger) (name schema.Name, wait time.Duration, actor bool)
+}]("budget")
+
+// inHolds is what package holds lends.
+var inHolds = lend.Borrow[interface {
+	Schema(b *holds.Book) schema.Name
+}]("holds")
+
+// inWallet is what package wallet lends.
+var inWallet = lend.Borrow[interface {
+	Schema(b *wallet.Book) schema.Name
+}]("wallet")

@@ -43,8 +43,11 @@ func TestInspect_AnswersAsConsumeWouldAndConsumesNothing(t *testing.T) {
 
 // Steps that the package lends to its siblings.
 var (
-	present = tokens.Internals(lend.Key{}).Present
-	granted = tokens.Internals(lend.Key{}).Grant
+	lent = lend.Borrow[interface {
+		Present(s *tokens.Store, purpose, subject, text string) (ledger.PresentedToken, error)
+		Grant(p ledger.PresentedToken, r ledger.TokenRow) (tokens.Grant, error)
+	}]("tokens")
+	present, granted = lent.Present, lent.Grant
 )
 
 func TestPresented_LetsOtherSQLConsume(t *testing.T) {

@@ -1,6 +1,7 @@
 package wallet
 
 import (
+	"context"
 	"errors"
 	"slices"
 	"strings"
@@ -64,8 +65,7 @@ type Book struct {
 	observer *observed.To
 }
 
-// Internals is internal.
-func Internals(lend.Key) internals { return internals{} }
+func init() { lend.Lend("wallet", internals{}) }
 
 // internals are lent to maintain and metered.
 type internals struct{}
@@ -76,7 +76,15 @@ func (internals) Draw(b *Book, d Draw) (*ledger.Call[Drawn], error) { return b.p
 // Schema is the zero Name for a Book that New has not made.
 func (internals) Schema(b *Book) schema.Name { return b.schema }
 
-var inBudget = budget.Internals(lend.Key{})
+// inBudget is what package budget lends.
+var inBudget = lend.Borrow[interface {
+	Charges(l *budget.Ledger, charges ...budget.Charge) (*ledger.ChargeCall[budget.Receipt], error)
+	Failed(doing string, err error) error
+	Observer(l *budget.Ledger) *observed.To
+	Period(field string, p budget.Period) (ledger.Period, error)
+	Settings(l *budget.Ledger) (name schema.Name, wait time.Duration, actor bool)
+	TellRefused(ctx context.Context, to *observed.To, err error)
+}]("budget")
 
 // New sends no SQL.
 func New(l *budget.Ledger, cfg Config) (*Book, error) {

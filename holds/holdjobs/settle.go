@@ -17,6 +17,7 @@ import (
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/guardtx"
 	"github.com/pgmetered/metered/internal/lend"
+	"github.com/pgmetered/metered/internal/schema"
 )
 
 // errNotRunning means that River took the job away from its worker: as stuck, or because somebody
@@ -78,7 +79,11 @@ func (w *worker[T]) settleIn(ctx context.Context, tx pgx.Tx, job *river.Job[T], 
 	return ofHold(err)
 }
 
-var inHolds = holds.Internals(lend.Key{})
+// inHolds is what package holds lends.
+var inHolds = lend.Borrow[interface {
+	AnyHolder(b *holds.Book) *holds.Book
+	Schema(b *holds.Book) schema.Name
+}]("holds")
 
 // guardSQL makes COMMIT fail until the cursor is closed, as a command's guard does.
 const guardSQL = `declare metered_write cursor with hold for select metered.block_commit()`

@@ -314,7 +314,7 @@ func (w *world) failed(ctx context.Context, tx pgx.Tx, amount int64, at string) 
 
 // rest gives the units of a job back that failed.
 func (w *world) rest(ctx context.Context, tx pgx.Tx, hold string) error {
-	return jobs.Internals(lend.Key{}).Rest(ctx, w.jobs, tx, w.name, []string{hold})
+	return restHolds(ctx, w.jobs, tx, w.name, []string{hold})
 }
 
 // enqueue enqueues a job that holds units until it ends, or until it fails.
@@ -400,3 +400,8 @@ func (w *world) open(ctx context.Context, c *metered.Client, id string) (err err
 func (w *world) carving() leases.Carving {
 	return leases.Carving{Child: w.scope("child"), From: w.charge("s", 20), TTL: time.Hour}
 }
+
+// restHolds is a step that package jobs lends.
+var restHolds = lend.Borrow[interface {
+	Rest(ctx context.Context, e *jobs.Enqueuer, tx pgx.Tx, tenant string, ids []string) error
+}]("jobs").Rest

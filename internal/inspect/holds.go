@@ -99,7 +99,9 @@ var sessionID = regexp.MustCompile(strings.Trim(sessionIDs, "'"))
 const holdsEndSQL = `
 select coalesce((select h.no from metered.holds h where h.no < $1 order by h.no desc offset $2::bigint - 1 limit 1), 0)`
 
-var decodeHold = holds.Internals(lend.Key{}).Decode
+var decodeHold = lend.Borrow[interface {
+	Decode(raw []byte) (holds.Hold, error)
+}]("holds").Decode
 
 // holds runs a query that returns holds, and where the last of them stands.
 func (r *Reader) holds(ctx context.Context, sql string, args ...any) (list []holds.Hold, due time.Time, no int64, err error) {
