@@ -64,6 +64,7 @@ var tables = []table{
 	{name: "metered.feed_round", scopes: []string{"scope"}},
 	{name: "metered.feed_consumers", columns: columns("consumer", "")},
 	{name: "metered.feed_histories", columns: columns("server", "")},
+	{name: "metered.notary_scopes", scopes: []string{"scope"}},
 	{name: "metered.parked_scopes", scopes: []string{"scope"}, columns: columns("trouble", "")},
 	{name: "metered.tokens", columns: append(columns("purpose subject", ""), column{"payload", json, "json"})},
 	{name: "metered.job_keys", columns: columns("queue key kind tenant", "")},

@@ -50,6 +50,10 @@ var Tables = []Table{
 	{"lots_statement", Reporting},
 	{"parked_scopes_words", Application | Reporting},
 	{"parked_jobs_words", Reporting},
+	{"notary_scopes", Reporting},
+	{"notary_runs", Reporting},
+	{"notary_hashes", Reporting},
+	{"notary_heads", Reporting},
 }
 
 // GrantSQL renders the grants for a set of calls, in the schema n, to the role, which is quoted.

@@ -53,6 +53,7 @@ var sources = []string{
 	"releases",
 	"dropped",
 	"newest",
+	"notary",
 	"operations",
 	"plain",
 	"sessions",
