@@ -50,6 +50,8 @@ var Tables = []Table{
 	{"lots_statement", Reporting},
 	{"parked_scopes_words", Application | Reporting},
 	{"parked_jobs_words", Reporting},
+	{"cell", Reporting},
+	{"tenants", Reporting},
 	{"notary_scopes", Reporting},
 	{"notary_runs", Reporting},
 	{"notary_hashes", Reporting},
