@@ -1,6 +1,7 @@
 package notary_test
 
 import (
+	"context"
 	"crypto/rand"
 	"fmt"
 	"strings"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/cells"
 	"github.com/pgmetered/metered/internal/niltest"
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/notary"
@@ -59,7 +61,7 @@ func (o *office) charge(scope string, times int) {
 	o.Helper()
 	require.NoError(o, pgx.BeginFunc(o.Context(), o.pool, func(tx pgx.Tx) error {
 		for n := range times {
-			_, err := o.ledger.Charge(o.Context(), tx, budget.Charge{Scope: scope, Amount: int64(n + 1), Note: budget.Note{Actor: "user/ann"}})
+			_, err := o.ledger.Charge(o.Context(), tx, budget.Charge{Scope: scope, Amount: int64(n + 1), Limits: []budget.Limit{budget.Lifetime(1_000_000)}, Note: budget.Note{Actor: "user/ann"}})
 			require.NoError(o, err)
 		}
 		return nil
@@ -343,4 +345,52 @@ func TestNotary_RolesAndArguments(t *testing.T) {
 	_, err = busy.Notarize(t.Context(), o.pool, o.signer)
 	require.ErrorIs(t, err, metered.ErrBusy)
 	require.NoError(t, tx.Rollback(t.Context()))
+}
+
+// Entries of a tenant that moved are in the old cell's log, and are taken down anew in the new one.
+func TestVerify_ATenantThatMovedIsNoDifference(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	pool := pgtest.Open(t)
+	signer, verifier := keys(t)
+	var clients []*metered.Client
+	var offices []*notary.Notary
+	for _, schema := range []string{"cell_0", "cell_1"} {
+		_, err := metered.Migrate(ctx, pool, metered.MigrateOptions{Schema: schema})
+		require.NoError(t, err)
+		client, err := metered.New(pool, metered.Config{Schema: schema, LockTimeout: time.Minute})
+		require.NoError(t, err)
+		office, err := notary.New(notary.Config{Schema: schema, LockTimeout: time.Minute})
+		require.NoError(t, err)
+		clients, offices = append(clients, client), append(offices, office)
+	}
+	router, err := cells.New(clients)
+	require.NoError(t, err)
+	require.NoError(t, router.SetUp(ctx))
+	require.NoError(t, router.Move(ctx, cells.Move{Tenant: "acme", To: 0}))
+	for _, scope := range []string{"acme/uploads", "acme"} {
+		require.NoError(t, router.Run(ctx, "acme", func(ctx context.Context, c *metered.Client) error {
+			_, err := metered.Do[any](ctx, c, metered.Command{ID: scope, Tenant: "acme", Charges: []budget.Charge{{Scope: scope, Amount: 3}}}, nil)
+			return err
+		}))
+	}
+	old, err := offices[0].Notarize(ctx, pool, signer)
+	require.NoError(t, err)
+	require.EqualValues(t, 2, old.Size)
+	require.NoError(t, router.Move(ctx, cells.Move{Tenant: "acme", To: 1}))
+	report, err := offices[0].Verify(ctx, pool, []byte(old.Note), verifier)
+	require.NoError(t, err)
+	require.Empty(t, report.Differences)
+	require.EqualValues(t, 2, report.Moved)
+	anew, err := offices[1].Notarize(ctx, pool, signer)
+	require.NoError(t, err)
+	report, err = offices[1].Verify(ctx, pool, []byte(anew.Note), verifier)
+	require.NoError(t, err)
+	require.EqualValues(t, 2, report.Checked)
+
+	_, err = pool.Exec(ctx, "update cell_0.tenants set cell = 0")
+	require.NoError(t, err)
+	report, err = offices[0].Verify(ctx, pool, []byte(old.Note), verifier)
+	require.NoError(t, err)
+	require.Len(t, report.Differences, 2, "a scope is gone from the cell in which its tenant lives")
 }
