@@ -165,7 +165,7 @@ func TestDocs_SnippetsAreOfExamplesThatRun(t *testing.T) {
 			examples.WriteString(lines(text(t, path)))
 		}
 	})
-	for _, page := range []string{"docs/plans.md", "docs/rates.md", "docs/migrating.md", "docs/credit.md", "docs/jobs.md", "docs/streaming.md", "docs/thresholds.md", "docs/gateway.md", "docs/seats.md"} {
+	for _, page := range []string{"docs/plans.md", "docs/rates.md", "docs/migrating.md", "docs/credit.md", "docs/jobs.md", "docs/streaming.md", "docs/thresholds.md", "docs/gateway.md", "docs/seats.md", "docs/privacy.md", "docs/notary.md"} {
 		blocks := regexp.MustCompile("(?s)\n```go\n(.*?)\n```\n").FindAllStringSubmatch(text(t, page), -1)
 		require.NotEmpty(t, blocks, page)
 		for _, block := range blocks {

@@ -34,6 +34,8 @@ var statuses = map[string]int{
 	"operation_unknown":    http.StatusNotFound,
 	"budget_unknown_entry": http.StatusNotFound,
 	"wallet_unknown_lot":   http.StatusNotFound,
+	"not_notarized":        http.StatusNotFound,
+	"head_invalid":         http.StatusBadRequest,
 	"job_key_not_found":    http.StatusNotFound,
 	"carve_unknown":        http.StatusNotFound,
 

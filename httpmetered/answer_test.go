@@ -99,6 +99,8 @@ func TestWrite_AnswersEveryCode(t *testing.T) {
 		"wallet_conflict":    {wallet.ErrConflict, answered{409, ""}},
 		"wallet_expired":     {wallet.ErrExpired, answered{409, ""}},
 		"wallet_unknown_lot": {wallet.ErrUnknownLot, answered{404, ""}},
+		"not_notarized":      {fault.New("not_notarized", "notary.ErrUnknown, of another module"), answered{404, ""}},
+		"head_invalid":       {fault.New("head_invalid", "notary.ErrHead"), answered{400, ""}},
 
 		"scope_unknown":      {&budget.ScopeError{Unknown: []string{"secret"}, Retired: []string{"secret"}}, answered{404, ""}},
 		"scope_retired":      {&budget.ScopeError{Retired: []string{"secret"}}, answered{410, ""}},

@@ -59,7 +59,7 @@ select x.first, x.entries, x.seq, x.scope_no from unnest($1::bigint[], $2::bigin
 // Config.MaxEntries sign a head each, and stay if a later one fails. It takes no lock of a scope, and needs
 // the schema's owner.
 //
-// Errors: metered.ErrBusy, if another Notarize is at work.
+// Errors: budget.ErrBusy, if another Notarize is at work.
 func (n *Notary) Notarize(ctx context.Context, pool *pgxpool.Pool, signer note.Signer) (head Head, err error) {
 	if err := cmp.Or(n.made(), fault.NotNil(errArgument, "pool", pool), fault.NotNil(errArgument, "signer", signer)); err != nil {
 		return Head{}, err

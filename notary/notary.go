@@ -32,7 +32,7 @@ type Config struct {
 	MaxEntries int
 
 	// LockTimeout bounds the wait for another Notarize, from 1ms to 1h. Running into it is
-	// metered.ErrBusy. Defaults to 5s.
+	// budget.ErrBusy. Defaults to 5s.
 	LockTimeout time.Duration
 }
 

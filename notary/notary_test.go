@@ -329,10 +329,10 @@ func TestNotary_RolesAndArguments(t *testing.T) {
 	require.NoError(t, err)
 	all := pgtest.AsRole(t, o.pool, pgtest.Grants(metered.GrantSQL, metered.GrantJobsSQL, metered.GrantMaintenanceSQL, metered.GrantReportingSQL), "")
 	_, err = o.notary.Notarize(t.Context(), all, o.signer)
-	require.ErrorIs(t, err, metered.ErrNotGranted)
+	require.ErrorIs(t, err, budget.ErrNotGranted)
 	for _, config := range []notary.Config{{MaxEntries: -1}, {MaxEntries: 1_000_001}, {LockTimeout: time.Microsecond}, {Schema: "Metered"}} {
 		_, err := notary.New(config)
-		require.ErrorIs(t, err, metered.ErrArgument, "%+v", config)
+		require.ErrorIs(t, err, budget.ErrArgument, "%+v", config)
 	}
 	niltest.Methods(t, o.notary, map[string][]any{"Notarize": {o.pool, o.signer}, "Verify": {o.pool, []byte(head.Note), o.verifier}, "Receipt": {o.pool, "org/a", int64(1)}})
 
@@ -343,7 +343,7 @@ func TestNotary_RolesAndArguments(t *testing.T) {
 	_, err = tx.Exec(t.Context(), "lock table metered.notary_heads in share row exclusive mode")
 	require.NoError(t, err)
 	_, err = busy.Notarize(t.Context(), o.pool, o.signer)
-	require.ErrorIs(t, err, metered.ErrBusy)
+	require.ErrorIs(t, err, budget.ErrBusy)
 	require.NoError(t, tx.Rollback(t.Context()))
 }
 
