@@ -12987,6 +12987,40 @@ begin
 end
 $$;
 
+-- Records that others can check: see the module notary. Its log has one leaf for each entry, in the order in which it was taken down, and
+-- is a Merkle tree whose heads are signed. No call of the schema reads or writes these tables.
+
+-- The scopes whose entries are in the log. A leaf has the commitment in place of the name, so that the name can go.
+create table metered.notary_scopes (
+    no         bigint primary key,              -- the number of the scope in the log
+    seq        bigint not null,                 -- its last entry that is in the log
+    commitment bytea not null,                  -- the SHA-256 of salt and name
+    salt       bytea,                           -- 32 random bytes, or null: the name was taken out, and cannot be guessed
+    scope      text collate "C" not null unique -- its name by now
+);
+
+-- Which leaves are whose entries.
+create table metered.notary_runs (
+    first    bigint primary key,        -- the number of the first leaf, from 0 on
+    entries  bigint not null,           -- how many leaves follow one another
+    seq      bigint not null,           -- the entry of the first one
+    scope_no bigint not null            -- notary_scopes.no
+);
+create index notary_runs_scope on metered.notary_runs (scope_no, seq);
+
+-- The hashes of the tree, in the order of golang.org/x/mod/sumdb/tlog.
+create table metered.notary_hashes (
+    block  bigint primary key,          -- 0, 1, 2 and so on
+    hashes bytea not null               -- 60 hashes of 32 bytes. The last block may have fewer
+);
+
+-- The signed heads of the tree.
+create table metered.notary_heads (
+    size      bigint primary key,       -- how many leaves it has
+    signed_at timestamptz not null,     -- when, by the database's clock
+    head      text not null             -- the signed note
+);
+
 -- Keeps a transaction from being committed by anyone but its command's last flush. A
 -- cursor WITH HOLD is run to its end by COMMIT, and this is its query.
 create function metered.block_commit() returns void
@@ -16164,6 +16198,24 @@ comment on column metered.newest.tenant is 'of the command';
 comment on column metered.newest.key is 'what the event is about, such as a subscription';
 comment on column metered.newest.id is 'the command''s id: of two events of one time, the greater one is newer';
 comment on function metered.take_newest(text, text, timestamptz, text, int) is 'Makes a command the newest of its key, or returns the one that is at least as new. The row is locked until the transaction ends, so that commands of one key take effect one after another.';
+comment on table metered.notary_scopes is 'The scopes whose entries are in the log. A leaf has the commitment in place of the name, so that the name can go.';
+comment on column metered.notary_scopes.no is 'the number of the scope in the log';
+comment on column metered.notary_scopes.seq is 'its last entry that is in the log';
+comment on column metered.notary_scopes.commitment is 'the SHA-256 of salt and name';
+comment on column metered.notary_scopes.salt is '32 random bytes, or null: the name was taken out, and cannot be guessed';
+comment on column metered.notary_scopes.scope is 'its name by now';
+comment on table metered.notary_runs is 'Which leaves are whose entries.';
+comment on column metered.notary_runs.first is 'the number of the first leaf, from 0 on';
+comment on column metered.notary_runs.entries is 'how many leaves follow one another';
+comment on column metered.notary_runs.seq is 'the entry of the first one';
+comment on column metered.notary_runs.scope_no is 'notary_scopes.no';
+comment on table metered.notary_hashes is 'The hashes of the tree, in the order of golang.org/x/mod/sumdb/tlog.';
+comment on column metered.notary_hashes.block is '0, 1, 2 and so on';
+comment on column metered.notary_hashes.hashes is '60 hashes of 32 bytes. The last block may have fewer';
+comment on table metered.notary_heads is 'The signed heads of the tree.';
+comment on column metered.notary_heads.size is 'how many leaves it has';
+comment on column metered.notary_heads.signed_at is 'when, by the database''s clock';
+comment on column metered.notary_heads.head is 'the signed note';
 comment on function metered.block_commit() is 'Keeps a transaction from being committed by anyone but its command''s last flush. A cursor WITH HOLD is run to its end by COMMIT, and this is its query.';
 comment on function metered.begin_command(boolean, boolean, metered.new_command, metered.presented_token, metered.new_charge[], interval, int) is 'Begins a command, in two steps that usually come as one.';
 comment on function metered.complete_command(metered.new_command, metered.fingerprint, bytea, json, metered.new_charge[], interval, int, boolean) is 'Ends a command: charges, records the operation, and lets COMMIT pass. A refusal raises, because COMMIT follows in the same flush. Without finishing, finish_command lets COMMIT pass later. With of_refusal it records that the command was refused and rolled back, with an empty result.';

@@ -237,6 +237,9 @@ func TestPseudonymize_AnAliasOfAnotherIsRefused(t *testing.T) {
 	charge(t, pool, c, subject, 1)
 	charge(t, pool, c, alias, 1)
 	refused()
+	_, err = pool.Exec(t.Context(), "update metered.ledger set seq = 17 where scope = $1", alias) // as after a purge: no two rows collide
+	require.NoError(t, err)
+	refused()
 	require.NotEmpty(t, found(t, pool, subject))
 }
 
