@@ -44,7 +44,7 @@ var all = []Mutant{
 	{"a period is open at its beginning", "_period_at", "if starts > t then", "if starts >= t then", "./budget", "TestPerMonth_BeginsWithItsFirstMoment"},
 	{"a retry time is too early", "_leaves_at", "return at + win;", "return at + win - interval '1 microsecond';", "./budget", "TestWindow_RetryAfterIsExactWhereverTheRefundsAre"},
 	{"a purge is no prefix", "purge_scope", "l.seq > upto and l.seq < keep;", "l.seq > upto and l.seq < keep and l.seq % 3 > 0;", "./budget", "TestVerify_AfterAPurgeBeginsWithTheKeptEntries"},
-	{"a purge takes entries of a window", "purge_scope", "keep := greatest(1, ((keep - 1) & ~15) + 1);", "keep := greatest(1, ((keep - 1) & ~15) + 17);", "./budget", "TestPurge_KeepsWindowsExactAndIsIdempotent"},
+	{"a purge takes entries of a window", "purge_scope", "keep := greatest(1, ((least(keep, needed) - 1) & ~15) + 1);", "keep := greatest(1, ((least(keep, needed) - 1) & ~15) + 17);", "./budget", "TestPurge_KeepsWindowsExactAndIsIdempotent"},
 	{"a forgotten scope lets an old snapshot in", "purge_scope", "perform metered._append(tip);\n        delete from metered.ledger l where l.scope = of_scope and l.seq = tip.seq;", "", "./budget", "TestForget_GivesUpBesideAWriterWithoutTheLock"},
 	{"a scope with held units is forgotten", "purge_scope", "tip.held = 0 and", "true and", "./holds", "TestForget_AScopeIsKeptWhileAHoldOrAClaimOfItCounts"},
 	{"a closed child is forgotten", "purge_scope", "and (y.settled_at is null or tip.next_due = '-infinity')", "and y.settled_at is null", "./leases", "TestCarve_APurgeForgetsAChildOnceItsLeaseIsPurged"},
