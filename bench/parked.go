@@ -29,13 +29,13 @@ var parkedFigures = []figure{
 
 const slots = 2 // of a tenant
 
-func slot(scope string) *holds.Placement {
-	return &holds.Placement{Lines: []holds.Line{{Scope: scope, Amount: 1, Limits: []budget.Limit{budget.Lifetime(slots)}}}}
+func slot(scope string) *jobs.Units {
+	return &jobs.Units{Lines: []holds.Line{{Scope: scope, Amount: 1, Limits: []budget.Limit{budget.Lifetime(slots)}}}}
 }
 
 func enqueueGated(k *kit) contender {
 	return k.inTx(func(ctx context.Context, tx pgx.Tx) error {
-		request := &holds.Placement{Lines: []holds.Line{{Scope: k.scope(), Amount: 1, Limits: roomy}}}
+		request := &jobs.Units{Lines: []holds.Line{{Scope: k.scope(), Amount: 1, Limits: roomy}}}
 		result, err := k.client.Jobs.Enqueue(ctx, tx, work{N: 1}, &jobs.Options{Hold: request})
 		if err == nil && result.Parked {
 			err = errors.New("it is parked")
@@ -145,10 +145,10 @@ func parkedStart(ctx context.Context, b *bench, k *kit) (samples, error) {
 			var waits []float64
 			for i := range b.pick(60, 20) {
 				scope := fmt.Sprint("start/", n, "/", i)
-				place := slot(scope)
-				place.ID, place.TTL, place.Lines[0].Amount = scope, time.Minute, slots
+				place := holds.Placement{ID: scope, TTL: time.Minute, Lines: slot(scope).Lines}
+				place.Lines[0].Amount = slots
 				err := pgx.BeginFunc(ctx, k.Pool, func(tx pgx.Tx) error {
-					if _, err := k.client.Holds.Place(ctx, tx, *place); err != nil {
+					if _, err := k.client.Holds.Place(ctx, tx, place); err != nil {
 						return err
 					}
 					_, err := k.client.Jobs.Enqueue(ctx, tx, work{N: i}, &jobs.Options{Hold: slot(scope)})

@@ -148,7 +148,7 @@ func TestMove_WaitsForJobsWithUnits(t *testing.T) {
 		}
 	}
 	shared := budget.Charge{Scope: "shared", Amount: 1, Limits: []budget.Limit{budget.PerWindow(1, time.Hour)}}
-	add := func(hold *holds.Placement, giveBack bool) (id int64) {
+	add := func(hold *jobs.Units, giveBack bool) (id int64) {
 		t.Helper()
 		hold.Charges = []budget.Charge{shared}
 		in(t, r, "acme", func(c *metered.Client, tx pgx.Tx) error { // names of a tenant are not needed here

@@ -149,8 +149,8 @@ func keyed(tenant, key string) (chore, jobs.Options) {
 }
 
 // slots are units of which a job needs one until it ends, and there are two.
-func slots(tenant string) *holds.Placement {
-	return &holds.Placement{Lines: []holds.Line{{Scope: tenant + "/slots", Amount: 1, Limits: []budget.Limit{budget.Lifetime(2)}}}}
+func slots(tenant string) *jobs.Units {
+	return &jobs.Units{Lines: []holds.Line{{Scope: tenant + "/slots", Amount: 1, Limits: []budget.Limit{budget.Lifetime(2)}}}}
 }
 
 // number is the value of a query of a cell, with its schema as %[1]s.

@@ -25,9 +25,9 @@ func TestPages_ShowJobsThatWaitForBudget(t *testing.T) {
 	clock := pgtest.SetClock(t, w.pool, pgtest.Tomorrow(9))
 	require.NotContains(t, text(w.see("")), "Jobs that wait")
 	for i, scope := range []string{"gpu <b>", "gpu <b>", "gpu <b>", "rate", "rate"} {
-		request := &holds.Placement{Charges: []budget.Charge{{Scope: scope, Amount: 1, Limits: []budget.Limit{budget.PerWindow(1, time.Hour)}}}}
+		request := &jobs.Units{Charges: []budget.Charge{{Scope: scope, Amount: 1, Limits: []budget.Limit{budget.PerWindow(1, time.Hour)}}}}
 		if i < 3 {
-			request = &holds.Placement{Lines: []holds.Line{{Scope: scope, Amount: 1, Limits: []budget.Limit{budget.Lifetime(1)}}}}
+			request = &jobs.Units{Lines: []holds.Line{{Scope: scope, Amount: 1, Limits: []budget.Limit{budget.Lifetime(1)}}}}
 		}
 		_, err := metered.Do(t.Context(), w.client, metered.Command{ID: fmt.Sprint("op", i), Input: i}, func(ctx context.Context, tx *metered.Tx) (any, error) {
 			return tx.Enqueue(ctx, process{Name: "a"}, &jobs.Options{Tenant: "acme", Hold: request, MaxWait: 24 * time.Hour})
@@ -73,7 +73,7 @@ func TestPages_ShowJobsInTrouble(t *testing.T) {
 	require.NotContains(t, text(w.see("")), "Jobs in trouble")
 	for i := range 2 {
 		_, err := metered.Do(t.Context(), w.client, metered.Command{ID: fmt.Sprint("op", i), Input: i}, func(ctx context.Context, tx *metered.Tx) (any, error) {
-			return tx.Enqueue(ctx, process{Name: "a"}, &jobs.Options{Tenant: "acme", Hold: &holds.Placement{
+			return tx.Enqueue(ctx, process{Name: "a"}, &jobs.Options{Tenant: "acme", Hold: &jobs.Units{
 				Charges: []budget.Charge{{Scope: "rate", Amount: 1, Limits: []budget.Limit{budget.PerWindow(1, time.Hour)}}},
 			}})
 		})

@@ -14,13 +14,8 @@ func (b *Book) preparePark(r Placement) (*ledger.Parking, error) {
 	if err := b.made(); err != nil {
 		return nil, err
 	}
-	switch {
-	case r.ID != "" || r.Holder != "":
-		return nil, invalid("Placement.ID", "and Holder: the job's are taken")
-	case len(r.Lines)+len(r.Charges) == 0:
+	if len(r.Lines)+len(r.Charges) == 0 {
 		return nil, invalid("Placement.Lines", "and Charges are none")
-	case r.UpTo:
-		return nil, invalid("Placement.UpTo", "is not for a job, which waits until all of it fits")
 	}
 	ttl, lifetime := r.TTL, b.lifetime()
 	if ttl == 0 {
@@ -31,8 +26,7 @@ func (b *Book) preparePark(r Placement) (*ledger.Parking, error) {
 	if err != nil {
 		return nil, err
 	}
-	switch {
-	case len(priced.Queries) > 0:
+	if len(priced.Queries) > 0 {
 		return nil, invalid("Placement.Lines", "have a limit with MaxFrom: a parked job asks jobs.Config.Limits")
 	}
 	priced.Charges = ledger.Silent(priced.Charges)

@@ -41,7 +41,7 @@ func (c *citus) shown() {
 			ID: id, Name: "see", Input: 1, Charges: []budget.Charge{{Scope: "seen units", Amount: 3, Limits: hourly}},
 			Holds: []holds.Placement{{ID: id, TTL: time.Hour, Lines: []holds.Line{{Scope: "seen seats", Amount: 1}}}},
 		}, func(ctx context.Context, tx *metered.Tx) (any, error) {
-			_, err := tx.Enqueue(ctx, process{id}, &jobs.Options{Key: id, Hold: &holds.Placement{
+			_, err := tx.Enqueue(ctx, process{id}, &jobs.Options{Key: id, Hold: &jobs.Units{
 				Lines: []holds.Line{{Scope: "seen slots", Amount: 1, Limits: []budget.Limit{budget.Lifetime(1)}}}}})
 			return nil, err
 		})

@@ -118,7 +118,7 @@ func gatedWorker(t *testing.T, connString string) *exec.Cmd {
 // enqueueGated enqueues a job in a command, which is repeated until it is committed.
 func (s *system) enqueueGated(ctx context.Context, n int, timeout time.Duration) error {
 	slot := holds.Line{Scope: "slots", Amount: int64(1 + n%2), Limits: []budget.Limit{budget.Lifetime(slotsOfAll)}}
-	opts := &jobs.Options{Key: fmt.Sprint(n), FairKey: fmt.Sprint(n % 3), GiveBack: n%3 > 0, Hold: &holds.Placement{Lines: []holds.Line{slot}}}
+	opts := &jobs.Options{Key: fmt.Sprint(n), FairKey: fmt.Sprint(n % 3), GiveBack: n%3 > 0, Hold: &jobs.Units{Lines: []holds.Line{slot}}}
 	var args river.JobArgs = plainJob{n}
 	if n%2 == 0 {
 		args = costedJob{n}

@@ -108,7 +108,7 @@ func (b *behind) jobs() {
 	gated := func(q *jobs.Enqueuer) func(ctx context.Context, tx pgx.Tx) (jobs.Result, error) {
 		return func(ctx context.Context, tx pgx.Tx) (jobs.Result, error) {
 			one := holds.Line{Scope: scope, Amount: 1, Limits: []budget.Limit{budget.Lifetime(1)}}
-			return q.Enqueue(ctx, tx, process{"gated"}, &jobs.Options{Hold: &holds.Placement{Lines: []holds.Line{one}}})
+			return q.Enqueue(ctx, tx, process{"gated"}, &jobs.Options{Hold: &jobs.Units{Lines: []holds.Line{one}}})
 		}
 	}
 	given(b, gated(b.d.Jobs)) // it has the unit

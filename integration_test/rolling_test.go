@@ -177,7 +177,7 @@ func gatedBeside(t *testing.T, pool *pgxpool.Pool) (spent int64) {
 		require.NoError(t, err)
 		spent = 1
 		for i, amount := range []int64{usage[0].Credited + 5, 3, 1, 1, 1} {
-			items[i] = jobs.Item{Args: plainJob{i}, Options: &jobs.Options{GiveBack: true, Hold: &holds.Placement{
+			items[i] = jobs.Item{Args: plainJob{i}, Options: &jobs.Options{GiveBack: true, Hold: &jobs.Units{
 				Lines:   []holds.Line{{Scope: "both", Amount: 1, Limits: []budget.Limit{budget.Lifetime(1 << 40)}}},
 				Charges: []budget.Charge{{Scope: "credits", Amount: amount, Limits: []budget.Limit{budget.Prepaid(0)}}},
 			}}}

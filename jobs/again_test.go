@@ -337,7 +337,7 @@ func TestGiveBack_NeedsLines(t *testing.T) {
 	g := openGated(t, nil)
 	_, err := g.enqueue(process{"a"}, &jobs.Options{GiveBack: true})
 	require.ErrorIs(t, err, budget.ErrArgument)
-	_, err = g.enqueue(process{"a"}, &jobs.Options{GiveBack: true, Hold: &holds.Placement{Charges: []budget.Charge{{Scope: "s", Amount: 1}}}})
+	_, err = g.enqueue(process{"a"}, &jobs.Options{GiveBack: true, Hold: &jobs.Units{Charges: []budget.Charge{{Scope: "s", Amount: 1}}}})
 	require.ErrorContains(t, err, "GiveBack")
 }
 

@@ -22,8 +22,8 @@ import (
 func tenant(name string, least, pool int64) *jobs.Options {
 	return &jobs.Options{
 		Tenant: name,
-		Hold:   &holds.Placement{Lines: []holds.Line{slots("own/"+name, 1, least)}},
-		Burst:  &holds.Placement{Lines: []holds.Line{slots("pool", 1, pool)}},
+		Hold:   &jobs.Units{Lines: []holds.Line{slots("own/"+name, 1, least)}},
+		Burst:  &jobs.Units{Lines: []holds.Line{slots("pool", 1, pool)}},
 	}
 }
 
@@ -110,8 +110,8 @@ func TestBurst_OfUnitsInAWindow(t *testing.T) {
 	g := openGated(t, nil)
 	clock := pgtest.SetClock(t, g.pool, pgtest.Tomorrow(9))
 	job := func(amount int64) *jobs.Options {
-		charge := func(scope string, most int64) *holds.Placement {
-			return &holds.Placement{Charges: []budget.Charge{{Scope: scope, Amount: amount, Limits: []budget.Limit{budget.PerWindow(most, time.Minute)}}}}
+		charge := func(scope string, most int64) *jobs.Units {
+			return &jobs.Units{Charges: []budget.Charge{{Scope: scope, Amount: amount, Limits: []budget.Limit{budget.PerWindow(most, time.Minute)}}}}
 		}
 		return &jobs.Options{Tenant: "acme", Hold: charge("own/acme", 10), Burst: charge("pool", 20), MaxParked: 5}
 	}

@@ -65,7 +65,7 @@ func ExampleEnqueuer_Run() {
 		check(pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 			result, err := enqueuer.Enqueue(ctx, tx, Prompt{Text: fmt.Sprint("prompt ", i)}, &jobs.Options{
 				Tenant: "acme",
-				Hold: &holds.Placement{
+				Hold: &jobs.Units{
 					Lines:   []holds.Line{{Scope: "running/acme", Amount: 1, Limits: []budget.Limit{budget.Lifetime(2)}}},
 					Charges: []budget.Charge{{Scope: "prompts/acme", Amount: 1, Limits: []budget.Limit{budget.PerWindow(1_000, time.Hour)}}},
 				},
@@ -102,8 +102,8 @@ func ExampleEnqueuer_EnqueueMany_minimum() {
 	defer done()
 	enqueuer, _, _ := gatedEnqueuer(pool, nil, jobs.Config{})
 
-	slot := func(scope string, most int64) *holds.Placement {
-		return &holds.Placement{Lines: []holds.Line{{Scope: scope, Amount: 1, Limits: []budget.Limit{budget.Lifetime(most)}}}}
+	slot := func(scope string, most int64) *jobs.Units {
+		return &jobs.Units{Lines: []holds.Line{{Scope: scope, Amount: 1, Limits: []budget.Limit{budget.Lifetime(most)}}}}
 	}
 	for _, tenant := range []string{"acme", "brisk"} {
 		var items []jobs.Item
@@ -154,7 +154,7 @@ func ExampleEnqueuer_ReleaseIn() {
 		for i := range 3 {
 			items = append(items, jobs.Item{Args: Prompt{Text: fmt.Sprint("page ", i)}, Options: &jobs.Options{
 				Key: fmt.Sprint("page/", i), MaxWait: 24 * time.Hour, MaxParked: 10_000,
-				Hold: &holds.Placement{Lines: []holds.Line{{Scope: "tokens/acme", Amount: 400, Limits: now}}}, // an estimate
+				Hold: &jobs.Units{Lines: []holds.Line{{Scope: "tokens/acme", Amount: 400, Limits: now}}}, // an estimate
 			}})
 		}
 		results, err := enqueuer.EnqueueMany(ctx, tx, items)
@@ -186,7 +186,7 @@ func ExampleEnqueuer_Parked() {
 	pool, done := exampleDatabase()
 	defer done()
 	enqueuer, client, _ := gatedEnqueuer(pool, nil, jobs.Config{})
-	one := &jobs.Options{Hold: &holds.Placement{Lines: []holds.Line{{Scope: "import/shop-7", Amount: 1, Limits: []budget.Limit{budget.Lifetime(1)}}}}}
+	one := &jobs.Options{Hold: &jobs.Units{Lines: []holds.Line{{Scope: "import/shop-7", Amount: 1, Limits: []budget.Limit{budget.Lifetime(1)}}}}}
 	var all [4]jobs.Result
 	check(pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) (err error) {
 		for i := range all {

@@ -123,15 +123,11 @@ func (e *Enqueuer) prepareHold(at string, p *prepared, opts *Options) error {
 }
 
 // prepareChoice prepares Options.Hold or Options.Burst.
-func (e *Enqueuer) prepareChoice(at, name string, opts *Options, r holds.Placement) (*ledger.Parking, error) {
-	switch {
-	case r.Tenant != "" && r.Tenant != opts.Tenant:
-		return nil, invalid(at+name+".Tenant", "is not Options.Tenant")
-	case opts.GiveBack && len(r.Lines) == 0:
+func (e *Enqueuer) prepareChoice(at, name string, opts *Options, units Units) (*ledger.Parking, error) {
+	if opts.GiveBack && len(units.Lines) == 0 {
 		return nil, invalid(at+"GiveBack", "needs %s.Lines: nothing else can be given back", name)
 	}
-	r.Tenant = opts.Tenant
-	parking, err := inHolds.Park(e.gate.book, r)
+	parking, err := inHolds.Park(e.gate.book, units.placement(opts.Tenant))
 	if refused := (*fault.Argument)(nil); errors.As(err, &refused) {
 		return nil, invalid(at+strings.Replace(refused.Field, "Placement.", name+".", 1), "%s", refused.Reason)
 	}

@@ -61,7 +61,7 @@ func slots(scope string, amount, most int64) holds.Line {
 }
 
 func needs(lines ...holds.Line) *jobs.Options {
-	return &jobs.Options{Hold: &holds.Placement{Lines: lines}}
+	return &jobs.Options{Hold: &jobs.Units{Lines: lines}}
 }
 
 func (g *gated) in(level pgx.TxIsoLevel, fn func(tx pgx.Tx) error) {
@@ -289,7 +289,7 @@ func TestGated_AWindowThatRollsFreeIsLookedAtInTime(t *testing.T) {
 	g := openGated(t, nil)
 	clock := pgtest.SetClock(t, g.pool, pgtest.Tomorrow(9))
 	rate := func() *jobs.Options {
-		return &jobs.Options{Hold: &holds.Placement{Charges: []budget.Charge{{Scope: "rate", Amount: 1, Limits: []budget.Limit{budget.PerWindow(1, time.Minute)}}}}}
+		return &jobs.Options{Hold: &jobs.Units{Charges: []budget.Charge{{Scope: "rate", Amount: 1, Limits: []budget.Limit{budget.PerWindow(1, time.Minute)}}}}}
 	}
 	first := g.mustEnqueue(process{"a"}, rate())
 	require.False(t, first.Parked)
@@ -589,25 +589,13 @@ func TestGated_AJobInItsNextLineIsLookedAtInTime(t *testing.T) {
 	both := needs(slots("gpu", 1, 1))
 	both.Hold.Charges = rate
 	require.True(t, g.mustEnqueue(process{"b"}, both).Parked)
-	require.False(t, g.mustEnqueue(process{"c"}, &jobs.Options{Hold: &holds.Placement{Charges: rate}}).Parked)
+	require.False(t, g.mustEnqueue(process{"c"}, &jobs.Options{Hold: &jobs.Units{Charges: rate}}).Parked)
 	g.end(first.JobID)
 	require.Zero(t, g.release().Released)
 	require.Equal(t, 1, pgtest.Value[int](t, g.pool, "select count(*) from metered.parked_jobs where scope = 'rate'"))
 	clock.Advance(time.Minute)
 	require.EqualValues(t, 1, g.release().Released)
 	require.Zero(t, g.lines())
-}
-
-func TestGated_AJobDoesNotStartWithFewerUnits(t *testing.T) {
-	t.Parallel()
-	g := openGated(t, nil)
-	opts := needs(slots("gpu", 4, 2))
-	opts.Hold.UpTo = true
-	_, err := g.enqueue(process{"a"}, opts)
-	var argument *budget.ArgumentError
-	require.ErrorAs(t, err, &argument)
-	require.Contains(t, argument.Field, "UpTo")
-	require.Empty(t, g.river())
 }
 
 // Config.Limits is asked for the scopes of a part of a line at a time. A job behind many that do not fit is looked at all the same.

@@ -188,7 +188,7 @@ func (h *history) pick(state string) *modelJob {
 
 func (h *history) enqueue() {
 	j := &modelJob{priority: rapid.IntRange(1, 3).Draw(h.T, "priority"), fair: rapid.SampledFrom([]string{"a", "b", "c"}).Draw(h.T, "fair")}
-	o := &jobs.Options{FairKey: j.fair, Hold: &holds.Placement{}}
+	o := &jobs.Options{FairKey: j.fair, Hold: &jobs.Units{}}
 	o.InsertOpts.Priority = j.priority
 	for _, scope := range rapid.Permutation(h.scopes).Draw(h.T, "scopes")[:rapid.IntRange(1, len(h.scopes)).Draw(h.T, "n")] {
 		n := need{scope, rapid.Int64Range(1, h.m.most[scope]).Draw(h.T, "amount"), h.m.window[scope] > 0 && rapid.Bool().Draw(h.T, "spent")}
@@ -238,7 +238,7 @@ func (h *history) waits(needs []need) bool {
 // second gives a job another choice of units: of other scopes, or of other amounts.
 func (h *history) second(j *modelJob, o *jobs.Options) {
 	var second []need
-	burst := &holds.Placement{}
+	burst := &jobs.Units{}
 	for _, scope := range rapid.Permutation(h.scopes).Draw(h.T, "second scopes")[:rapid.IntRange(1, len(h.scopes)).Draw(h.T, "m")] {
 		n := need{scope, rapid.Int64Range(1, h.m.most[scope]).Draw(h.T, "second amount"), false}
 		second = append(second, n)

@@ -1,15 +1,17 @@
 package jobs
 
 import (
+	"encoding/json"
 	"time"
 
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/rivertype"
 
+	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
 )
 
-// Nil and zero are River's defaults, without a key.
+// Options are how a job is enqueued. Nil and the zero value are River's defaults, without a key.
 type Options struct {
 	// Key names the job within its queue, for all kinds and tenants, in 1 to 255 bytes of UTF-8
 	// without NUL, such as "asset/42". The first Enqueue with a key makes the job, and every later
@@ -23,17 +25,14 @@ type Options struct {
 	// not go with a Key.
 	InsertOpts river.InsertOpts
 
-	// Hold has the units that the job needs: Lines are held until it ends, Charges are spent when
-	// it starts. If they do not fit, the job is parked until they do (docs/jobs.md). ID and Holder
-	// stay empty, and Tenant is the job's. With a TTL the units are free so long after the start,
-	// even if the job goes on. No limit has MaxFrom. Thresholds of limits are reported by the next
-	// call that carries them, not by the job's start. It excludes UniqueOpts, ScheduledAt and
-	// Pending
-	Hold *holds.Placement
+	// Hold is the units that the job needs. If they do not fit, the job is parked until they do
+	// (docs/jobs.md). It excludes UniqueOpts, ScheduledAt and Pending. It defaults to none: the job
+	// waits for nothing.
+	Hold *Units
 
-	// Burst are the units that the job takes where those of Hold do not fit. A parked job waits
+	// Burst is the units that the job takes where those of Hold do not fit. A parked job waits
 	// for both.
-	Burst *holds.Placement
+	Burst *Units
 
 	// FairKey is the key by which parked jobs take turns, in up to 255 bytes. InsertOpts.Priority
 	// goes first. Defaults to Tenant.
@@ -51,6 +50,37 @@ type Options struct {
 	// MaxParked is the most jobs that may wait for the scope. One more is ErrFull. Defaults to any
 	// number.
 	MaxParked int
+}
+
+// Units are what a job takes when it starts. The job's id is the hold's ID and Holder, and
+// Options.Tenant its Tenant. No limit of them has MaxFrom: Config.Limits is asked instead.
+// Thresholds of limits are reported by the next call that carries them, not by the job's start.
+type Units struct {
+	// Lines are the units that are held until the job ends. Together with Charges they are 1 to 64
+	// scopes.
+	Lines []holds.Line
+
+	// Charges are the units that are spent when the job starts, for good.
+	Charges []budget.Charge
+
+	// TTL is the time from the job's start until its Lines are free, even if the job goes on,
+	// within the bounds of holds.Config. It defaults to the job's end, however late.
+	TTL time.Duration
+
+	// Grace is the time after the TTL in which the hold can still be captured, up to
+	// holds.Config.MaxTTL.
+	Grace time.Duration
+
+	// Metadata is any JSON of up to 64 KiB. It is stored with the hold.
+	Metadata json.RawMessage
+
+	// Note is the note of the entries.
+	Note budget.Note
+}
+
+// placement is the request of the units, for package holds.
+func (u Units) placement(tenant string) holds.Placement {
+	return holds.Placement{Tenant: tenant, Lines: u.Lines, Charges: u.Charges, TTL: u.TTL, Grace: u.Grace, Metadata: u.Metadata, Note: u.Note}
 }
 
 // Item is a job to enqueue.

@@ -171,7 +171,7 @@ func TestGated_AJobThatJoinsDuringALookIsNotForgotten(t *testing.T) {
 	g := openGated(t, nil)
 	clock := pgtest.SetClock(t, g.pool, pgtest.Tomorrow(9))
 	charge := func(amount, most int64, window time.Duration, priority int) *jobs.Options {
-		o := &jobs.Options{Hold: &holds.Placement{Charges: []budget.Charge{{Scope: "rate", Amount: amount, Limits: []budget.Limit{budget.PerWindow(most, window)}}}}}
+		o := &jobs.Options{Hold: &jobs.Units{Charges: []budget.Charge{{Scope: "rate", Amount: amount, Limits: []budget.Limit{budget.PerWindow(most, window)}}}}}
 		o.InsertOpts.Priority = priority
 		return o
 	}

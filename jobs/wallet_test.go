@@ -28,7 +28,7 @@ func TestGated_AJobForOneUseKeepsNoneOfAnotherWaiting(t *testing.T) {
 	})
 	use := func(amount int64, name string) *jobs.Options {
 		line := w.Line("w", amount)
-		return &jobs.Options{Hold: &holds.Placement{Lines: []holds.Line{line}, Note: budget.Note{Use: name}}}
+		return &jobs.Options{Hold: &jobs.Units{Lines: []holds.Line{line}, Note: budget.Note{Use: name}}}
 	}
 	require.True(t, g.mustEnqueue(process{"a"}, use(1, "images")).Parked)
 	for range 3 {

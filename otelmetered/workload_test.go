@@ -91,7 +91,7 @@ func (s *service) parked(clock *pgtest.Clock) {
 	}})
 	require.NoError(t, err)
 	for i := range 3 {
-		opts := &jobs.Options{Hold: &holds.Placement{Lines: []holds.Line{{Scope: "gated", Amount: 1, Limits: []budget.Limit{budget.Lifetime(most)}}}}}
+		opts := &jobs.Options{Hold: &jobs.Units{Lines: []holds.Line{{Scope: "gated", Amount: 1, Limits: []budget.Limit{budget.Lifetime(most)}}}}}
 		if i == 2 {
 			opts.MaxWait = time.Minute
 		}

@@ -23,7 +23,7 @@ func TestJobs_ListsTheLongestLinesFirst(t *testing.T) {
 	require.Contains(t, l.ok("jobs"), "No jobs are parked.")
 	for i, scope := range []string{"long", "long", "long", "short", "short"} {
 		_, err := metered.Do(t.Context(), c, metered.Command{ID: metered.NewID(), Input: i}, func(ctx context.Context, tx *metered.Tx) (jobs.Result, error) {
-			return tx.Enqueue(ctx, pgtest.Process{Name: scope}, &jobs.Options{Hold: &holds.Placement{
+			return tx.Enqueue(ctx, pgtest.Process{Name: scope}, &jobs.Options{Hold: &jobs.Units{
 				TTL: time.Hour, Lines: []holds.Line{{Scope: scope, Amount: 1, Limits: []budget.Limit{budget.Lifetime(1)}}},
 			}})
 		})
@@ -70,7 +70,7 @@ func TestOperation_SaysThatItsJobIsParkedAndThenRivers(t *testing.T) {
 	var last int64
 	for i := range 3 {
 		outcome, err := metered.Do(t.Context(), c, metered.Command{ID: fmt.Sprint("op", i), Name: "order", Input: i}, func(ctx context.Context, tx *metered.Tx) (int64, error) {
-			r, err := tx.Enqueue(ctx, pgtest.Process{Name: "a"}, &jobs.Options{Hold: &holds.Placement{
+			r, err := tx.Enqueue(ctx, pgtest.Process{Name: "a"}, &jobs.Options{Hold: &jobs.Units{
 				Lines: []holds.Line{{Scope: "gpu", Amount: 1, Limits: []budget.Limit{budget.Lifetime(1)}}},
 			}})
 			return r.JobID, err
@@ -121,7 +121,7 @@ func TestJobs_ListsJobsInTrouble(t *testing.T) {
 		}))
 		return job
 	}
-	gpu := &jobs.Options{Tenant: "acme", Hold: &holds.Placement{Lines: []holds.Line{{Scope: "gpu", Amount: 1, Limits: []budget.Limit{budget.Lifetime(1)}}}}}
+	gpu := &jobs.Options{Tenant: "acme", Hold: &jobs.Units{Lines: []holds.Line{{Scope: "gpu", Amount: 1, Limits: []budget.Limit{budget.Lifetime(1)}}}}}
 	enqueue(gpu)
 	parked := enqueue(gpu)
 	execute(t, pool, "truncate river_job restart identity")
@@ -157,7 +157,7 @@ func TestJobs_ListsJobsInNoLine(t *testing.T) {
 	l := cli(t, pgtest.AsRole(t, pool, metered.GrantReportingSQL, "grant select on river_job to $role"))
 	var job jobs.Result
 	require.NoError(t, pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) (err error) {
-		job, err = c.Jobs.Enqueue(t.Context(), tx, pgtest.Process{Name: "a"}, &jobs.Options{Tenant: "acme", GiveBack: true, Hold: &holds.Placement{
+		job, err = c.Jobs.Enqueue(t.Context(), tx, pgtest.Process{Name: "a"}, &jobs.Options{Tenant: "acme", GiveBack: true, Hold: &jobs.Units{
 			Lines: []holds.Line{{Scope: "gpu", Amount: 1, Limits: []budget.Limit{budget.Lifetime(1)}}},
 		}})
 		return err

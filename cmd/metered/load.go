@@ -160,7 +160,7 @@ func (l *load) print(ctx context.Context) error {
 	return l.inTx(ctx, func(ctx context.Context, tx pgx.Tx) error {
 		_, err := l.client.Jobs.Enqueue(ctx, tx, printArgs{1 + rand.IntN(30)}, &jobs.Options{
 			Tenant: fmt.Sprintf("user-%d", rand.IntN(4)), MaxWait: 30 * time.Second,
-			Hold: &holds.Placement{Lines: []holds.Line{{Scope: "seat/printer", Amount: 1, Limits: seatLimits}}},
+			Hold: &jobs.Units{Lines: []holds.Line{{Scope: "seat/printer", Amount: 1, Limits: seatLimits}}},
 		})
 		return err
 	})

@@ -271,9 +271,8 @@ func (p pieces) build(ctx context.Context, db *pgxpool.Pool, name string, needs 
 			b.do(func() error {
 				m.full = true
 				m.scopes["t"].held += 60
-				r := w.holding("t", 60)
-				r.Tenant, r.ID, r.TTL = w.name, "full", time.Hour
-				_, err := w.book.Place(ctx, tx, *r)
+				r := holds.Placement{Tenant: w.name, ID: "full", TTL: time.Hour, Lines: w.holding("t", 60).Lines}
+				_, err := w.book.Place(ctx, tx, r)
 				return err
 			})
 		}
@@ -330,7 +329,7 @@ var inTwo, inEither = []part{{"t", 60}, {"s", 20}}, []part{{"t", 50}}
 func (m *model) wanted() []part { return []part{{"s", m.wants}} }
 
 func (w *world) enqueueTwo(ctx context.Context, tx pgx.Tx) error {
-	hold := &holds.Placement{}
+	hold := &jobs.Units{}
 	for _, p := range inTwo {
 		hold.Lines = append(hold.Lines, w.holding(p.scope, p.amount).Lines...)
 	}
@@ -345,8 +344,8 @@ func (w *world) enqueueEither(ctx context.Context, tx pgx.Tx) error {
 	return err
 }
 
-func (w *world) holding(scope string, amount int64) *holds.Placement {
-	return &holds.Placement{Lines: []holds.Line{{Scope: w.scope(scope), Amount: amount, Limits: []budget.Limit{hour}}}}
+func (w *world) holding(scope string, amount int64) *jobs.Units {
+	return &jobs.Units{Lines: []holds.Line{{Scope: w.scope(scope), Amount: amount, Limits: []budget.Limit{hour}}}}
 }
 
 // steps runs functions until one fails.

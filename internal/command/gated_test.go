@@ -26,7 +26,7 @@ func TestDo_GatedJobsStartOrAreParkedWithTheCommand(t *testing.T) {
 	t.Parallel()
 	pool, c := pgtest.SetUp(t, metered.Config{})
 	opts := func(key string) *jobs.Options {
-		return &jobs.Options{Key: key, Tenant: "acme", MaxParked: 1, Hold: &holds.Placement{Lines: []holds.Line{pgtest.Room("gpu", 1, 1)}}}
+		return &jobs.Options{Key: key, Tenant: "acme", MaxParked: 1, Hold: &jobs.Units{Lines: []holds.Line{pgtest.Room("gpu", 1, 1)}}}
 	}
 	first, err := gatedCommand(c, "a", opts("a"))
 	require.NoError(t, err)
@@ -53,7 +53,7 @@ func TestDo_GatedJobsStartOrAreParkedWithTheCommand(t *testing.T) {
 	require.Equal(t, 2, pgtest.Count(t, pool, "metered.job_keys"))
 
 	// It never fits: so does the command.
-	never := &jobs.Options{Hold: &holds.Placement{Lines: []holds.Line{{Scope: "gpu", Amount: 9, Limits: []budget.Limit{budget.PerWindow(1, time.Minute)}}}}}
+	never := &jobs.Options{Hold: &jobs.Units{Lines: []holds.Line{{Scope: "gpu", Amount: 9, Limits: []budget.Limit{budget.PerWindow(1, time.Minute)}}}}}
 	_, err = gatedCommand(c, "d", never)
 	require.ErrorIs(t, err, budget.ErrExceeded)
 
@@ -72,7 +72,7 @@ func TestDo_GatedJobsStartOrAreParkedWithTheCommand(t *testing.T) {
 func TestDoTx_GatedJobIsRolledBackWithItsTransaction(t *testing.T) {
 	t.Parallel()
 	pool, c := pgtest.SetUp(t, metered.Config{})
-	opts := &jobs.Options{Hold: &holds.Placement{Lines: []holds.Line{pgtest.Room("gpu", 1, 1)}}}
+	opts := &jobs.Options{Hold: &jobs.Units{Lines: []holds.Line{pgtest.Room("gpu", 1, 1)}}}
 	for range 2 {
 		tx, err := pool.Begin(t.Context())
 		require.NoError(t, err)
