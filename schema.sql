@@ -1733,7 +1733,7 @@ begin
     end if;
     if e.tallied then   -- in an epoch of earlier times, the number of one could come twice
         e.seq := e.seq - 1;
-        e := metered._end_tallies(e);
+        e := metered._end_tallies(e, wait_ms);
         e.seq := e.seq + 1;
     end if;
     if e.crossed is not null then
@@ -1810,27 +1810,44 @@ as $$
 $$;
 
 -- Writes a charge without limits as a tally, if its scope has them, and returns its time, which no other one of the scope has, or null.
+-- It waits for nobody: a time is the writer's own by a lock, and where the chain is ahead of the clock, the next one is looked for.
 create function metered._tally(c metered.new_charge, origin metered.origin, of_hold text) returns timestamptz
 language plpgsql volatile
 as $$
 declare
-    made timestamptz;
+    t_lock bigint := metered._tally_key(c.scope);
+    made   timestamptz;
 begin
-    if (c.amount between 1 and 1099511627776 and c.held = 0 and c.must_exist is not true and c.lease is null
-        and coalesce(pg_column_size(c.note) <= 8192 and pg_column_compression(c.note) is null and not c.note ? 'use', true)
-        and pg_try_advisory_xact_lock_shared(metered._tally_key(c.scope))) is not true then
+    if (c.amount between 1 and 1099511627776 and coalesce(pg_column_size(c.note) <= 8192
+            and pg_column_compression(c.note) is null and not c.note ? 'use', true) and c.held = 0 and c.must_exist is not true and c.lease is null
+        and pg_try_advisory_xact_lock_shared(t_lock)) is not true then
         return null;
     end if;
-    -- Its snapshot is newer than the lock. Two charges of one microsecond wait for each other.
-    for nth in 0..99 loop
+    insert into metered.tallies as y (at, amount, scope, operation_tenant, operation, hold, note)
+            select t.clk, c.amount, c.scope, origin.tenant, origin.operation, of_hold, c.note
+            from (select l.at, l.spent, l.tallied, l.lots_end, l.next_due, metered.clock() as clk
+                from metered.ledger l where l.scope = c.scope order by l.seq desc limit 1) t
+            where t.tallied and t.lots_end is null and t.next_due is distinct from '-infinity'
+            and t.spent < 4611686018427387904 and t.at < t.clk and pg_try_advisory_xact_lock(t_lock # metered._in_us(t.clk))
+            on conflict do nothing
+            returning y.at into made;
+    if made is not null or not exists (
+        select from (select * from metered.ledger l where l.scope = c.scope order by l.seq desc limit 1) t where t.tallied and t.lots_end is null and t.next_due is distinct from '-infinity'
+            and t.spent < 4611686018427387904) then
+        return made;
+    end if;
+    for nth in 1..100 loop
         insert into metered.tallies as y (at, amount, scope, operation_tenant, operation, hold, note)
-        select greatest(metered.clock(), t.at + interval '1 microsecond') + nth * interval '1 microsecond', c.amount, c.scope,
-            origin.tenant, origin.operation, of_hold, c.note
-        from (select l.at, l.spent, l.tallied, l.lots_end, l.next_due from metered.ledger l where l.scope = c.scope order by l.seq desc limit 1) t
-        where t.tallied and t.lots_end is null and t.next_due is distinct from '-infinity' and t.spent < 4611686018427387904
+        select x.at, c.amount, c.scope, origin.tenant, origin.operation, of_hold, c.note
+        from (
+            select nth * interval '1 microsecond' + greatest(metered.clock(), t.at,
+                (select y.at from metered.tallies y where y.scope = c.scope order by y.at desc limit 1)) as at
+            from (select * from metered.ledger l where l.scope = c.scope order by l.seq desc limit 1) t where t.tallied and t.lots_end is null and t.next_due is distinct from '-infinity'
+            and t.spent < 4611686018427387904) x
+        where pg_try_advisory_xact_lock(t_lock # metered._in_us(x.at))
         on conflict do nothing
         returning y.at into made;
-        exit when made is not null or nth = 0 and not exists (select from metered.tallies y where y.scope = c.scope);
+        exit when made is not null;
     end loop;
     return made;
 end
@@ -1883,9 +1900,9 @@ begin
 end
 $$;
 
--- Ends the tallies of a scope that is locked: no transaction writes one from here on. e is its last entry, as far as the caller knows it,
+-- Ends the tallies of a scope that is locked, and waits as long for those that are on their way: no transaction writes one from here on. e is its last entry, as far as the caller knows it,
 -- which gets the number, the time and the spent units of the last one.
-create function metered._end_tallies(e metered.ledger) returns metered.ledger
+create function metered._end_tallies(e metered.ledger, wait_ms int) returns metered.ledger
 language plpgsql volatile
 as $$
 declare
@@ -1896,7 +1913,7 @@ begin
     if metered._one_snapshot() then
         raise exception 'a scope with tallies becomes a wallet, is closed, or has its clock repaired, at READ COMMITTED' using errcode = '25001';
     end if;
-    waited := metered._lock_keys(array[metered._tally_key(e.scope)], 10000);
+    waited := metered._lock_keys(array[metered._tally_key(e.scope)], wait_ms);
     last := metered._entry_for_write(e.scope);
     e.seq := last.seq;
     e.at := greatest(e.at, last.at);
@@ -4615,14 +4632,14 @@ end
 $$;
 
 -- An entry that is to be written, whose scope is a wallet from here on.
-create function metered._as_wallet(e metered.ledger) returns metered.ledger
+create function metered._as_wallet(e metered.ledger, wait_ms int) returns metered.ledger
 language plpgsql volatile
 as $$
 begin
     if e.lots_end is null then
         e.seq := e.seq - 1;
         if e.tallied then
-            e := metered._end_tallies(e);
+            e := metered._end_tallies(e, wait_ms);
         end if;
         perform metered._open_wallet(e);
         e.seq := e.seq + 1;
@@ -4639,7 +4656,7 @@ as $$
 declare
     made record;
 begin
-    e := metered._after_due(metered._as_wallet(e), 0, wait_ms);
+    e := metered._after_due(metered._as_wallet(e, wait_ms), 0, wait_ms);
     e.seq := e.seq - 1;
     made := metered._add_lot(e, lot, plan, as_origin, null);
     entry := made.entry;
@@ -5187,7 +5204,7 @@ begin
             perform metered._renew_lot(first, e.seq);
         end if;
     else
-        e := metered._after_due(metered._as_wallet(e), 0, wait_ms);
+        e := metered._after_due(metered._as_wallet(e, wait_ms), 0, wait_ms);
         if lot.amount = 0 then
             made := metered._empty_lot(e, first);
             e := made.entry;
@@ -8387,7 +8404,7 @@ end
 $$;
 
 -- Closes a scope, whose lock is held, unless it is closed.
-create function metered._close_scope(of_scope text, note jsonb) returns void
+create function metered._close_scope(of_scope text, note jsonb, wait_ms int) returns void
 language plpgsql volatile
 as $$
 declare
@@ -8397,7 +8414,7 @@ begin
         return;
     end if;
     if e.tallied then
-        e := metered._end_tallies(e);
+        e := metered._end_tallies(e, wait_ms);
     end if;
     if e.lots_end is not null then
         e := metered._settle(e, metered.clock(), metered._ends_per_call(), 0, null);
@@ -8527,7 +8544,7 @@ begin
     if tip.next_due <= clk and metered._due_units(of_child, tip.next_due, clk) > 0 then
         perform metered._end_due(array[of_child], clk, wait_ms);
     end if;
-    perform metered._close_scope(of_child, jsonb_build_object('actor', by_whom));
+    perform metered._close_scope(of_child, jsonb_build_object('actor', by_whom), wait_ms);
     tip := metered._entry_for_write(of_child);
     held := tip.held;
     status := 'open';
@@ -13653,7 +13670,7 @@ begin
             end if;
         else
             if metered._try_lock(key) is not true then
-                perform from metered.operations o where false;  -- a command that waits is counted by its lock of the table
+                perform from metered.operations o where false;
                 perform metered._lock_all_scopes(array[of_scope], array[key], wait_ms);
             end if;
             if standing and win > interval '0' then
@@ -13745,6 +13762,352 @@ begin
     answer := metered.begin_command_plain(command.tenant, command.id, command.key, command.issued_at,
         command.max_future, command.timeout_ms, command.marker, wait_ms, false);
     return coalesce(answer, metered._completed_json(command, of_fingerprint, of_result, charges, ahead, wait_ms));
+end
+$$;
+
+-- The short way (see plain.sql) of two charges: one with a limit, such as a user's own, and one without,
+-- such as the total of a channel that all users share, if that is a tally (tallies.sql). As there,
+-- these functions decide nothing but the usual case, and otherwise write nothing and go on with the
+-- full function.
+
+-- Both charges, as the full functions take them, in the order of their caller.
+create function metered._with_total(of_scope text, key bigint, units bigint, max_units bigint, win interval,
+    note jsonb, total_scope text, total_key bigint, total_units bigint, total_note jsonb, total_first boolean)
+returns metered.new_charge[]
+language sql immutable
+as $$
+    select case when total_first then metered._as_charges(total_scope, total_key, total_units, null, null, total_note)
+            || metered._as_charges(of_scope, key, units, max_units, win, note)
+        else metered._as_charges(of_scope, key, units, max_units, win, note)
+            || metered._as_charges(total_scope, total_key, total_units, null, null, total_note) end
+$$;
+
+-- Two charges without a command, as charge makes them: JSON, the array of charge_plain and the seq of the
+-- tally, which is less than 0 and has its time, or charge's answer as an object.
+create function metered.charge_total(of_scope text, key bigint, units bigint, max_units bigint, win interval,
+    note jsonb, standing boolean, total_scope text, total_key bigint, total_units bigint, total_note jsonb,
+    total_first boolean, ahead interval, wait_ms int) returns json
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    of_tenant text;     -- of no command
+    of_id   text;
+    e_seq    bigint;        -- the entry that was appended, or null
+    e_at     timestamptz;
+    e_held   bigint;
+    e_used   bigint;        -- units that counted before it
+    t_lock   bigint := metered._tally_key(total_scope);
+    t_at     timestamptz;   -- of the tally that was written, or null
+begin
+    if greatest(octet_length(of_scope), octet_length(total_scope)) > 255
+        or pg_column_size(note) > 8196
+        or pg_column_compression(note) is not null and octet_length(note::text) > 8192
+        or pg_column_size(total_note) > 8196
+        or pg_column_compression(total_note) is not null and octet_length(total_note::text) > 8192
+        or wait_ms > 3600000 then
+        raise exception 'out of bounds: an argument of charge_total' using errcode = '22023';
+    end if;
+    if metered._goes_short() then
+        if total_units between 1 and 1099511627776 and coalesce(pg_column_size(total_note) <= 8192
+            and pg_column_compression(total_note) is null and not total_note ? 'use', true)
+            and pg_try_advisory_xact_lock_shared(t_lock) and current_setting('transaction_isolation') = 'read committed'
+        then
+            insert into metered.tallies as y (at, amount, scope, operation_tenant, operation, hold, note)
+            select t.clk, total_units, total_scope, of_tenant, of_id, null, total_note
+            from (select l.at, l.spent, l.tallied, l.lots_end, l.next_due, metered.clock() as clk
+                from metered.ledger l where l.scope = total_scope order by l.seq desc limit 1) t
+            where t.tallied and t.lots_end is null and t.next_due is distinct from '-infinity'
+            and t.spent < 4611686018427387904 and t.at < t.clk and pg_try_advisory_xact_lock(t_lock # metered._in_us(t.clk))
+            on conflict do nothing
+            returning y.at into t_at;
+            if t_at is not null then
+                if metered._try_lock(key) is not true then perform metered._lock_all_scopes(array[of_scope], array[key], wait_ms); end if;
+                if standing and win > interval '0' then
+                insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, operation_tenant, operation, note,
+                    anchor_at, anchor_spent)
+                select t.seq + 1, units, t.clk, t.spent + units, t.refunded, t.credited, t.held, t.epoch, 'c', of_scope, t.next_due, of_tenant,
+                    of_id, note, t.clk - win, coalesce(b.spent, 0)
+                from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
+                l.anchor_spent, l.lots_end, l.crossed, l.tallied, metered.clock() as clk
+            from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1 for key share) t left join lateral (select base.seq, base.spent, base.refunded
+                    from (select y.seq from metered.ledger y
+                where y.scope = of_scope and y.epoch = t.epoch and y.at <= t.clk - win and (y.seq & 15 = 1 or y.kind = 'k')
+                order by y.at desc, y.seq desc limit 1) mark,
+            lateral (select y.seq, y.spent, y.refunded from metered.ledger y
+                where y.scope = of_scope and y.seq between mark.seq and mark.seq + 15 and y.epoch = t.epoch and y.at <= t.clk - win
+                order by y.seq desc limit 1) base) b on true
+                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null
+                and units between 1 and 9007199254740992 and (note is null or pg_column_size(note) <= 8192
+                and pg_column_compression(note) is null and not note ? 'use') and true
+                    and coalesce(b.refunded, 0) = t.refunded and (b.seq > 1 or b.seq = t.seq or t.epoch = 0 and (t.seq <= 16 and b.seq is null
+                        or (select l.seq from metered.ledger l where l.scope = of_scope and l.seq = 2) > 0)) and t.spent - coalesce(b.spent, 0) <= max_units - t.held - units
+                on conflict do nothing
+                returning y.seq, y.at, y.held, y.spent - units - y.anchor_spent into e_seq, e_at, e_held, e_used;
+            else
+                insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, operation_tenant, operation, note,
+                    anchor_at, anchor_spent)
+                select t.seq + 1, units, t.clk, t.spent + units, t.refunded, t.credited, t.held, t.epoch, 'c', of_scope, t.next_due, of_tenant,
+                    of_id, note, t.anchor_at, t.anchor_spent
+                from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
+                l.anchor_spent, l.lots_end, l.crossed, l.tallied, metered.clock() as clk
+            from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1 for key share) t
+                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null
+                and units between 1 and 9007199254740992 and (note is null or pg_column_size(note) <= 8192
+                and pg_column_compression(note) is null and not note ? 'use') and true
+                    and (max_units is null or win >= interval '0'
+            and case when win = interval '0' then t.spent - t.refunded - t.credited
+                else t.spent - case when t.anchor_at <= t.clk - win then t.anchor_spent else 0 end end <= max_units - t.held - units)
+                on conflict do nothing
+                returning y.seq, y.at, y.held, y.spent - units - y.refunded - y.credited into e_seq, e_at, e_held, e_used;
+            end if;
+                if e_seq is null then
+                    delete from metered.tallies y where y.scope = total_scope and y.at = t_at;
+                elsif metered._in_us(t_at) & 31 = 0 and metered._try_lock(metered._scope_key(total_scope)) then
+                    perform metered._entry_for_write(total_scope);
+                end if;
+            end if;
+        end if;
+        if e_seq is not null then
+            return array_to_json(array[e_seq, metered._in_us(e_at), e_held, e_used, -metered._in_us(t_at)]);
+        end if;
+    end if;
+    return metered._charged_json(metered.charge(metered._with_total(of_scope, key, units, max_units, win, note,
+        total_scope, total_key, total_units, total_note, total_first), ahead, wait_ms, standing));
+end
+$$;
+
+-- Ends a command that has two such charges, as complete_command_plain ends one with one: JSON, the time
+-- of the record in microseconds and the array of charge_total, or complete_command's answer as an object.
+create function metered.complete_command_total(of_tenant text, of_id text, marker text,
+    of_fingerprint bytea, issued timestamptz, of_result bytea, name text, jobs bigint[], of_scope text,
+    key bigint, units bigint, max_units bigint, win interval, note jsonb, standing boolean,
+    total_scope text, total_key bigint, total_units bigint, total_note jsonb, total_first boolean,
+    ahead interval, wait_ms int) returns json
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    done_at bigint;
+    e_seq    bigint;        -- the entry that was appended, or null
+    e_at     timestamptz;
+    e_held   bigint;
+    e_used   bigint;        -- units that counted before it
+    t_lock   bigint := metered._tally_key(total_scope);
+    t_at     timestamptz;   -- of the tally that was written, or null
+    unused  text;
+    command_cursor refcursor := 'metered_command';  -- CLOSE by a variable is not parsed anew
+begin
+    if greatest(octet_length(of_tenant), octet_length(of_id), octet_length(marker), octet_length(name), octet_length(of_scope), octet_length(total_scope)) > 255
+        or octet_length(of_fingerprint) > 33
+        or octet_length(of_result) > 1048576
+        or array_lower(jobs, 1) <> 1
+        or array_ndims(jobs) <> 1
+        or array_position(jobs, null) is not null
+        or cardinality(jobs) > 1000
+        or pg_column_size(note) > 8196
+        or pg_column_compression(note) is not null and octet_length(note::text) > 8192
+        or pg_column_size(total_note) > 8196
+        or pg_column_compression(total_note) is not null and octet_length(total_note::text) > 8192
+        or wait_ms > 3600000 then
+        raise exception 'out of bounds: an argument of complete_command_total' using errcode = '22023';
+    end if;
+    if metered._goes_short() and current_setting('metered_tx.command', true) = marker then
+        if total_units between 1 and 1099511627776 and coalesce(pg_column_size(total_note) <= 8192
+            and pg_column_compression(total_note) is null and not total_note ? 'use', true)
+            and pg_try_advisory_xact_lock_shared(t_lock) and current_setting('transaction_isolation') = 'read committed'
+        then
+            insert into metered.tallies as y (at, amount, scope, operation_tenant, operation, hold, note)
+            select t.clk, total_units, total_scope, of_tenant, of_id, null, total_note
+            from (select l.at, l.spent, l.tallied, l.lots_end, l.next_due, metered.clock() as clk
+                from metered.ledger l where l.scope = total_scope order by l.seq desc limit 1) t
+            where t.tallied and t.lots_end is null and t.next_due is distinct from '-infinity'
+            and t.spent < 4611686018427387904 and t.at < t.clk and pg_try_advisory_xact_lock(t_lock # metered._in_us(t.clk))
+            on conflict do nothing
+            returning y.at into t_at;
+            if t_at is not null then
+                if metered._try_lock(key) is not true then perform metered._lock_all_scopes(array[of_scope], array[key], wait_ms); end if;
+                if standing and win > interval '0' then
+                insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, operation_tenant, operation, note,
+                    anchor_at, anchor_spent)
+                select t.seq + 1, units, t.clk, t.spent + units, t.refunded, t.credited, t.held, t.epoch, 'c', of_scope, t.next_due, of_tenant,
+                    of_id, note, t.clk - win, coalesce(b.spent, 0)
+                from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
+                l.anchor_spent, l.lots_end, l.crossed, l.tallied, metered.clock() as clk
+            from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1 for key share) t left join lateral (select base.seq, base.spent, base.refunded
+                    from (select y.seq from metered.ledger y
+                where y.scope = of_scope and y.epoch = t.epoch and y.at <= t.clk - win and (y.seq & 15 = 1 or y.kind = 'k')
+                order by y.at desc, y.seq desc limit 1) mark,
+            lateral (select y.seq, y.spent, y.refunded from metered.ledger y
+                where y.scope = of_scope and y.seq between mark.seq and mark.seq + 15 and y.epoch = t.epoch and y.at <= t.clk - win
+                order by y.seq desc limit 1) base) b on true
+                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null
+                and units between 1 and 9007199254740992 and (note is null or pg_column_size(note) <= 8192
+                and pg_column_compression(note) is null and not note ? 'use') and true
+                    and coalesce(b.refunded, 0) = t.refunded and (b.seq > 1 or b.seq = t.seq or t.epoch = 0 and (t.seq <= 16 and b.seq is null
+                        or (select l.seq from metered.ledger l where l.scope = of_scope and l.seq = 2) > 0)) and t.spent - coalesce(b.spent, 0) <= max_units - t.held - units
+                on conflict do nothing
+                returning y.seq, y.at, y.held, y.spent - units - y.anchor_spent into e_seq, e_at, e_held, e_used;
+            else
+                insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, operation_tenant, operation, note,
+                    anchor_at, anchor_spent)
+                select t.seq + 1, units, t.clk, t.spent + units, t.refunded, t.credited, t.held, t.epoch, 'c', of_scope, t.next_due, of_tenant,
+                    of_id, note, t.anchor_at, t.anchor_spent
+                from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
+                l.anchor_spent, l.lots_end, l.crossed, l.tallied, metered.clock() as clk
+            from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1 for key share) t
+                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null
+                and units between 1 and 9007199254740992 and (note is null or pg_column_size(note) <= 8192
+                and pg_column_compression(note) is null and not note ? 'use') and true
+                    and (max_units is null or win >= interval '0'
+            and case when win = interval '0' then t.spent - t.refunded - t.credited
+                else t.spent - case when t.anchor_at <= t.clk - win then t.anchor_spent else 0 end end <= max_units - t.held - units)
+                on conflict do nothing
+                returning y.seq, y.at, y.held, y.spent - units - y.refunded - y.credited into e_seq, e_at, e_held, e_used;
+            end if;
+                if e_seq is null then
+                    delete from metered.tallies y where y.scope = total_scope and y.at = t_at;
+                elsif metered._in_us(t_at) & 31 = 0 and metered._try_lock(metered._scope_key(total_scope)) then
+                    perform metered._entry_for_write(total_scope);
+                end if;
+            end if;
+        end if;
+        if e_seq is not null then
+            insert into metered.operations as o (tenant, id, fingerprint, issued_at, at, result, scopes, amounts, seqs, ats, holds, name, jobs)
+        select of_tenant, of_id, of_fingerprint, issued, metered.clock(), of_result, case when total_first then array[total_scope, of_scope] else array[of_scope, total_scope] end, case when total_first then array[total_units, units] else array[units, total_units] end, case when total_first then array[-metered._in_us(t_at), e_seq] else array[e_seq, -metered._in_us(t_at)] end, case when total_first then array[t_at, e_at] else array[e_at, t_at] end, string_to_array(nullif(current_setting('metered_tx.holds', true), ''), chr(30)), name, jobs
+        where true
+        on conflict do nothing
+        returning metered._in_us(o.at) into done_at;
+            if done_at is null then
+                perform metered._recorded_meanwhile();
+            end if;
+            unused := set_config('metered_tx.command', '', true) || set_config('metered_tx.holds', '', true);
+            close command_cursor;
+            return array_to_json(array[done_at, e_seq, metered._in_us(e_at), e_held, e_used, -metered._in_us(t_at)]);
+        end if;
+    end if;
+    return metered._completed_json(row(of_tenant, of_id, null, issued, null, null, marker, standing, false,
+        name, jobs)::metered.new_command, of_fingerprint, of_result, metered._with_total(of_scope, key, units,
+        max_units, win, note, total_scope, total_key, total_units, total_note, total_first), ahead, wait_ms);
+end
+$$;
+
+-- A whole command that does nothing but two such charges, as run_command_plain does it.
+create function metered.run_command_total(of_tenant text, of_id text, id_key bigint,
+    of_fingerprint bytea, issued timestamptz, max_future interval, of_result bytea, name text,
+    of_scope text, key bigint, units bigint, max_units bigint, win interval, note jsonb, standing boolean,
+    total_scope text, total_key bigint, total_units bigint, total_note jsonb, total_first boolean,
+    ahead interval, wait_ms int) returns json
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    done_at  bigint;
+    answer   json;
+    e_seq    bigint;        -- the entry that was appended, or null
+    e_at     timestamptz;
+    e_held   bigint;
+    e_used   bigint;        -- units that counted before it
+    t_lock   bigint := metered._tally_key(total_scope);
+    t_at     timestamptz;   -- of the tally that was written, or null
+begin
+    if greatest(octet_length(of_tenant), octet_length(of_id), octet_length(name), octet_length(of_scope), octet_length(total_scope)) > 255
+        or octet_length(of_fingerprint) > 33
+        or octet_length(of_result) > 1048576
+        or pg_column_size(note) > 8196
+        or pg_column_compression(note) is not null and octet_length(note::text) > 8192
+        or pg_column_size(total_note) > 8196
+        or pg_column_compression(total_note) is not null and octet_length(total_note::text) > 8192
+        or wait_ms > 3600000 then
+        raise exception 'out of bounds: an argument of run_command_total' using errcode = '22023';
+    end if;
+    if metered._goes_short() and coalesce(current_setting('metered_tx.command', true), '') = ''
+        and metered._try_lock(id_key)
+    then
+        if total_units between 1 and 1099511627776 and coalesce(pg_column_size(total_note) <= 8192
+            and pg_column_compression(total_note) is null and not total_note ? 'use', true)
+            and pg_try_advisory_xact_lock_shared(t_lock) and current_setting('transaction_isolation') = 'read committed'
+        then
+            insert into metered.tallies as y (at, amount, scope, operation_tenant, operation, hold, note)
+            select t.clk, total_units, total_scope, of_tenant, of_id, null, total_note
+            from (select l.at, l.spent, l.tallied, l.lots_end, l.next_due, metered.clock() as clk
+                from metered.ledger l where l.scope = total_scope order by l.seq desc limit 1) t
+            where t.tallied and t.lots_end is null and t.next_due is distinct from '-infinity'
+            and t.spent < 4611686018427387904 and t.at < t.clk and pg_try_advisory_xact_lock(t_lock # metered._in_us(t.clk))
+            on conflict do nothing
+            returning y.at into t_at;
+            if t_at is not null then
+                if metered._try_lock(key) is not true then perform from metered.operations o where false; perform metered._lock_all_scopes(array[of_scope], array[key], wait_ms); end if;
+                if standing and win > interval '0' then
+                insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, operation_tenant, operation, note,
+                    anchor_at, anchor_spent)
+                select t.seq + 1, units, t.clk, t.spent + units, t.refunded, t.credited, t.held, t.epoch, 'c', of_scope, t.next_due, of_tenant,
+                    of_id, note, t.clk - win, coalesce(b.spent, 0)
+                from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
+                l.anchor_spent, l.lots_end, l.crossed, l.tallied, metered.clock() as clk
+            from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1 for key share) t left join lateral (select base.seq, base.spent, base.refunded
+                    from (select y.seq from metered.ledger y
+                where y.scope = of_scope and y.epoch = t.epoch and y.at <= t.clk - win and (y.seq & 15 = 1 or y.kind = 'k')
+                order by y.at desc, y.seq desc limit 1) mark,
+            lateral (select y.seq, y.spent, y.refunded from metered.ledger y
+                where y.scope = of_scope and y.seq between mark.seq and mark.seq + 15 and y.epoch = t.epoch and y.at <= t.clk - win
+                order by y.seq desc limit 1) base) b on true
+                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null
+                and units between 1 and 9007199254740992 and (note is null or pg_column_size(note) <= 8192
+                and pg_column_compression(note) is null and not note ? 'use') and (exists (select from metered.operations o where o.tenant = of_tenant and o.id = of_id) or issued <= (select h.at from metered.operations_horizon h where h.one) or issued > metered.clock() + max_future) is not true
+                    and coalesce(b.refunded, 0) = t.refunded and (b.seq > 1 or b.seq = t.seq or t.epoch = 0 and (t.seq <= 16 and b.seq is null
+                        or (select l.seq from metered.ledger l where l.scope = of_scope and l.seq = 2) > 0)) and t.spent - coalesce(b.spent, 0) <= max_units - t.held - units
+                on conflict do nothing
+                returning y.seq, y.at, y.held, y.spent - units - y.anchor_spent into e_seq, e_at, e_held, e_used;
+            else
+                insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, operation_tenant, operation, note,
+                    anchor_at, anchor_spent)
+                select t.seq + 1, units, t.clk, t.spent + units, t.refunded, t.credited, t.held, t.epoch, 'c', of_scope, t.next_due, of_tenant,
+                    of_id, note, t.anchor_at, t.anchor_spent
+                from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
+                l.anchor_spent, l.lots_end, l.crossed, l.tallied, metered.clock() as clk
+            from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1 for key share) t
+                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null
+                and units between 1 and 9007199254740992 and (note is null or pg_column_size(note) <= 8192
+                and pg_column_compression(note) is null and not note ? 'use') and (exists (select from metered.operations o where o.tenant = of_tenant and o.id = of_id) or issued <= (select h.at from metered.operations_horizon h where h.one) or issued > metered.clock() + max_future) is not true
+                    and (max_units is null or win >= interval '0'
+            and case when win = interval '0' then t.spent - t.refunded - t.credited
+                else t.spent - case when t.anchor_at <= t.clk - win then t.anchor_spent else 0 end end <= max_units - t.held - units)
+                on conflict do nothing
+                returning y.seq, y.at, y.held, y.spent - units - y.refunded - y.credited into e_seq, e_at, e_held, e_used;
+            end if;
+                if e_seq is null then
+                    delete from metered.tallies y where y.scope = total_scope and y.at = t_at;
+                elsif metered._in_us(t_at) & 31 = 0 and metered._try_lock(metered._scope_key(total_scope)) then
+                    perform metered._entry_for_write(total_scope);
+                end if;
+            end if;
+        end if;
+        if e_seq is not null then
+            insert into metered.operations as o (tenant, id, fingerprint, issued_at, at, result, scopes, amounts, seqs, ats, holds, name, jobs)
+        select of_tenant, of_id, of_fingerprint, issued, metered.clock(), of_result, case when total_first then array[total_scope, of_scope] else array[of_scope, total_scope] end, case when total_first then array[total_units, units] else array[units, total_units] end, case when total_first then array[-metered._in_us(t_at), e_seq] else array[e_seq, -metered._in_us(t_at)] end, case when total_first then array[t_at, e_at] else array[e_at, t_at] end, null, name, null
+        where true
+        on conflict do nothing
+        returning metered._in_us(o.at) into done_at;
+            if done_at is null then
+                perform metered._recorded_meanwhile();
+            end if;
+            return array_to_json(array[done_at, e_seq, metered._in_us(e_at), e_held, e_used, -metered._in_us(t_at)]);
+        end if;
+    end if;
+    answer := metered.begin_command_plain(of_tenant, of_id, id_key, issued, max_future, null, 'whole', wait_ms, false);
+    return coalesce(answer, metered.complete_command_total(of_tenant, of_id, 'whole', of_fingerprint, issued,
+        of_result, name, null, of_scope, key, units, max_units, win, note, standing, total_scope, total_key,
+        total_units, total_note, total_first, ahead, wait_ms));
 end
 $$;
 
@@ -16226,6 +16589,9 @@ comment on function metered.begin_command_plain(text, text, bigint, timestamptz,
 comment on function metered.complete_command_plain(text, text, text, bytea, timestamptz, bytea, text, bigint[], text, bigint, bigint, bigint, interval, jsonb, boolean, interval, int) is 'Ends a command that has at most one charge of its own, as complete_command does with finishing: JSON, the time of the record in microseconds and the array of charge_plain, or complete_command''s answer as an object.';
 comment on function metered.run_command_plain(text, text, bigint, bytea, timestamptz, interval, bytea, text, text, bigint, bigint, bigint, interval, jsonb, boolean, interval, int) is 'A whole command that does nothing but its one charge: the answer of begin_command_plain, if that is not null, or else that of complete_command_plain. The short way needs no guard against a COMMIT, since nobody gets at the transaction before it is complete.';
 comment on function metered.run_command(metered.new_command, bytea, bytea, metered.new_charge[], interval, int) is 'A whole command that does nothing but its charges, of any kind, as run_command_plain does it, by the full functions.';
+comment on function metered.charge_total(text, bigint, bigint, bigint, interval, jsonb, boolean, text, bigint, bigint, jsonb, boolean, interval, int) is 'Two charges without a command, as charge makes them: JSON, the array of charge_plain and the seq of the tally, which is less than 0 and has its time, or charge''s answer as an object.';
+comment on function metered.complete_command_total(text, text, text, bytea, timestamptz, bytea, text, bigint[], text, bigint, bigint, bigint, interval, jsonb, boolean, text, bigint, bigint, jsonb, boolean, interval, int) is 'Ends a command that has two such charges, as complete_command_plain ends one with one: JSON, the time of the record in microseconds and the array of charge_total, or complete_command''s answer as an object.';
+comment on function metered.run_command_total(text, text, bigint, bytea, timestamptz, interval, bytea, text, text, bigint, bigint, bigint, interval, jsonb, boolean, text, bigint, bigint, jsonb, boolean, interval, int) is 'A whole command that does nothing but two such charges, as run_command_plain does it.';
 comment on function metered.open_session(metered.new_command, metered.new_hold, metered.new_charge[], interval, int, metered.origin, text) is 'Opens a session of an operation: places its hold, unless the operation is on record, or another session of it is open. The id of a session''s hold is that of its operation, as a digest, and 36 characters of its own. status as place has it, or open (this very session was opened before, and its hold is stored), replay (the operation is on record), retired and future, as begin_command has them, running (another session is open, until deadline, as seen at placed_at) or busy (a session of another command is open).';
 comment on function metered.place_plain(text, text, bigint, text, bytea, timestamptz, interval, interval, interval, json, text, bigint, bigint, bigint, interval, jsonb, text, text, interval, int, text, boolean) is 'Places a hold of one line, as place does: JSON, [seq, time in microseconds], or place''s answer as an object. id_key is null if the id was made up for this call.';
 comment on function metered.open_session_plain(text, bigint, timestamptz, interval, text, text, text, bytea, timestamptz, interval, interval, interval, json, text, bigint, bigint, bigint, interval, jsonb, text, text, interval, int, text) is 'Opens a session whose hold has one line, as open_session does: JSON, as place_plain has it.';
@@ -16521,24 +16887,24 @@ begin
             _try_lock_shared,_try_lock_there,_try_start_job,_turn,_turn_at,_unbound_lock_wait,_under_limits,
             _unknown_use,_unsettled_spends,_untold,_untold_json,_usage_known_from,_use_lots,_use_repaid,
             _v1_charge,_v1_charge_fully,_v1_hold,_v1_hold_no,_v1_issued,_v1_limit,_v1_no,_v1_print,_v1_refused,
-            _v1_stand,_v1_standings,_wake_releasers,_whole,_with_absent,_with_debt,_with_keys,_withdraw,
-            _without_debt,_without_lapsing,_without_tallies,_write_charges,_write_debts,_write_due,_write_exact,
-            _write_for_uses,_write_lines,_write_moves,_write_others,_write_plain,_write_up_to,_written_here,
-            announced,begin_change,begin_command,begin_command_plain,block_commit,capture_holds,capture_holds_plain,
-            carve,change_parked,charge,charge_each,charge_leased,charge_plain,charge_up_to,check_charge,
-            claim_job_key,clock,complete_command,complete_command_plain,consume_feed,consume_token,create_scopes,
-            credit,draw,drop_feed_consumer,drop_parked,due_holds,end_child,end_renewal,enter_tenant,expire_hold,
-            explain_parked,extend_holds,find_job_key,finish_command,grant_lot,hold_json,inspect_token,judged_scopes,
-            keep_memory,lock_all,lock_scopes,look_place,mint_tokens,next_release,note_change,number_feed,
-            numbers_behind,open_lease,open_session,open_session_plain,park_jobs,place,place_plain,plan_lot,
-            plan_overage,plan_state,purge_holds,purge_job_keys,purge_leases,purge_operations,purge_scope,
-            purge_tokens,read_feed,receive_child,refund,reinstate_lot,release_captured,release_holds,release_jobs,
-            repair_clock,replace_token,rest_jobs,resume_renewal,retire_scopes,return_holds,revoke_lot,revoke_token,
-            revoke_tokens,roll_over,run_command,run_command_plain,search_entries,set_lot_end,settle_away,
-            settle_lease,spend,sweep_due,sweep_holds,sweep_lots,sweep_scope,sweep_wallet,sweep_wallets,
-            take_newest,told_lots,trouble_jobs,usage,usage_at,v1_answer,v1_balance,v1_capture,v1_charge,
-            v1_check,v1_claim,v1_consume,v1_credit,v1_enqueue,v1_hold,v1_refund,v1_release,v1_usage,wallet_balance,
-            with_sums}')
+            _v1_stand,_v1_standings,_wake_releasers,_whole,_with_absent,_with_debt,_with_keys,_with_total,
+            _withdraw,_without_debt,_without_lapsing,_without_tallies,_write_charges,_write_debts,_write_due,
+            _write_exact,_write_for_uses,_write_lines,_write_moves,_write_others,_write_plain,_write_up_to,
+            _written_here,announced,begin_change,begin_command,begin_command_plain,block_commit,capture_holds,
+            capture_holds_plain,carve,change_parked,charge,charge_each,charge_leased,charge_plain,charge_total,
+            charge_up_to,check_charge,claim_job_key,clock,complete_command,complete_command_plain,complete_command_total,
+            consume_feed,consume_token,create_scopes,credit,draw,drop_feed_consumer,drop_parked,due_holds,
+            end_child,end_renewal,enter_tenant,expire_hold,explain_parked,extend_holds,find_job_key,finish_command,
+            grant_lot,hold_json,inspect_token,judged_scopes,keep_memory,lock_all,lock_scopes,look_place,
+            mint_tokens,next_release,note_change,number_feed,numbers_behind,open_lease,open_session,open_session_plain,
+            park_jobs,place,place_plain,plan_lot,plan_overage,plan_state,purge_holds,purge_job_keys,purge_leases,
+            purge_operations,purge_scope,purge_tokens,read_feed,receive_child,refund,reinstate_lot,release_captured,
+            release_holds,release_jobs,repair_clock,replace_token,rest_jobs,resume_renewal,retire_scopes,
+            return_holds,revoke_lot,revoke_token,revoke_tokens,roll_over,run_command,run_command_plain,
+            run_command_total,search_entries,set_lot_end,settle_away,settle_lease,spend,sweep_due,sweep_holds,
+            sweep_lots,sweep_scope,sweep_wallet,sweep_wallets,take_newest,told_lots,trouble_jobs,usage,
+            usage_at,v1_answer,v1_balance,v1_capture,v1_charge,v1_check,v1_claim,v1_consume,v1_credit,v1_enqueue,
+            v1_hold,v1_refund,v1_release,v1_usage,wallet_balance,with_sums}')
           and exists (select from aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a where a.grantee = 0)
         order by p.oid
     loop

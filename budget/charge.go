@@ -102,20 +102,29 @@ func (l *Ledger) Charge(ctx context.Context, tx pgx.Tx, charges ...Charge) (Rece
 const chargePlainSQL = `
 select metered.charge_plain($1::text, $2::bigint, $3::bigint, $4::bigint, $5::interval, $6::jsonb, $7::bool, $8::interval, $9::int)`
 
-// prepareCharge is prepare for a call that sends the charges the short way, if they are plain.
+// chargeTotalSQL is chargePlainSQL for a charge with a limit, and one without.
+const chargeTotalSQL = `
+select metered.charge_total($1::text, $2::bigint, $3::bigint, $4::bigint, $5::interval, $6::jsonb, $7::bool,
+    $8::text, $9::bigint, $10::bigint, $11::jsonb, $12::bool, $13::interval, $14::int)`
+
+// prepareCharge is prepare for a call that sends the charges the short way, if there is one.
 func (l *Ledger) prepareCharge(charges ...Charge) (*ledger.ChargeCall[Receipt], error) {
 	call, err := l.prepare(charges...)
 	if err != nil {
 		return nil, err
 	}
-	if !call.Plain() {
+	sql, _ := call.Short(l.sql.chargePlain, l.sql.chargeTotal)
+	if sql == "" {
 		call.Call.Args = func(s ledger.Sending) []any {
 			return []any{ledger.Summed(ledger.Telling(call.Charges, s.Telling)), call.Tolerance, s.WaitMS, call.Standing}
 		}
 		return call, nil
 	}
-	call.Call.SQL = l.sql.chargePlain
-	call.Call.Args = func(s ledger.Sending) []any { return append(call.PlainArgs(), call.Tolerance, s.WaitMS) }
+	call.Call.SQL = sql
+	call.Call.Args = func(s ledger.Sending) []any {
+		_, args := call.Short(l.sql.chargePlain, l.sql.chargeTotal)
+		return append(args, call.Tolerance, s.WaitMS)
+	}
 	call.Call.Scan = func(row pgx.Row) (Receipt, error) {
 		var answer []byte
 		var a ledger.Answer

@@ -150,7 +150,7 @@ func (l *Ledger) purgeScope(ctx context.Context, pool *pgxpool.Pool, scope strin
 		var cutoff time.Time
 		err := answer.QueryRow(ctx, pool, l.sql.purge, scope, l.LockKey(scope), interval(opts.OlderThan), upto, opts.Batch, l.waitMS(), forget).
 			Scan(&deleted, &upto, &done, &forgotten, &cutoff)
-		if sqlstate.Of(err) == sqlstate.SerializationFailure {
+		if code := sqlstate.Of(err); code == sqlstate.SerializationFailure || code == sqlstate.DeadlockDetected {
 			continue // another purge was faster, and the default isolation is above READ COMMITTED
 		}
 		if err = failed("purge", err); errors.Is(err, ErrBusy) {

@@ -390,6 +390,12 @@ const completePlainSQL = `
 select metered.complete_command_plain($1::text, $2::text, $3::text, $4::bytea, $5::timestamptz, $6::bytea, $7::text, $8::bigint[],
     $9::text, $10::bigint, $11::bigint, $12::bigint, $13::interval, $14::jsonb, $15::bool, $16::interval, $17::int)`
 
+// completeTotalSQL is completePlainSQL for a charge with a limit, and one without.
+const completeTotalSQL = `
+select metered.complete_command_total($1::text, $2::text, $3::text, $4::bytea, $5::timestamptz, $6::bytea, $7::text, $8::bigint[],
+    $9::text, $10::bigint, $11::bigint, $12::bigint, $13::interval, $14::jsonb, $15::bool,
+    $16::text, $17::bigint, $18::bigint, $19::jsonb, $20::bool, $21::interval, $22::int)`
+
 // finishSQL lets COMMIT pass where complete_command did not, because subscribers come first.
 const finishSQL = `select metered.finish_command($1::text)`
 
@@ -467,8 +473,8 @@ func (e *Engine) finish(ctx context.Context, op *Operation, t transaction, end E
 func (e *Engine) complete(ctx context.Context, f *flush, op *Operation, end Ending, rec *Record, marker string, telling bool) {
 	wait, _ := e.timeouts(ctx)
 	standing := standings(end.Charges)
-	if end.Refusal == nil && !telling && end.Charges.Plain() {
-		args := append([]any{op.Tenant, op.ID, marker, op.Fingerprint, op.IssuedAt, end.Result, nameOf(op), end.Jobs}, end.Charges.PlainArgs()...)
+	if sql, own := end.Charges.Short(e.sql.completePlain, e.sql.completeTotal); end.Refusal == nil && !telling && sql != "" {
+		args := append([]any{op.Tenant, op.ID, marker, op.Fingerprint, op.IssuedAt, end.Result, nameOf(op), end.Jobs}, own...)
 		f.row(func(row pgx.Row) error {
 			var answer []byte
 			err := row.Scan(&answer)
@@ -476,7 +482,7 @@ func (e *Engine) complete(ctx context.Context, f *flush, op *Operation, end Endi
 				rec.At, err = rec.ScanCompleted(answer, end.Charges)
 			}
 			return err
-		}, e.sql.completePlain, append(args, toleranceOf(end.Charges), wait)...)
+		}, sql, append(args, toleranceOf(end.Charges), wait)...)
 		return
 	}
 	charges, tolerance := sentCharges(end.Charges, telling)

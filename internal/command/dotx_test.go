@@ -410,6 +410,37 @@ func TestDo_ACommandWithoutAFunctionIsOneFlush(t *testing.T) {
 	}
 }
 
+// A total beside a limit changes neither the number of round trips, nor what a repetition is.
+func TestDo_ATotalBesideALimitIsRepeatedFromTheRecord(t *testing.T) {
+	t.Parallel()
+	owner, w, c, _ := onWire(t, metered.Config{}, func(*pgxpool.Config) {})
+	ctx := t.Context()
+	own := budget.Charge{Scope: "own", Amount: 1, Limits: []budget.Limit{budget.PerWindow(5, time.Hour)}}
+	flushes := map[string][]int{}
+	for _, total := range []string{"", "total"} {
+		cmd := metered.Command{Charges: []budget.Charge{own}}
+		if total != "" {
+			cmd.Charges = append(cmd.Charges, budget.Charge{Scope: total, Amount: 1})
+		}
+		cmd.ID = "warm" + total
+		_, err := metered.Do[any](ctx, c, cmd, nil)
+		require.NoError(t, err)
+		_, err = owner.Exec(ctx, "update metered.ledger set tallied = true where scope = 'total'") // as after a wait
+		require.NoError(t, err)
+		cmd.ID = "op" + total
+		for range 2 {
+			before := len(w.Sent())
+			done, err := metered.Do[any](ctx, c, cmd, nil)
+			require.NoError(t, err)
+			flushes[total] = append(flushes[total], len(w.Sent())-before)
+			require.Equal(t, len(flushes[total]) == 2, done.Replayed)
+			require.Equal(t, total != "", done.Receipt.Entries[len(cmd.Charges)-1].Seq < 0)
+		}
+	}
+	require.Equal(t, flushes[""], flushes["total"])
+	require.Equal(t, 1, count(t, owner, "metered.tallies"))
+}
+
 func TestTx_IsDeadOnceTheFunctionHasReturned(t *testing.T) {
 	t.Parallel()
 	pool, c := setUp(t, metered.Config{})

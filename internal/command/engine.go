@@ -48,7 +48,7 @@ type Engine struct {
 	functions atomic.Int32 // of operations that run
 }
 
-type statements struct{ begin, beginPlain, complete, completePlain, runPlain, run, finish, newest, lockAll string }
+type statements struct{ begin, beginPlain, complete, completePlain, completeTotal, runPlain, runTotal, run, finish, newest, lockAll string }
 
 // New returns an Engine.
 func New(pool *pgxpool.Pool, cfg Config) *Engine {
@@ -57,7 +57,8 @@ func New(pool *pgxpool.Pool, cfg Config) *Engine {
 		cfg.Usable = func(context.Context, schema.DB) error { return nil }
 	}
 	return &Engine{pool: pool, cfg: cfg, places: places(pool), turns: newTurns(), pins: answer.Textual(pool), sql: statements{
-		begin: n.SQL(beginSQL), beginPlain: n.SQL(beginPlainSQL), complete: n.SQL(completeSQL), completePlain: n.SQL(completePlainSQL), runPlain: n.SQL(runPlainSQL), run: n.SQL(runSQL), finish: n.SQL(finishSQL), newest: n.SQL(newestSQL), lockAll: n.SQL(ledger.LockAllSQL),
+		begin: n.SQL(beginSQL), beginPlain: n.SQL(beginPlainSQL), complete: n.SQL(completeSQL), completePlain: n.SQL(completePlainSQL), completeTotal: n.SQL(completeTotalSQL),
+		runPlain: n.SQL(runPlainSQL), runTotal: n.SQL(runTotalSQL), run: n.SQL(runSQL), finish: n.SQL(finishSQL), newest: n.SQL(newestSQL), lockAll: n.SQL(ledger.LockAllSQL),
 	}}
 }
 

@@ -12,6 +12,12 @@ const runPlainSQL = `
 select metered.run_command_plain($1::text, $2::text, $3::bigint, $4::bytea, $5::timestamptz, $6::interval, $7::bytea, $8::text,
     $9::text, $10::bigint, $11::bigint, $12::bigint, $13::interval, $14::jsonb, $15::bool, $16::interval, $17::int)`
 
+// runTotalSQL is runPlainSQL for a charge with a limit, and one without.
+const runTotalSQL = `
+select metered.run_command_total($1::text, $2::text, $3::bigint, $4::bytea, $5::timestamptz, $6::interval, $7::bytea, $8::text,
+    $9::text, $10::bigint, $11::bigint, $12::bigint, $13::interval, $14::jsonb, $15::bool,
+    $16::text, $17::bigint, $18::bigint, $19::jsonb, $20::bool, $21::interval, $22::int)`
+
 const runSQL = `
 select metered.run_command($1::metered.new_command, $2::bytea, $3::bytea, $4::metered.new_charge[], $5::interval, $6::int)`
 
@@ -39,9 +45,9 @@ func (e *Engine) whole(ctx context.Context, op *Operation, t *owned) (a attempt,
 	t.first(f)
 	wait, _ := e.timeouts(ctx)
 	scan := func(row pgx.Row) error { return b.scanWhole(row, end) }
-	if end.Charges.Plain() {
-		args := append([]any{op.Tenant, op.ID, op.Key, op.Fingerprint, op.IssuedAt, e.cfg.MaxFuture, end.Result, nameOf(op)}, end.Charges.PlainArgs()...)
-		f.row(scan, e.sql.runPlain, append(args, toleranceOf(end.Charges), wait)...)
+	if sql, own := end.Charges.Short(e.sql.runPlain, e.sql.runTotal); sql != "" {
+		args := append([]any{op.Tenant, op.ID, op.Key, op.Fingerprint, op.IssuedAt, e.cfg.MaxFuture, end.Result, nameOf(op)}, own...)
+		f.row(scan, sql, append(args, toleranceOf(end.Charges), wait)...)
 	} else {
 		command := e.sent(op, newMarker())
 		command.Standing, command.Leased, command.Name = standings(end.Charges), end.Charges.Leased(), op.Name

@@ -2,6 +2,7 @@ package ledger
 
 import (
 	"encoding/json"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgtype"
@@ -15,6 +16,51 @@ func (c *Charging) Plain() bool {
 		return true
 	}
 	return len(c.Charges) == 1 && c.Charges[0].Held == 0 && c.Charges[0].plain()
+}
+
+// Short is the statement by which charges go the short way, and their arguments: plain, for those
+// that are Plain, or total, for a plain one with a limit and one without limits, such as a total of
+// all users. It is "" for others.
+func (c *Charging) Short(plain, total string) (sql string, args []any) {
+	switch {
+	case c.Plain():
+		return plain, c.PlainArgs()
+	case c.withTotal():
+		return total, c.totalArgs()
+	}
+	return "", nil
+}
+
+// withTotal reports whether charges are as charge_total and complete_command_total take them.
+func (c *Charging) withTotal() bool {
+	if c == nil || len(c.Charges) != 2 {
+		return false
+	}
+	own, total := c.pair()
+	return own.Held == 0 && len(own.Limits) == 1 && own.plain() && total.sum()
+}
+
+// pair is the charge of two that has limits, and the other one.
+func (c *Charging) pair() (own, total *Charge) {
+	if len(c.Charges[0].Limits) == 0 {
+		return &c.Charges[1], &c.Charges[0]
+	}
+	return &c.Charges[0], &c.Charges[1]
+}
+
+// totalFirst reports whether the total is the first of two charges.
+func (c *Charging) totalFirst() bool { return len(c.Charges[0].Limits) == 0 }
+
+// totalArgs are the arguments of two charges with a total: those of PlainArgs for the one with a
+// limit, and the total's scope, key, amount and note, and whether it comes first.
+func (c *Charging) totalArgs() []any {
+	own, total := c.pair()
+	args := (&Charging{Charges: []Charge{*own}, Standing: c.Standing}).PlainArgs()
+	var note any
+	if total.Note != "" {
+		note = total.Note
+	}
+	return append(args, total.Scope, total.Key, total.Amount, note, c.totalFirst())
 }
 
 // PlainHold is Plain for a placement, all of whose units are held.
@@ -166,13 +212,13 @@ func isShort(answer []byte) bool { return isArray(answer) }
 
 func isArray(answer []byte) bool { return len(answer) > 0 && answer[0] == '[' }
 
-// ScanPlain reads the answer of charge_plain to the charges.
+// ScanPlain reads the answer of charge_plain or charge_total to the charges.
 func (a *Answer) ScanPlain(answer []byte, of *Charging) error {
 	if isShort(answer) {
 		var short []int64
 		err := json.Unmarshal(answer, &short)
 		if err == nil {
-			a.short(short, of.Standing)
+			a.short(short, of)
 		}
 		return err
 	}
@@ -180,7 +226,7 @@ func (a *Answer) ScanPlain(answer []byte, of *Charging) error {
 	return err
 }
 
-// ScanCompleted reads the answer of complete_command_plain, which begins with the time of the
+// ScanCompleted reads the answer of complete_command_plain or complete_command_total, which begins with the time of the
 // record.
 func (a *Answer) ScanCompleted(answer []byte, of *Charging) (at time.Time, err error) {
 	if isShort(answer) {
@@ -189,18 +235,28 @@ func (a *Answer) ScanCompleted(answer []byte, of *Charging) (at time.Time, err e
 			return at, err
 		}
 		if len(short) > 1 {
-			a.short(short[1:], of.Standing)
+			a.short(short[1:], of)
 		}
 		return time.UnixMicro(short[0]), nil
 	}
 	return a.full(answer)
 }
 
-// short takes the answer of charge_plain: seq, time, held units and used units.
-func (a *Answer) short(n []int64, standing bool) {
+// short takes the answer of charge_plain: seq, time, held units and used units. That of charge_total
+// has the seq of the total beyond, which is its time in microseconds, less than 0.
+func (a *Answer) short(n []int64, of *Charging) {
 	a.Seqs, a.Ats, a.Held = []int64{n[0]}, []time.Time{time.UnixMicro(n[1])}, []int64{n[2]}
-	if standing {
+	if of.Standing {
 		a.Used = []int64{n[3]}
+	}
+	if len(n) > 4 {
+		at := 1
+		if of.totalFirst() {
+			at = 0
+		}
+		a.Seqs = slices.Insert(a.Seqs, at, n[4])
+		a.Ats = slices.Insert(a.Ats, at, time.UnixMicro(-n[4]))
+		a.Held = slices.Insert(a.Held, at, 0)
 	}
 }
 

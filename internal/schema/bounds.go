@@ -31,7 +31,7 @@ const (
 
 // Bounds are all bounds. Each function checks its arguments first (SQLSTATE 22023).
 var Bounds = []Bound{
-	{"scope of_scope of_consumer child of_child only_scope only_scopes claim scopes without", 255, Bytes, ""},
+	{"scope of_scope of_consumer child of_child only_scope only_scopes claim scopes without total_scope", 255, Bytes, ""},
 	{"id of_id ids operation tenant of_tenant op_tenant holder entity", 255, Bytes, ""},
 	{"owner of_owner by_whom reference of_reference of_plan to_plan renewal category name named", 255, Bytes, ""},
 	{"of_queue of_key of_kind prefix marker mode policy zone uses", 255, Bytes, ""},
@@ -39,7 +39,7 @@ var Bounds = []Bound{
 	{"channel", 64, Bytes, ""},
 	{"purpose for_purpose", 128, Bytes, ""},
 	{"subject for_subject", 512, Bytes, ""},
-	{"note payload reasons", 8192, Bytes, ""},
+	{"note total_note payload reasons", 8192, Bytes, ""},
 	{"metadata", 65536, Bytes, ""},
 	{"limits", 65536, Bytes, "v1_charge v1_check v1_usage v1_hold v1_enqueue"},
 	{"parking resting args", 16 << 20, Bytes, ""},

@@ -26,13 +26,20 @@ import (
 //	{short charge: of = f, also = true}     appends a plain charge, if its limits and the condition also admit it (plain.sql)
 //	{short variables}                            the variables that a short charge needs
 //	{short answer}                               what it returns, as charge_plain
-//	{short lock}                                 the lock of its scope
+//	{short pair: lock = l, also = true}                  a short charge with a limit, beside a total that is a tally (plaintotals.sql)
+//	{pair variables}, {pair answer}              its variables, and what it returns
+//	{pair record: holds = h, jobs = j}           the record of a command with such charges
+//	{tallied: tip = t}                           the condition that a scope has tallies
+//	{sum: amount = n, note = j}                  the condition that a charge without limits may be a tally
+//	{write tally: into = a, scope = s, …}        writes a tally at the clock's time into a variable, if the scope has them and that time is free
+//	{own time: key = k, at = t}                  the condition that no other transaction writes a tally of that time
+//	{short lock}, {counted lock}                 the lock of its scope
 //	{short record: jobs = j}                     the record of a command, with its short charge, for an INSERT INTO
 //	{v1 limit}                                   whether a call of v1.sql goes the short way, and its limit
 //	{shorter timeouts: ms = n}                   sets the timeouts of a transaction, unless they are shorter
 //
 // A macro may stand in the arguments of another one.
-var macro = regexp.MustCompile(`(?s)\{(entry columns|entry of (\w+)|base|bound|short \w+|usual|usual hold|admits|exact|settled|due|known id|shorter timeouts|v1 limit|new hold|placed detail|fits hold)(?:: ([^{}]*))?\}`)
+var macro = regexp.MustCompile(`(?s)\{(entry columns|entry of (\w+)|base|bound|(?:short|counted) \w+|usual|usual hold|admits|exact|settled|due|known id|tallied|sum|own time|write tally|pair \w+|shorter timeouts|v1 limit|new hold|placed detail|fits hold)(?:: ([^{}]*))?\}`)
 
 // templates are the macros that only fill in their arguments.
 var templates = map[string]string{
@@ -75,6 +82,20 @@ var templates = map[string]string{
 	"known id": `exists (select from metered.operations o where o.tenant = $tenant and o.id = $id)
                 or $issued <= (select h.at from metered.operations_horizon h where h.one)
                 or $issued > metered.clock() + $future`,
+	"tallied": `$tip.tallied and $tip.lots_end is null and $tip.next_due is distinct from '-infinity'
+            and $tip.spent < 4611686018427387904`,
+	"sum": `$amount between 1 and 1099511627776 and coalesce(pg_column_size($note) <= 8192
+            and pg_column_compression($note) is null and not $note ? 'use', true)`,
+	// Else it would wait until that transaction ends, to know whether the time is free.
+	"own time": `pg_try_advisory_xact_lock($key # metered._in_us($at))`,
+	// Its snapshot is newer than the lock t_lock, which the caller has shared.
+	"write tally": `insert into metered.tallies as y (at, amount, scope, operation_tenant, operation, hold, note)
+            select t.clk, $amount, $scope, $tenant, $operation, $hold, $note
+            from (select l.at, l.spent, l.tallied, l.lots_end, l.next_due, metered.clock() as clk
+                from metered.ledger l where l.scope = $scope order by l.seq desc limit 1) t
+            where {tallied: tip = t} and t.at < t.clk and {own time: key = t_lock, at = t.clk}
+            on conflict do nothing
+            returning y.at into $into`,
 	"shorter timeouts": `set_config('statement_timeout', metered._shorter(current_setting('statement_timeout'), $ms), true)
                 || set_config('lock_timeout', metered._shorter(current_setting('lock_timeout'), $ms), true)
                 || set_config('idle_in_transaction_session_timeout',
@@ -103,6 +124,11 @@ func init() {
 		"short lock": `if metered._try_lock(key) is not true then
             perform metered._lock_all_scopes(array[of_scope], array[key], wait_ms);
         end if`,
+		// A command that waits is counted by its lock of the table.
+		"counted lock": `if metered._try_lock(key) is not true then
+                perform from metered.operations o where false;
+                perform metered._lock_all_scopes(array[of_scope], array[key], wait_ms);
+            end if`,
 		"short columns": `seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, operation_tenant, operation, note,
                     anchor_at, anchor_spent`,
 		"short values": `t.seq + 1, units, $at, t.spent + units, t.refunded, t.credited, t.held, t.epoch, 'c', of_scope, t.next_due, of_tenant,
@@ -132,6 +158,30 @@ func init() {
                 on conflict do nothing
                 returning y.seq, y.at, y.held, y.spent - units - y.refunded - y.credited into e_seq, e_at, e_held, e_used;
             end if`,
+		"pair variables": `{short variables}
+    t_lock   bigint := metered._tally_key(total_scope);
+    t_at     timestamptz;   -- of the tally that was written, or null`,
+		// The tally comes first: without one, no lock of a scope was taken out of order.
+		"short pair": `if {sum: amount = total_units, note = total_note}
+            and pg_try_advisory_xact_lock_shared(t_lock) and current_setting('transaction_isolation') = 'read committed'
+        then
+            {write tally: into = t_at, scope = total_scope, amount = total_units, tenant = of_tenant, operation = of_id,
+                hold = null, note = total_note};
+            if t_at is not null then
+                $lock;
+                {short charge: also = $also};
+                if e_seq is null then
+                    delete from metered.tallies y where y.scope = total_scope and y.at = t_at;
+                elsif metered._in_us(t_at) & 31 = 0 and metered._try_lock(metered._scope_key(total_scope)) then
+                    perform metered._entry_for_write(total_scope);
+                end if;
+            end if;
+        end if`,
+		"pair record": `{short record: scopes = case when total_first then array[total_scope, of_scope] else array[of_scope, total_scope] end,
+                amounts = case when total_first then array[total_units, units] else array[units, total_units] end,
+                seqs = case when total_first then array[-metered._in_us(t_at), e_seq] else array[e_seq, -metered._in_us(t_at)] end,
+                ats = case when total_first then array[t_at, e_at] else array[e_at, t_at] end, holds = $holds, jobs = $jobs, also = true}`,
+		"pair answer":  `{short answer}, -metered._in_us(t_at)`,
 		"short answer": `e_seq, metered._in_us(e_at), e_held, e_used`,
 		"short record": `metered.operations as o (tenant, id, fingerprint, issued_at, at, result, scopes, amounts, seqs, ats, holds, name, jobs)
         select of_tenant, of_id, of_fingerprint, issued, metered.clock(), of_result, $scopes, $amounts, $seqs, $ats, $holds, name, $jobs

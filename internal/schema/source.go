@@ -56,6 +56,7 @@ var sources = []string{
 	"notary",
 	"operations",
 	"plain",
+	"plaintotals",
 	"sessions",
 	"plainholds",
 	"batches",

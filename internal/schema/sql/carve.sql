@@ -25,7 +25,7 @@ end
 $$;
 
 -- Closes a scope, whose lock is held, unless it is closed.
-create function metered._close_scope(of_scope text, note jsonb) returns void
+create function metered._close_scope(of_scope text, note jsonb, wait_ms int) returns void
 language plpgsql volatile
 as $$
 declare
@@ -35,7 +35,7 @@ begin
         return;
     end if;
     if e.tallied then
-        e := metered._end_tallies(e);
+        e := metered._end_tallies(e, wait_ms);
     end if;
     if e.lots_end is not null then
         e := metered._settle(e, metered.clock(), metered._ends_per_call(), 0, null);
@@ -141,7 +141,7 @@ begin
     if tip.next_due <= clk and metered._due_units(of_child, tip.next_due, clk) > 0 then
         perform metered._end_due(array[of_child], clk, wait_ms);
     end if;
-    perform metered._close_scope(of_child, jsonb_build_object('actor', by_whom));
+    perform metered._close_scope(of_child, jsonb_build_object('actor', by_whom), wait_ms);
     tip := metered._entry_for_write(of_child);
     held := tip.held;
     status := 'open';

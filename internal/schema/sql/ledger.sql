@@ -349,7 +349,7 @@ begin
     end if;
     if e.tallied then   -- in an epoch of earlier times, the number of one could come twice
         e.seq := e.seq - 1;
-        e := metered._end_tallies(e);
+        e := metered._end_tallies(e, wait_ms);
         e.seq := e.seq + 1;
     end if;
     if e.crossed is not null then

@@ -269,14 +269,14 @@ end
 $$;
 
 -- An entry that is to be written, whose scope is a wallet from here on.
-create function metered._as_wallet(e metered.ledger) returns metered.ledger
+create function metered._as_wallet(e metered.ledger, wait_ms int) returns metered.ledger
 language plpgsql volatile
 as $$
 begin
     if e.lots_end is null then
         e.seq := e.seq - 1;
         if e.tallied then
-            e := metered._end_tallies(e);
+            e := metered._end_tallies(e, wait_ms);
         end if;
         perform metered._open_wallet(e);
         e.seq := e.seq + 1;
@@ -293,7 +293,7 @@ as $$
 declare
     made record;
 begin
-    e := metered._after_due(metered._as_wallet(e), 0, wait_ms);
+    e := metered._after_due(metered._as_wallet(e, wait_ms), 0, wait_ms);
     e.seq := e.seq - 1;
     made := metered._add_lot(e, lot, plan, as_origin, null);
     entry := made.entry;

@@ -196,10 +196,7 @@ begin
                 return json_build_array(done_at);
             end if;
         else
-            if metered._try_lock(key) is not true then
-                perform from metered.operations o where false;  -- a command that waits is counted by its lock of the table
-                perform metered._lock_all_scopes(array[of_scope], array[key], wait_ms);
-            end if;
+            {counted lock};
             {short charge: also = ({known id: tenant = of_tenant, id = of_id, issued = issued, future = max_future}) is not true};
             if e_seq is not null then
                 insert into {short record: scopes = array[of_scope], amounts = array[units], seqs = array[e_seq], ats = array[e_at],

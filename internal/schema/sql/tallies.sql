@@ -57,27 +57,34 @@ as $$
 $$;
 
 -- Writes a charge without limits as a tally, if its scope has them, and returns its time, which no other one of the scope has, or null.
+-- It waits for nobody: a time is the writer's own by a lock, and where the chain is ahead of the clock, the next one is looked for.
 create function metered._tally(c metered.new_charge, origin metered.origin, of_hold text) returns timestamptz
 language plpgsql volatile
 as $$
 declare
-    made timestamptz;
+    t_lock bigint := metered._tally_key(c.scope);
+    made   timestamptz;
 begin
-    if (c.amount between 1 and 1099511627776 and c.held = 0 and c.must_exist is not true and c.lease is null
-        and coalesce(pg_column_size(c.note) <= 8192 and pg_column_compression(c.note) is null and not c.note ? 'use', true)
-        and pg_try_advisory_xact_lock_shared(metered._tally_key(c.scope))) is not true then
+    if ({sum: amount = c.amount, note = c.note} and c.held = 0 and c.must_exist is not true and c.lease is null
+        and pg_try_advisory_xact_lock_shared(t_lock)) is not true then
         return null;
     end if;
-    -- Its snapshot is newer than the lock. Two charges of one microsecond wait for each other.
-    for nth in 0..99 loop
+    {write tally: into = made, scope = c.scope, amount = c.amount, tenant = origin.tenant, operation = origin.operation, hold = of_hold, note = c.note};
+    if made is not null or not exists (
+        select from (select * from metered.ledger l where l.scope = c.scope order by l.seq desc limit 1) t where {tallied: tip = t}) then
+        return made;
+    end if;
+    for nth in 1..100 loop
         insert into metered.tallies as y (at, amount, scope, operation_tenant, operation, hold, note)
-        select greatest(metered.clock(), t.at + interval '1 microsecond') + nth * interval '1 microsecond', c.amount, c.scope,
-            origin.tenant, origin.operation, of_hold, c.note
-        from (select l.at, l.spent, l.tallied, l.lots_end, l.next_due from metered.ledger l where l.scope = c.scope order by l.seq desc limit 1) t
-        where t.tallied and t.lots_end is null and t.next_due is distinct from '-infinity' and t.spent < 4611686018427387904
+        select x.at, c.amount, c.scope, origin.tenant, origin.operation, of_hold, c.note
+        from (
+            select nth * interval '1 microsecond' + greatest(metered.clock(), t.at,
+                (select y.at from metered.tallies y where y.scope = c.scope order by y.at desc limit 1)) as at
+            from (select * from metered.ledger l where l.scope = c.scope order by l.seq desc limit 1) t where {tallied: tip = t}) x
+        where {own time: key = t_lock, at = x.at}
         on conflict do nothing
         returning y.at into made;
-        exit when made is not null or nth = 0 and not exists (select from metered.tallies y where y.scope = c.scope);
+        exit when made is not null;
     end loop;
     return made;
 end
@@ -130,9 +137,9 @@ begin
 end
 $$;
 
--- Ends the tallies of a scope that is locked: no transaction writes one from here on. e is its last entry, as far as the caller knows it,
+-- Ends the tallies of a scope that is locked, and waits as long for those that are on their way: no transaction writes one from here on. e is its last entry, as far as the caller knows it,
 -- which gets the number, the time and the spent units of the last one.
-create function metered._end_tallies(e metered.ledger) returns metered.ledger
+create function metered._end_tallies(e metered.ledger, wait_ms int) returns metered.ledger
 language plpgsql volatile
 as $$
 declare
@@ -143,7 +150,7 @@ begin
     if metered._one_snapshot() then
         raise exception 'a scope with tallies becomes a wallet, is closed, or has its clock repaired, at READ COMMITTED' using errcode = '25001';
     end if;
-    waited := metered._lock_keys(array[metered._tally_key(e.scope)], 10000);
+    waited := metered._lock_keys(array[metered._tally_key(e.scope)], wait_ms);
     last := metered._entry_for_write(e.scope);
     e.seq := last.seq;
     e.at := greatest(e.at, last.at);

@@ -167,7 +167,7 @@ begin
             perform metered._renew_lot(first, e.seq);
         end if;
     else
-        e := metered._after_due(metered._as_wallet(e), 0, wait_ms);
+        e := metered._after_due(metered._as_wallet(e, wait_ms), 0, wait_ms);
         if lot.amount = 0 then
             made := metered._empty_lot(e, first);
             e := made.entry;
