@@ -29,6 +29,7 @@ func TestExamples_RunAsTheyAreWritten(t *testing.T) {
 		_, err := book.Grant(t.Context(), tx, wallet.Grant{Wallet: "user/dan", Amount: 30, Reference: "pro", Ends: wallet.EachPeriod(budget.Per(1, budget.Month, time.UTC, time.Time{}).Period)})
 		return err
 	}))
+	notarized(t, pool)
 	execute(t, pool, `create role app; create role viewer`)
 	defer execute(t, pool, `drop owned by app, viewer; drop role app, viewer`)
 	var walk func(c *cobra.Command)

@@ -16,6 +16,7 @@ import (
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/inspect"
 	"github.com/pgmetered/metered/jobs"
+	"github.com/pgmetered/metered/notary"
 )
 
 // The exit codes, as metered help exit-codes has them.
@@ -94,7 +95,8 @@ func (a *app) exit(ctx context.Context, err error) int {
 		return exitUsage
 	case errors.Is(err, errRefused):
 		return exitRefused
-	case errors.Is(err, holds.ErrUnknown), errors.Is(err, holds.ErrRetired), errors.Is(err, inspect.ErrUnknown), errors.Is(err, jobs.ErrNotParked):
+	case errors.Is(err, holds.ErrUnknown), errors.Is(err, holds.ErrRetired), errors.Is(err, inspect.ErrUnknown), errors.Is(err, jobs.ErrNotParked),
+		errors.Is(err, notary.ErrUnknown):
 		return exitUnknown
 	case notGranted(err):
 		return exitNotGranted
@@ -130,7 +132,7 @@ func (a *app) advice(err error) string {
 }
 
 // packageNames begin the errors of the library, which a user of the command line does not know.
-var packageNames = regexp.MustCompile(`(^|: )(?:inspect: not found|metered|budget|tokens|jobs|holds|wallet|leases|maintain|console|inspect|privacy): `)
+var packageNames = regexp.MustCompile(`(^|: )(?:inspect: not found|metered|budget|tokens|jobs|holds|wallet|leases|maintain|console|inspect|privacy|notary): `)
 
 // schemaError is of a schema that this build cannot work with.
 type schemaError struct {

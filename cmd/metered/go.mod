@@ -7,12 +7,14 @@ require (
 	github.com/jackc/pgx/v5 v5.12.0
 	github.com/pgmetered/metered v0.0.0-20261128130007-add2576967a1
 	github.com/pgmetered/metered/console v0.0.0-20261128130007-add2576967a1
+	github.com/pgmetered/metered/notary v0.0.0-20261128130007-add2576967a1
 	github.com/riverqueue/river v0.51.0
 	github.com/riverqueue/river/riverdriver/riverpgxv5 v0.51.0
 	github.com/riverqueue/river/rivertype v0.51.0
 	github.com/schollz/progressbar/v3 v3.19.1
 	github.com/spf13/cobra v1.10.2
 	github.com/stretchr/testify v1.12.1
+	golang.org/x/mod v0.42.0
 	golang.org/x/term v0.47.0
 )
 

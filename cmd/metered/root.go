@@ -97,7 +97,7 @@ func (a *app) root() *cobra.Command {
 		&cobra.Group{ID: "look", Title: "Look:"}, &cobra.Group{ID: "page", Title: "The page:"})
 	for group, commands := range map[string][]*cobra.Command{
 		"set-up": {a.migrateCmd(), a.grantCmd()},
-		"keep":   {a.verifyCmd(), a.repairClockCmd(), a.maintainCmd(), a.sweepCmd(), a.purgeCmd(), a.exportCmd(), a.pseudonymizeCmd()},
+		"keep":   {a.verifyCmd(), a.repairClockCmd(), a.maintainCmd(), a.sweepCmd(), a.purgeCmd(), a.exportCmd(), a.pseudonymizeCmd(), a.notarizeCmd(), a.receiptCmd()},
 		"look": {a.topCmd(), a.usageCmd(), a.seriesCmd(), a.entriesCmd(), a.statementCmd(), a.walletCmd(), a.walletsCmd(), a.nearlyCmd(), a.lotsCmd(), a.holdsCmd(), a.holdCmd(), a.jobsCmd(),
 			a.operationCmd(), a.explainCmd()},
 		"page": {a.serveCmd(), a.demoCmd()},

@@ -20,7 +20,7 @@ import (
 
 func (a *app) verifyCmd() *cobra.Command {
 	var opts budget.VerifyOptions
-	var file string
+	var file, against, key string
 	c := &cobra.Command{
 		Use:   "verify",
 		Short: "Recompute the ledger, and report every difference",
@@ -28,6 +28,9 @@ func (a *app) verifyCmd() *cobra.Command {
 refunds, holds and leases. It also checks the lots of a wallet, the lots of each entry, and, if the role may read River's
 table, that each job which waits there for its next attempt stands in a line. It takes no lock, and runs on
 a replica too. If there is a difference, it exits with 3: see docs/operations.md.
+
+With --against it compares the entries with a head of the log that was kept elsewhere, and finds what was edited, cut off
+or removed since: see metered help notarize, and docs/notary.md.
 
 An interrupted run prints its last scope, and --after goes on after that. With --checkpoint it keeps its progress and the
 differences in a file, and the next run with this file goes on there. The file goes when all is verified.`,
@@ -40,10 +43,19 @@ differences in a file, and the next run with this file goes on there. The file g
 	flags.StringVar(&opts.After, "after", "", "skip the scopes up to this one")
 	flags.StringVar(&file, "checkpoint", "", "keep in this file how far it came, and go on from there")
 	flags.IntVar(&opts.MaxDifferences, "max-differences", 1000, "stop after so many differences")
+	flags.StringVar(&against, "against", "", "compare with the signed head in this file")
+	flags.StringVar(&key, "key", "", "the public key that signed the head")
+	c.MarkFlagsRequiredTogether("against", "key")
+	for _, other := range []string{"scope", "after", "checkpoint", "max-differences"} {
+		c.MarkFlagsMutuallyExclusive("against", other)
+	}
 	c.MarkFlagsMutuallyExclusive("scope", "after")
 	c.MarkFlagsMutuallyExclusive("scope", "checkpoint")
 	return a.does(c, needReporting, func(ctx context.Context, _ []string) error {
 		return a.with(ctx, func(pool *pgxpool.Pool) error {
+			if against != "" {
+				return a.compare(ctx, pool, against, key)
+			}
 			if opts.MaxDifferences == 0 {
 				return usagef("--max-differences: 0 is not 1 or more")
 			}
