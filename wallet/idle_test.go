@@ -62,30 +62,33 @@ func TestIdle_WhatIsSkippedIsWhatHappensEventByEvent(t *testing.T) {
 		scope, caps := fmt.Sprint("w", n), random.Int64N(12)+1
 		zone := []*time.Location{time.UTC, berlin}[random.IntN(2)]
 		f.clock.Set(noon.Add(time.Duration(random.IntN(24*365)) * time.Hour))
-		f.grant(wallet.Grant{Wallet: scope, Amount: 9, Reference: "paid", For: time.Duration(random.IntN(80)+1) * day})
+		f.grant(wallet.Grant{Wallet: scope, Amount: 9, Reference: "paid", Ends: wallet.After(time.Duration(random.IntN(80)+1) * day)})
 		for i := range random.IntN(3) + 1 {
 			priority := random.IntN(2)
+			daily := budget.Per(1, budget.Day, zone, time.Time{}).Period
 			g := wallet.Grant{
-				Wallet: scope, Amount: random.Int64N(7) + 1, Reference: fmt.Sprint("plan", i), Prorate: random.IntN(3) == 0,
-				Renews:   budget.Per(1, budget.Day, zone, time.Time{}).Period,
+				Wallet: scope, Amount: random.Int64N(7) + 1, Reference: fmt.Sprint("plan", i), Ends: wallet.EachPeriod(daily),
 				Category: []string{"", "other"}[random.IntN(2)], Priority: &priority,
 			}
 			switch random.IntN(8) {
 			case 0:
-				g.Renews = budget.Per(1, budget.Week, zone, time.Time{}).Period
+				g.Ends = wallet.EachPeriod(budget.Per(1, budget.Week, zone, time.Time{}).Period)
 			case 1:
-				g.Renews = budget.PerPeriod(1, 36*time.Hour, f.clock.Now()).Period
+				g.Ends = wallet.EachPeriod(budget.PerPeriod(1, 36*time.Hour, f.clock.Now()).Period)
+			case 2, 3:
+				g.Ends = wallet.EachPeriodProrated(daily)
 			}
 			if random.IntN(4) == 0 {
 				g.Uses = []string{"images"}
 			}
 			if random.IntN(4) > 0 {
-				g.RollCap, g.RollShared, g.RollTimes = caps, random.IntN(3) > 0, random.IntN(3)
-				if g.RollFor = time.Duration(random.IntN(96)+24) * time.Hour; random.IntN(3) == 0 {
-					g.RollFor, g.RollTo = 0, budget.Per(1, budget.Day, zone, time.Time{}).Period
+				g.Roll = &wallet.Roll{Cap: caps, Shared: random.IntN(3) > 0, Times: random.IntN(4),
+					Lasts: wallet.For(time.Duration(random.IntN(96)+24) * time.Hour)}
+				if random.IntN(3) == 0 {
+					g.Roll.Lasts = wallet.ToEndOf(daily)
 				}
-				if g.RollShared && random.IntN(3) == 0 {
-					g.RollTimes = -1
+				if g.Roll.Shared && random.IntN(3) == 0 {
+					g.Roll.Times = -1
 				}
 			}
 			f.grant(g)
