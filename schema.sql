@@ -9721,9 +9721,10 @@ end
 $$;
 
 -- Sweeps one scope that is behind: ends its first due lines, as many as one step writes and no more
--- than max_holds, if its lock is free. In a wallet it takes the step that sweep_wallet takes, which
--- may end lots and no line. freed counts the lines: null if the scope or the first hold is locked.
--- nos are holds that ended whole with them, as sweep_due has it. more: others are due.
+-- than max_holds, if its lock is free. Lines that were freed with a sum, by a step too, come first,
+-- and their rows are cleared. In a wallet it takes the step that sweep_wallet takes, which may end lots
+-- and no line. freed counts the lines: null if the scope or the first hold is locked. nos are holds
+-- that ended whole with them, as sweep_due has it. more: others are due.
 create function metered.sweep_scope(of_scope metered.scope_name, max_holds int,
     keep_pending boolean, channel text,
     out nos bigint[], out freed int, out more boolean)
@@ -9754,7 +9755,7 @@ begin
     tip := metered._last_entry(of_scope);
     until := metered._step_until(tip, clk, least(max_holds, metered._events_per_step()));
     due_nos := array(select l.hold from metered.hold_lines l
-        where l.scope = of_scope and l.open > 0 and l.due >= tip.next_due and l.due <= until
+        where l.scope = of_scope and l.open > 0 and l.due <= until
         order by l.due limit least(max_holds, metered._events_per_step()));
     ours := array(select r.no from (
         select y.no from metered.holds y
@@ -9777,13 +9778,13 @@ begin
     end if;
     if freed > 0 then
         perform metered._expire_rows(due_nos, clk, (metered._by_system()).note);
+        perform metered._clear_freed(due_nos, array[of_scope::text]);
         perform metered._release_lines(due_nos, array[of_scope::text], 'x', clk, null,
             metered._by_system());
         nos := metered._whole(due_nos, keep_pending, channel);
     end if;
-    tip := metered._last_entry(of_scope);
     more := 0 < (select count(*) from (select from metered.hold_lines l
-        where l.scope = of_scope and l.open > 0 and l.due >= tip.next_due and l.due <= clk
+        where l.scope = of_scope and l.open > 0 and l.due <= clk
         order by l.due limit 1) x);
 end
 $$;
@@ -16520,7 +16521,7 @@ comment on function metered.due_holds(text, text, timestamptz, bigint, timestamp
 comment on function metered.announced(bigint[], text) is 'Marks swept holds as announced, and notifies listeners.';
 comment on function metered.purge_holds(timestamptz, timestamptz, int, int) is 'Deletes holds that ended before cutoff, with lines and history, at most max_rows of them, from "after" on (null: from the beginning), and moves the horizon to the latest time that their ids carry, in the same transaction, as purge_operations does.';
 comment on function metered.sweep_due(timestamptz, bigint, int, boolean, text) is 'Looks at up to max_holds due holds, after after_due and after_no, and ends those whose locks are free. Scopes that are behind are returned, for sweep_scope, and their lines stay. nos are the holds that ended whole, and skipped counts those whose locks were not free. Without keep_pending they need no announcement. seen counts the holds looked at. If there may be more, go on after last_due and last_no.';
-comment on function metered.sweep_scope(metered.scope_name, int, boolean, text) is 'Sweeps one scope that is behind: ends its first due lines, as many as one step writes and no more than max_holds, if its lock is free. In a wallet it takes the step that sweep_wallet takes, which may end lots and no line. freed counts the lines: null if the scope or the first hold is locked. nos are holds that ended whole with them, as sweep_due has it. more: others are due.';
+comment on function metered.sweep_scope(metered.scope_name, int, boolean, text) is 'Sweeps one scope that is behind: ends its first due lines, as many as one step writes and no more than max_holds, if its lock is free. Lines that were freed with a sum, by a step too, come first, and their rows are cleared. In a wallet it takes the step that sweep_wallet takes, which may end lots and no line. freed counts the lines: null if the scope or the first hold is locked. nos are holds that ended whole with them, as sweep_due has it. more: others are due.';
 comment on function metered.sweep_holds(timestamptz, bigint, int, boolean, text) is 'sweep_due, and a step of the first scope that is behind, for programs of version 1, which go on where this call says. If more is due in that scope, it is before the next hold of that scope.';
 comment on function metered.sweep_wallets(timestamptz, bigint, int, boolean, metered.charge_limit[], int, text[]) is 'Looks at up to max_lots lots that are due, or have lapsed units that are not announced, after after_end and after_no, and writes down all that is due in their wallets, if these are not locked. Wallets that are behind are returned, for sweep_wallet, and so are those that would cross thresholds of the limits, or have a plan of a lost time zone (crossing). untold are lapsed units, for told_lots: without keep_untold they need no announcement. busy counts lots of locked wallets. If there may be more, go on after last_end and last_no. Lots of wallets in without are passed over.';
 comment on function metered.sweep_wallet(metered.scope_name, timestamptz, bigint, int, boolean, metered.charge_limit[], int, boolean) is 'Takes one step in a wallet: writes down what is due first in it, as many events as one step writes. untold are lapsed units of the lots that they are about, and of the next max_lots others after after_end and after_no. status is swept, busy (its lock is not free; without skip_busy it is waited for), or crossing, as sweep_wallets has it. more: call again, after last_end and last_no.';

@@ -94,21 +94,23 @@ func TestDueHolds_OfAWalletEndTogether(t *testing.T) {
 	require.Less(t, calls[many], calls[few]+20)
 }
 
-// More holds than a step ends fall due in one instant: a sweep frees them once.
+// More holds than a step ends fall due in one instant: a sweep frees them once, and announces all.
 func TestDueHolds_OfOneInstantAreSweptTogether(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, wallet.Config{})
-	f.grant(wallet.Grant{Amount: 100})
-	for i := range 30 {
+	f.grant(wallet.Grant{Amount: 200})
+	for i := range 60 {
 		f.place(fmt.Sprint(i), 2, time.Hour)
 	}
 	f.clock.Advance(2 * time.Hour)
-	for range 2 { // the second ends the rows of those that the first freed
-		f.sweeps()
-		f.verify()
-		require.EqualValues(t, 100, f.balance().Units)
-	}
-	require.EqualValues(t, 30, pgtest.Value[int64](t, f.pool, "select count(*) from metered.holds where state = 'x' and not pending"))
+	f.sweeps()
+	f.verify()
+	require.EqualValues(t, 200, f.balance().Units)
+	require.EqualValues(t, 60, pgtest.Value[int64](t, f.pool, "select count(*) from metered.holds where state = 'x' and not pending"))
+	require.Zero(t, pgtest.Value[int64](t, f.pool, "select count(*) from metered.hold_lines where open > 0"))
+	kinds, amounts := f.kinds(62)
+	require.Equal(t, []string{"expire"}, kinds)
+	require.Equal(t, []int64{120}, amounts)
 }
 
 // A hold that falls due in the instant in which its lot ends comes after that end: its units lapse.

@@ -209,9 +209,10 @@ end
 $$;
 
 -- Sweeps one scope that is behind: ends its first due lines, as many as one step writes and no more
--- than max_holds, if its lock is free. In a wallet it takes the step that sweep_wallet takes, which
--- may end lots and no line. freed counts the lines: null if the scope or the first hold is locked.
--- nos are holds that ended whole with them, as sweep_due has it. more: others are due.
+-- than max_holds, if its lock is free. Lines that were freed with a sum, by a step too, come first,
+-- and their rows are cleared. In a wallet it takes the step that sweep_wallet takes, which may end lots
+-- and no line. freed counts the lines: null if the scope or the first hold is locked. nos are holds
+-- that ended whole with them, as sweep_due has it. more: others are due.
 create function metered.sweep_scope(of_scope metered.scope_name, max_holds int,
     keep_pending boolean, channel text,
     out nos bigint[], out freed int, out more boolean)
@@ -234,7 +235,7 @@ begin
     tip := metered._last_entry(of_scope);
     until := metered._step_until(tip, clk, least(max_holds, metered._events_per_step()));
     due_nos := array(select l.hold from metered.hold_lines l
-        where l.scope = of_scope and l.open > 0 and l.due >= tip.next_due and l.due <= until
+        where l.scope = of_scope and l.open > 0 and l.due <= until
         order by l.due limit least(max_holds, metered._events_per_step()));
     ours := array(select r.no from (
         select y.no from metered.holds y
@@ -257,13 +258,13 @@ begin
     end if;
     if freed > 0 then
         perform metered._expire_rows(due_nos, clk, (metered._by_system()).note);
+        perform metered._clear_freed(due_nos, array[of_scope::text]);
         perform metered._release_lines(due_nos, array[of_scope::text], 'x', clk, null,
             metered._by_system());
         nos := metered._whole(due_nos, keep_pending, channel);
     end if;
-    tip := metered._last_entry(of_scope);
     more := 0 < (select count(*) from (select from metered.hold_lines l
-        where l.scope = of_scope and l.open > 0 and l.due >= tip.next_due and l.due <= clk
+        where l.scope = of_scope and l.open > 0 and l.due <= clk
         order by l.due limit 1) x);
 end
 $$;
