@@ -92,6 +92,46 @@ func TestSweep_AScopeWithManyDueHoldsIsSweptAloneAndInSteps(t *testing.T) {
 	}
 }
 
+// A page leaves a hold of which another scope is locked, and what fell due after its minimum. A step needs the lock of one scope:
+// it ends the lines of that scope in their order, and the hold ends whole, and is announced, once the other scope is free.
+func TestSweep_AStepEndsTheLineOfAHoldWhoseOtherScopeIsLocked(t *testing.T) {
+	t.Parallel()
+	for name, many := range map[string]int{"page": 10, "step": 30} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := setUp(t, holds.Config{})
+			f.pile("ours", many, false)
+			f.mustPlace(holds.Placement{ID: "both", TTL: 2 * time.Minute, Lines: []holds.Line{{Scope: "ours", Amount: 20, AtLeast: 5}, {Scope: "theirs", Amount: 9, AtLeast: 3}}})
+			f.mustPlace(holds.Placement{ID: "after", TTL: 3 * time.Minute, Lines: []holds.Line{{Scope: "ours", Amount: 1}}})
+			f.clock.Advance(time.Hour)
+			locked, err := f.pool.Begin(t.Context())
+			require.NoError(t, err)
+			defer func() { _ = locked.Rollback(context.Background()) }()
+			require.NoError(t, f.ledger.Lock(t.Context(), locked, "theirs"))
+			report, err := f.book.Sweep(t.Context(), f.pool, holds.SweepOptions{})
+			require.NoError(t, err)
+			left := map[string][]int64{"page": {int64(many), 21}, "step": {int64(many) + 1, 0}}[name]
+			require.Equal(t, left, []int64{int64(report.Expired), lastHeld(f, "ours")})
+			require.Equal(t, 1, f.open("theirs"))
+			require.NoError(t, locked.Rollback(t.Context()))
+			again, err := f.book.Sweep(t.Context(), f.pool, holds.SweepOptions{})
+			require.NoError(t, err)
+			require.Equal(t, many+2, report.Expired+again.Expired)
+			for scope, least := range map[string]int64{"ours": 5, "theirs": 3} {
+				var captured []int64
+				for e, err := range f.ledger.Entries(t.Context(), f.pool, scope, budget.EntriesOptions{}) {
+					require.NoError(t, err)
+					if e.Hold == "both" && e.Kind == "capture" {
+						captured = append(captured, e.Amount, int64(f.clock.Now().Sub(e.At)/time.Minute))
+					}
+				}
+				require.Equal(t, []int64{least, 58}, captured, "%s: at its time", scope)
+			}
+			f.verify()
+		})
+	}
+}
+
 // A program of version 1 calls sweep_holds, and goes on where it says. It comes to the end of any backlog.
 func TestSweep_AProgramOfVersion1EndsABacklog(t *testing.T) {
 	t.Parallel()

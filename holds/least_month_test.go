@@ -143,7 +143,11 @@ func TestAtLeast_IsOnTheInvoiceOfTheMonthInWhichItFellDue(t *testing.T) {
 	}))
 	invoiced("after the entries of December")
 	require.NoError(t, inTx(func(tx pgx.Tx) error { return acts["sweep beside a lock"](tx, all[0]) }))
-	require.Equal(t, int64(110+11), lastHeld(f, all[0]), "the hold after the minimum waits for it")
+	waits := int64(110 + 11)
+	if queryRow[int](t, f.pool, "select metered._events_per_step()") < 4 { // the scope is behind, so its lines end under its lock alone
+		waits = 7 + 11
+	}
+	require.Equal(t, waits, lastHeld(f, all[0]), "the hold after the minimum waits for it")
 	invoiced("after a sweep that left it")
 
 	f.clock.Advance(time.Hour)
