@@ -37,8 +37,9 @@ type Step struct {
 	Done int64 `json:"done"`
 
 	// Left are the rows left for the next run, by the reason: "locked" by others, "subscriber"
-	// whose Subscriber failed, "behind", which are scopes with many due holds, or "held", which
-	// are children with open holds.
+	// whose Subscriber failed, "behind", which are scopes with many due holds, "held", which are
+	// children with open holds, or "unread", which are the entries that the slowest consumer of the
+	// feed has not consumed: a purge keeps them up to its patience.
 	Left map[string]int64 `json:"left,omitempty"`
 
 	// Off says why the step did not run. It is "" if it ran.
@@ -235,7 +236,13 @@ func (r *run) purge(ctx context.Context, name, sql string, olderThan time.Durati
 }
 
 func (r *run) purgeEntries(ctx context.Context) error {
-	locked := func(p budget.PurgeReport) map[string]int { return map[string]int{"locked": p.Busy} }
+	unread, err := r.numberFeed(ctx)
+	if err != nil {
+		return err
+	}
+	locked := func(p budget.PurgeReport) map[string]int {
+		return map[string]int{"locked": p.Busy, "unread": unread}
+	}
 	p, err := r.parts.Ledger.Purge(ctx, r.pool, budget.PurgeOptions{
 		OlderThan: r.Entries, Batch: r.Batch, Forget: r.Forget, After: r.After,
 		Progress: func(p budget.PurgeReport) {
@@ -248,6 +255,21 @@ func (r *run) purgeEntries(ctx context.Context) error {
 		r.report.After = ""
 	}
 	return err
+}
+
+// numberFeed gives numbers to entries, which the purge keeps without them, if anybody consumes the feed. It
+// returns how many entries the slowest consumer has not consumed.
+func (r *run) numberFeed(ctx context.Context) (unread int, err error) {
+	consumers, err := r.parts.Ledger.FeedConsumers(ctx, r.pool)
+	if err == nil && len(consumers) > 0 {
+		if _, err = r.parts.Ledger.NumberFeed(ctx, r.pool); err == nil {
+			consumers, err = r.parts.Ledger.FeedConsumers(ctx, r.pool)
+		}
+	}
+	for _, c := range consumers {
+		unread = max(unread, int(c.Unread))
+	}
+	return unread, err
 }
 
 // reached notes how far the purge of entries came.

@@ -429,3 +429,31 @@ func TestRun_RefusesArguments(t *testing.T) {
 	_, err = maintain.Run(t.Context(), pool, maintain.Parts{Ledger: new(budget.Ledger)}, all)
 	require.ErrorIs(t, err, budget.ErrArgument)
 }
+
+// The purge gives numbers first, and keeps what the consumer has not consumed.
+func TestRun_PurgesWhatConsumersOfTheFeedHaveConsumed(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	w := newWorld(t)
+	var entries int
+	consume := func(most int) {
+		require.NoError(t, pgx.BeginFunc(ctx, w.pool, func(tx pgx.Tx) error {
+			page, err := w.parts.Ledger.ConsumeFeed(ctx, tx, "invoices", budget.FeedOptions{Max: most, Patience: 366 * 24 * time.Hour})
+			entries += len(page)
+			return err
+		}))
+	}
+	consume(1)
+	report, err := maintain.Run(ctx, w.pool, w.parts, all)
+	require.NoError(t, err)
+	purge := named(t, report, "purge entries")
+	require.Zero(t, purge.Done)
+	require.EqualValues(t, pgtest.Count(t, w.pool, "metered.ledger"), purge.Left["unread"])
+	for before := -1; before != entries; {
+		before = entries
+		consume(1000)
+	}
+	report, err = maintain.Run(ctx, w.pool, w.parts, all)
+	require.NoError(t, err)
+	require.GreaterOrEqual(t, named(t, report, "purge entries").Done, int64(80))
+}

@@ -26,6 +26,9 @@ func TestExamples_RunAsTheyAreWritten(t *testing.T) {
 	pool, c := shop(t)
 	book := purse(t, pool, c)
 	require.NoError(t, pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
+		if _, err := c.Budget.ConsumeFeed(t.Context(), tx, "invoices", budget.FeedOptions{}); err != nil {
+			return err
+		}
 		_, err := book.Grant(t.Context(), tx, wallet.Grant{Wallet: "user/dan", Amount: 30, Reference: "pro", Ends: wallet.EachPeriod(budget.Per(1, budget.Month, time.UTC, time.Time{}).Period)})
 		return err
 	}))

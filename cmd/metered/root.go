@@ -98,7 +98,7 @@ func (a *app) root() *cobra.Command {
 	for group, commands := range map[string][]*cobra.Command{
 		"set-up": {a.migrateCmd(), a.grantCmd()},
 		"keep":   {a.verifyCmd(), a.repairClockCmd(), a.maintainCmd(), a.sweepCmd(), a.purgeCmd(), a.exportCmd(), a.pseudonymizeCmd(), a.notarizeCmd(), a.receiptCmd()},
-		"look": {a.topCmd(), a.usageCmd(), a.seriesCmd(), a.entriesCmd(), a.statementCmd(), a.walletCmd(), a.walletsCmd(), a.nearlyCmd(), a.lotsCmd(), a.holdsCmd(), a.holdCmd(), a.jobsCmd(),
+		"look": {a.topCmd(), a.usageCmd(), a.seriesCmd(), a.entriesCmd(), a.feedCmd(), a.statementCmd(), a.walletCmd(), a.walletsCmd(), a.nearlyCmd(), a.lotsCmd(), a.holdsCmd(), a.holdCmd(), a.jobsCmd(),
 			a.operationCmd(), a.explainCmd()},
 		"page": {a.serveCmd(), a.demoCmd()},
 	} {
