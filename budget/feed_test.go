@@ -215,6 +215,8 @@ func TestNumberFeed_WaitsForNobodyAndIsDoneByOneAtATime(t *testing.T) {
 	mustCharge(t, pool, l, "a", 1)
 	numbering := begin(t, pool, pgx.ReadCommitted)
 	execute := func(tx pgx.Tx) (n *int64) {
+		_, err := tx.Exec(ctx, "set local lock_timeout = '10s'")
+		require.NoError(t, err)
 		require.NoError(t, tx.QueryRow(ctx, "select numbered from metered.number_feed(10)").Scan(&n))
 		return n
 	}
@@ -408,6 +410,8 @@ create or replace function metered._feed_server() returns text language sql as '
 		require.True(t, gap.Lost)
 	}
 	require.NoError(t, feedError(t, pool, l, "2.5"))
+	require.ErrorAs(t, feedError(t, pool, l, "2.99"), &gap)
+	require.True(t, gap.Lost, "it is another database's")
 }
 
 // feedLoad writes entries by histories that commit out of order and roll back, at every isolation
