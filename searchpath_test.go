@@ -209,6 +209,7 @@ var statement = regexp.MustCompile(`^(?:(?:select|values|update|delete from|inse
 // A superuser on whose search_path an application may create things migrates, grants, looks and runs the library.
 func TestHostileSearchPath_IsNotAskedBySuperusers(t *testing.T) {
 	t.Parallel()
+	pgtest.InCI(t)
 	ctx := t.Context()
 	trapped := func(pool *pgxpool.Pool) *pgxpool.Pool {
 		return pgtest.Reopen(t, pool, func(cfg *pgxpool.Config) { cfg.ConnConfig.RuntimeParams["search_path"] = "public, traps" })

@@ -16,6 +16,7 @@ import (
 // statistics, they must still be right for many: no sequential scan, and no more index entries read on a longer chain.
 func TestPlans_AreRightFromTheFirstChargeOn(t *testing.T) {
 	t.Parallel()
+	pgtest.InCI(t)
 	pgtest.OnEachVersion(t)
 	for i := range pgtest.Size(4, 8) {
 		few, analysed := []int{0, 3000, 30, 300}[i/2], i%2 == 1

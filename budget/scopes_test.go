@@ -12,6 +12,7 @@ import (
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/bounds"
+	"github.com/pgmetered/metered/internal/pgtest"
 )
 
 type (
@@ -229,6 +230,7 @@ func BenchmarkScopes(b *testing.B) {
 
 func TestScopes_MixingKindsDoesNotCompile(t *testing.T) {
 	t.Parallel()
+	pgtest.InCI(t)
 	out, err := exec.CommandContext(t.Context(), "go", "build", "-gcflags=-e", "-o", t.TempDir(), "./testdata/mixed").CombinedOutput()
 	require.Error(t, err)
 	require.Equal(t, 4, strings.Count(string(out), "mixed.go:"), string(out))

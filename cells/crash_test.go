@@ -99,6 +99,7 @@ func TestMove_DiesAtEachCommit(t *testing.T) {
 // Both servers are killed (-9) there, and come back in both orders.
 func TestMove_ServersDieAtEachCommit(t *testing.T) {
 	t.Parallel()
+	pgtest.InCI(t)
 	var servers []*pgserver.Server
 	var pools []*pgxpool.Pool
 	for i := range 2 {

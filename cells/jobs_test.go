@@ -26,6 +26,7 @@ import (
 // worked once, wherever its tenant lives by then. The short form finds keys that do not move (tables without job_keys).
 func TestMove_KeyedJobsRunOnceUnderLoad(t *testing.T) {
 	t.Parallel()
+	pgtest.InCI(t)
 	for name, pools := range places(t) {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t, 3, pools...).withRiver()

@@ -141,6 +141,7 @@ func TestMove_ASessionThatIsNotRenewedIsSettledInItsGrace(t *testing.T) {
 // move that waits for no transaction (lockTenantSQL without its lock).
 func TestMove_SessionsUnderLoadAreExact(t *testing.T) {
 	t.Parallel()
+	pgtest.InCI(t)
 	for name, pools := range places(t) {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t, 3, pools...)

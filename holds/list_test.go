@@ -173,6 +173,7 @@ func (s *spy) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, err
 // holds is read in their order, and not sorted, needs statistics.
 func TestPlans_AListOfAScopeReadsNoMoreTheMoreHoldsThereAre(t *testing.T) {
 	t.Parallel()
+	pgtest.InCI(t)
 	pgtest.OnEachVersion(t)
 	type plan struct {
 		tenant   string // the many are those of "crowd"

@@ -67,6 +67,7 @@ func buffers(t *testing.T, conn *pgxpool.Conn, sql string, args ...any) int {
 // rows, with plans made while there were few.
 func TestPlans_ReadNoMoreTheMoreHoldsThereAre(t *testing.T) {
 	t.Parallel()
+	pgtest.InCI(t)
 	pgtest.OnEachVersion(t)
 	const analyse = `analyze metered.holds, metered.hold_lines, metered.ledger, metered.hold_events`
 	many, most := pgtest.Size(8_000, 20_000), 100_000 // the pages of 8,000 lines are 100 and more
@@ -183,6 +184,7 @@ func TestPlans_TheFirstDueIsFoundAtOnce(t *testing.T) {
 // deleted, with plans of when there were few.
 func TestPlans_ABatchReadsNoMoreTheMoreThereAre(t *testing.T) {
 	t.Parallel()
+	pgtest.InCI(t)
 	pgtest.OnEachVersion(t)
 	for _, rows := range pgtest.Size([]int{0, 300}, []int{0, 30, 300, 3000}) {
 		for _, analysed := range []bool{false, true} {
@@ -266,6 +268,7 @@ func (f *fixture) measure(conn *pgxpool.Conn) map[string]int {
 // plans looked at: no sequential scan, and nothing compiled.
 func TestPlans_ScanNoTableAndCompileNothing(t *testing.T) {
 	t.Parallel()
+	pgtest.InCI(t)
 	pgtest.OnEachVersion(t)
 	var mu sync.Mutex
 	var plans []string

@@ -40,6 +40,7 @@ const stressHeld = 30
 // The short form finds locks in any order (_lock_all_scopes).
 func TestHolds_UnderStressThereIsNoDeadlockAndAllSumsAreExact(t *testing.T) {
 	t.Parallel()
+	pgtest.InCI(t)
 	pool := pgtest.Open(t)
 	f := on(t, pool, holds.Config{MinTTL: time.Millisecond}, nil)
 	s := &stress{T: t, f: f, retry: retrier{pool: pool}, scopes: []string{"a", "b", "c", "d", "e"}}

@@ -46,6 +46,7 @@ func (s *system) begin(round int, mixed bool) (l *earlyLoad, end func()) {
 // empty that memory in the background, so it is stopped: only sessions that wait for the log write it.
 func TestEarlyRelease_AcknowledgedCommitsSurviveKills(t *testing.T) {
 	t.Parallel()
+	pgtest.InCI(t)
 	settings := map[string]string{
 		"commit_delay": "2000", "commit_siblings": "0", "wal_buffers": "16MB", "wal_writer_delay": "10s",
 		"wal_level": "minimal", "max_wal_senders": "0", // the message is logged all the same

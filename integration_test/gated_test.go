@@ -148,6 +148,7 @@ func (s *system) enqueueGated(ctx context.Context, n int, timeout time.Duration)
 // sums are exact, and nothing is held or parked in the end. Some jobs fail, and most of them give their units back until their next attempt.
 func TestGated_SurvivesKilledWorkersAndCrashesOfTheServer(t *testing.T) {
 	t.Parallel()
+	pgtest.InCI(t)
 	ctx, cancel := context.WithTimeout(t.Context(), pgtest.Size(10*time.Minute, 40*time.Minute))
 	defer cancel()
 	total, faults := pgtest.Size(75, 3000), pgtest.Size(3, 60)

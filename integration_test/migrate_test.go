@@ -66,6 +66,7 @@ func migrate(ctx context.Context, connString string, n int) error {
 
 func TestMigrate_IsSafeFromManyProcessesAtOnce(t *testing.T) {
 	t.Parallel()
+	pgtest.InCI(t)
 	server, err := pgserver.Start(t.Context(), pgserver.Options{})
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = server.Stop() })

@@ -34,6 +34,7 @@ var modes = []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecMo
 // Every call, in every mode of pgx, through PgBouncer in transaction mode: docs/pgbouncer.md has the table.
 func TestPgBouncer_EveryCallInEveryMode(t *testing.T) {
 	t.Parallel()
+	pgtest.InCI(t)
 	pgtest.OnEachVersion(t)
 	_, version := pgtest.BouncerVersion(t)
 	for _, prepared := range []int{0, 200} {

@@ -78,6 +78,7 @@ func (p *deployed) stop(t *testing.T, total map[string]int64) {
 // begin beside them. The ledger has all units that they committed.
 func TestRollingDeploy_BothBuildsWorkOnTheNewSchema(t *testing.T) {
 	t.Parallel()
+	pgtest.InCI(t)
 	ctx := t.Context()
 	older, newer := pgtest.BuildProgram(t, pgtest.Released(t, ".."), "./rolling", "rolling/main.go", "rolling/testdata/names.go"), pgtest.BuildProgram(t, "..", "./rolling")
 	pool := pgtest.OpenWith(t, pgtest.Options{Empty: true})

@@ -29,6 +29,7 @@ type attempted struct {
 // true.
 func TestSoak_EveryAnswerIsTrue(t *testing.T) {
 	t.Parallel()
+	pgtest.InCI(t)
 	const workers = 8
 	crashes, each := pgtest.Size(1, 3), pgtest.Size(30, 150)
 	server, err := pgserver.Start(t.Context(), pgserver.Options{Private: true, Durable: true, Settings: map[string]string{"fsync": "off"}}) // the machine does not crash

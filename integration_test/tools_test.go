@@ -88,6 +88,7 @@ func openDB(t *testing.T, pool *pgxpool.Pool) *sql.DB {
 // build calls.
 func TestSchemaSQL_IsRunByMigrationTools(t *testing.T) {
 	t.Parallel()
+	pgtest.InCI(t)
 	n, err := schema.Parse("")
 	require.NoError(t, err)
 	next := pgtest.Next(t)

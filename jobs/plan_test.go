@@ -35,6 +35,7 @@ func (g *gated) work(sql string) work {
 // To park a job, and to let the next one start when units are free, is the same work for many parked jobs as for few.
 func TestPlans_AParkedJobIsTheSameWorkHoweverManyWait(t *testing.T) {
 	t.Parallel()
+	pgtest.InCI(t)
 	pgtest.OnEachVersion(t)
 	var few work
 	for _, n := range []int{pgtest.Size(300, 1000), pgtest.Size(1500, 100_000)} {

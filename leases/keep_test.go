@@ -175,6 +175,7 @@ func TestVerify_ReportsLeasesAtOddsWithTheLedger(t *testing.T) {
 // whatever statistics its plans are made. The short form finds a scope's leases without their index.
 func TestPlans_OfLeasesReadNoWholeTable(t *testing.T) {
 	t.Parallel()
+	pgtest.InCI(t)
 	pgtest.OnEachVersion(t)
 	for _, few := range []int{0, 300} {
 		for _, analysed := range []bool{false, true} {

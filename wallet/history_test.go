@@ -46,6 +46,7 @@ func TestWallets_AgreeWithTheModel(t *testing.T) {
 // in the units of each lot at the end.
 func TestWallets_AgreeWithTheModelDespiteABacklog(t *testing.T) {
 	t.Parallel()
+	pgtest.InCI(t)
 	pgtest.OnEachVersion(t)
 	f := setUp(t, wallet.Config{})
 	f.endsPerCall(1)
@@ -59,6 +60,7 @@ func TestWallets_AgreeWithTheModelDespiteABacklog(t *testing.T) {
 // The same where nobody sweeps before the end: what is due happens when it is due, and not when it is written.
 func TestWallets_AgreeWithTheModelUnswept(t *testing.T) {
 	t.Parallel()
+	pgtest.InCI(t)
 	f := setUp(t, wallet.Config{})
 	rapid.Check(t, func(rt *rapid.T) {
 		h := newHistory(rt, f)

@@ -45,6 +45,7 @@ var anyLevel = []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Seria
 // exactly the sum of its users' answers, and each lapse was announced once.
 func TestWallets_UnderStressAllSumsAreExact(t *testing.T) {
 	t.Parallel()
+	pgtest.InCI(t)
 	owner := pgtest.Open(t)
 	clock := pgtest.SetClock(t, owner, pgtest.Tomorrow(9))
 	pool := pgtest.Reopen(t, owner, func(c *pgxpool.Config) { c.MaxConns = 14 })

@@ -108,6 +108,7 @@ func units(t *testing.T, text string) int64 {
 // with its own limits, none of which is exceeded.
 func TestDemo_RunsALoadAndGoesWithoutATrace(t *testing.T) {
 	t.Parallel()
+	pgtest.InCI(t)
 	c := program(t, "demo", "--listen", "127.0.0.1:0", "--rate", "100", "--json")
 	out, err := c.StdoutPipe()
 	require.NoError(t, err)

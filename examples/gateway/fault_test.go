@@ -47,6 +47,7 @@ func (p *process) kill() {
 // generations add up to the ledger at each level, and to the used credit.
 func TestGateways_CutKilledAndRestartedTheModelAndTheLedgerAgree(t *testing.T) {
 	t.Parallel()
+	pgtest.InCI(t)
 	streams := pgtest.Size(30, 200)
 	server, pool := pgtest.Start(t, pgserver.Options{Private: true, Durable: true, TCP: true, Settings: map[string]string{"fsync": "off"}}) // the machine does not crash
 	f := newFixture(t, pool, 3*time.Second)

@@ -19,6 +19,7 @@ import (
 // task that was done to the end is charged once, and any other attempt not at all.
 func TestWorker_KilledAgainAndAgainLosesNothingAndChargesNothingTwice(t *testing.T) {
 	t.Parallel()
+	pgtest.InCI(t)
 	tasks, kills := pgtest.Size(25, 120), pgtest.Size(3, 20)
 	db, err := exampledb.Open(t.Context(), "crash", exampledb.Options{Jobs: true, SQL: tasksSQL})
 	require.NoError(t, err)

@@ -39,6 +39,7 @@ func (b *browser) insist(t *testing.T, seat, key string) (last answer) {
 // Two processes serve one database. One of them is killed, and then the server is restarted, in the middle of a rush.
 func TestSeats_AProcessIsKilledAndTheServerRestartedAndEachSeatIsHeldOnce(t *testing.T) {
 	t.Parallel()
+	pgtest.InCI(t)
 	server, pool := pgtest.Start(t, pgserver.Options{Private: true, Durable: true, TCP: true, Settings: map[string]string{"fsync": "off"}}) // the machine does not crash
 	var bases [2]string
 	var processes [2]*exec.Cmd

@@ -1,6 +1,6 @@
 package mutants
 
-// short is how many of the first mutants run with the other tests.
+// short is how many of the first mutants CI runs.
 const short = 1
 
 // twins is the test of what time does to a wallet.

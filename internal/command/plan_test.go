@@ -117,6 +117,7 @@ func TestPurgeOperations_ReadsOnlyRowsThatItDeletes(t *testing.T) {
 // whether they were analysed or not. The tables are a quarter of what they are to stand for, and so is the cost.
 func TestPlans_NoStatementIsCompiled(t *testing.T) {
 	t.Parallel()
+	pgtest.InCI(t)
 	pgtest.OnEachVersion(t)
 	template := pgtest.Template{Fill: func(ctx context.Context, pool *pgxpool.Pool) error {
 		_, err := metered.Migrate(ctx, pool, metered.MigrateOptions{River: true})

@@ -113,6 +113,7 @@ func (n numbered) verify(pool *pgxpool.Pool) {
 // aside is given to another lot, and each wallet goes on through its rollovers.
 func TestSwitch_ByLogicalReplicationGoesOn(t *testing.T) {
 	t.Parallel()
+	pgtest.InCI(t)
 	ctx := t.Context()
 	n := numbering(t)
 	_, before := pgtest.Start(t, pgserver.Options{Settings: map[string]string{"wal_level": "logical"}})

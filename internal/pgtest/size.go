@@ -30,3 +30,17 @@ func Size[T any](quick, full T) T {
 	}
 	return quick
 }
+
+// CI is true where the tests that InCI marks run: with METERED_CI set, as .ci/run sets it, and where
+// Long is true.
+var CI = Long || os.Getenv("METERED_CI") != ""
+
+// InCI marks a test that takes seconds of processor time, and whose promise a shorter test keeps in
+// another form: a load beside faults, a program that is killed, plans of large tables. Elsewhere than
+// in CI it skips the test.
+func InCI(t testing.TB) {
+	t.Helper()
+	if !CI {
+		t.Skip("CI runs it, and METERED_CI=1 does here")
+	}
+}
