@@ -358,7 +358,7 @@ func TestVerify_ATenantThatMovedIsNoDifference(t *testing.T) {
 	for _, schema := range []string{"cell_0", "cell_1"} {
 		_, err := metered.Migrate(ctx, pool, metered.MigrateOptions{Schema: schema})
 		require.NoError(t, err)
-		client, err := metered.New(pool, metered.Config{Schema: schema, LockTimeout: time.Minute})
+		client, err := metered.New(pool, metered.Config{Config: budget.Config{Schema: schema, LockTimeout: time.Minute}})
 		require.NoError(t, err)
 		office, err := notary.New(notary.Config{Schema: schema, LockTimeout: time.Minute})
 		require.NoError(t, err)

@@ -419,7 +419,7 @@ func TestPseudonymize_LeavesTheFeedWhole(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	pool := pgtest.Open(t)
-	c, err := metered.New(pool, metered.Config{LockTimeout: time.Minute})
+	c, err := metered.New(pool, metered.Config{Config: budget.Config{LockTimeout: time.Minute}})
 	require.NoError(t, err)
 	for _, scope := range []string{"a", subject, "z"} {
 		charge(t, pool, c, scope, 1)

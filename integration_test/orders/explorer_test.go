@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/interleave"
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/internal/schema"
@@ -70,7 +71,7 @@ func newExplorerOf(t *testing.T, sessions int, source string, states *sync.Map) 
 
 // newClient makes the client of a session, and calls it once: its first call looks at the schema.
 func (e *explorer) newClient(ctx context.Context, session int) error {
-	c, err := metered.New(e.Pool(session), metered.Config{LockTimeout: 30 * time.Minute, MaxAttempts: 1})
+	c, err := metered.New(e.Pool(session), metered.Config{Config: budget.Config{LockTimeout: 30 * time.Minute}, MaxAttempts: 1})
 	if err != nil {
 		return err
 	}
