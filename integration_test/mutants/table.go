@@ -332,6 +332,25 @@ var all = []Mutant{
 	{"a lost zone stops the sweep of all holds", "sweep_due", "exception when sqlstate 'MT010' then", "exception when sqlstate 'MT100' then", "./wallet", "TestZone_ThatTheServerHasLostStopsNoSweepOfHolds"},
 	{"a purge forgets a plan that has ended", "_names_kept", "and (y.pending > 0 or y.last_seq >= keep)", "and y.pending > 0", "./wallet", "TestPurge_KeepsTheFirstLotOfAPlanThatRenews"},
 
+	// A log of entries.
+	{"a leaf has no amount", "notary/record.go", "{e.amount, e.at.UnixMicro()", "{0, e.at.UnixMicro()", "./notary", "TestVerify_FindsWhatWasChanged"},
+	{"a leaf has no time", "notary/record.go", "e.at.UnixMicro(), e.epoch", "0, e.epoch", "./notary", "TestVerify_FindsWhatWasChanged"},
+	{"a leaf has no sum", "notary/record.go", "e.epoch, e.spent,", "e.epoch, 0,", "./notary", "TestVerify_FindsWhatWasChanged"},
+	{"a leaf has no kind", "notary/record.go", "b = append(b, e.kind...)", "", "./notary", "TestVerify_FindsWhatWasChanged"},
+	{"a leaf has no scope", "notary/record.go", "b = base64.StdEncoding.AppendEncode(b, e.commitment)", "", "./notary", "TestVerify_FindsWhatWasChanged"},
+	{"a cut tail is a purge", "notary/verify.go", "case from > last:", "case false:", "./notary", "TestVerify_FindsWhatWasChanged"},
+	{"a removed entry is a purge", "notary/verify.go", "case from > 1 && to <= first:", "case from > 1:", "./notary", "TestVerify_FindsWhatWasChanged"},
+	{"a removed scope leaves no trace", "notary/verify.go", "if v.next < upTo {", "if false {", "./notary", "TestVerify_FindsWhatWasChanged"},
+	{"a scope has any name", "notary/verify.go", "} else if !bytes.Equal(commit(salt, name), commitment) {", "} else if len(commit(salt, name)) != len(commitment) || bytes.Equal(nil, salt) {", "./notary", "TestVerify_FindsWhatWasChanged"},
+	{"a log that fits no head", "notary/verify.go", "if head.Size > 0 && tree.root() != head.Root {", "if false {", "./notary", "TestVerify_FindsWhatWasChanged"},
+	{"a purge is a difference", "notary/verify.go", "case from > 1 && to <= first:", "case false:", "./notary", "TestVerify_APurgeIsNoDifference"},
+	{"a move is a difference", "notary/verify.go", "case moved && last == 0:", "case false:", "./notary", "TestVerify_ATenantThatMovedIsNoDifference"},
+	{"purged entries are in the log", "notary/notarize.go", "t.of[i] == of.no && e.seq == of.seq+1", "t.of[i] == of.no", "./notary", "TestVerify_APurgeIsNoDifference"},
+	{"two take down at once", "notary/notarize.go", "lock table metered.notary_heads in share row exclusive mode", "select 1", "./notary", "TestNotary_RolesAndArguments"},
+	{"the rest of a scope is left", "notary/notarize.go", "after = t.scopes[len(t.scopes)-2].name", "after = t.scopes[len(t.scopes)-1].name", "./notary", "TestNotarize_TakesDownEachEntryOnce"},
+	{"a receipt of what was changed", "notary/receipt.go", "err = tlog.CheckRecord(", "_ = tlog.CheckRecord(", "./notary", "TestReceipt_IsWrongWhereAnythingOfItIs"},
+	{"a hash confirms a name that was taken out", "privacy/work.go", "key = \", salt = null\"", "key = \"\"", "./notary", "TestVerify_APersonsNameGoesAndTheLogStaysRight"},
+
 	// The name of a person.
 	{"a name stays in an entry", "privacy/columns.go", "columns(\"hold operation_tenant operation\", \"note crossed\")", "columns(\"hold operation_tenant operation\", \"crossed\")", "./privacy", "TestPseudonymize_LeavesTheNameInNoColumnOfAnyTable"},
 	{"a name stays in the hold of an entry", "privacy/columns.go", "columns(\"hold operation_tenant operation\", \"note crossed\")", "columns(\"operation_tenant operation\", \"note crossed\")", "./privacy", "TestPseudonymize_LeavesTheNameInNoColumnOfAnyTable"},
