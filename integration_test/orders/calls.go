@@ -30,7 +30,7 @@ type call struct {
 
 var tell = hour.WithThresholds(budget.Threshold{Name: "sixty", Used: level, Rearm: rearm})
 
-var calls = slices.Concat(ledgerCalls, holdCalls, commandCalls, leaseCalls, walletCalls, jobCalls)
+var calls = slices.Concat(ledgerCalls, holdCalls, commandCalls, leaseCalls, walletCalls, dueCalls, jobCalls)
 
 var ledgerCalls = []call{
 	{name: "charge", tx: func(ctx context.Context, tx pgx.Tx, w *world) error {
@@ -98,14 +98,6 @@ var ledgerCalls = []call{
 	{name: "purge", needs: aged, own: func(ctx context.Context, _ *metered.Client, pool *pgxpool.Pool, w *world, _ pgx.TxIsoLevel) error {
 		_, err := w.ledger.Purge(ctx, pool, budget.PurgeOptions{Scope: w.scope("s"), OlderThan: 90 * time.Minute})
 		return err
-	}, model: func(*model) string { return ok }},
-
-	{name: "feed", needs: fed, own: func(ctx context.Context, _ *metered.Client, pool *pgxpool.Pool, w *world, level pgx.TxIsoLevel) error {
-		err := pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: level}, func(tx pgx.Tx) error { return w.number(ctx, tx) })
-		if err != nil {
-			return err
-		}
-		return pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: level}, func(tx pgx.Tx) error { return w.consume(ctx, tx, 3) })
 	}, model: func(*model) string { return ok }},
 
 	{name: "repair", needs: jumped, tx: func(ctx context.Context, tx pgx.Tx, w *world) error {

@@ -27,6 +27,7 @@ type model struct {
 	returned bool            // the units of a sale
 	done     map[string]bool // operations, job keys, references
 	lots     []lot
+	due      []lot  // of the wallet in which much is due, after all that
 	lease    string // "" or a state
 	leased   int64  // units of the lease that are spent
 	child    string
@@ -368,9 +369,11 @@ func (m *model) draw(use string, amount int64) string {
 }
 
 // take takes units of lots, which are spent or held.
-func (m *model) take(use string, amount int64) string {
+func (m *model) take(use string, amount int64) string { return take(m.lots, use, amount) }
+
+func take(lots []lot, use string, amount int64) string {
 	available := int64(0)
-	for _, l := range m.lots {
+	for _, l := range lots {
 		if l.use == "" || l.use == use {
 			available += l.rest
 		}
@@ -378,13 +381,13 @@ func (m *model) take(use string, amount int64) string {
 	if available < amount {
 		return "budget_exceeded"
 	}
-	slices.SortStableFunc(m.lots, func(a, b lot) int { return a.ends - b.ends })
-	for i := range m.lots {
-		if m.lots[i].use != "" && m.lots[i].use != use {
+	slices.SortStableFunc(lots, func(a, b lot) int { return a.ends - b.ends })
+	for i := range lots {
+		if lots[i].use != "" && lots[i].use != use {
 			continue
 		}
-		taken := min(amount, m.lots[i].rest)
-		m.lots[i].rest -= taken
+		taken := min(amount, lots[i].rest)
+		lots[i].rest -= taken
 		amount -= taken
 	}
 	return ok
@@ -409,6 +412,9 @@ func (m *model) text() string {
 		lots[l.ref] += l.rest
 	}
 	fmt.Fprintf(&b, "jobs=%d,%d uses=%d revoked=%d lots=%d,%d,%d done=%d lease=%s/%d reports=%d claims=%d", m.started, len(m.jobs)+m.later, m.uses+m.sole, m.revoked, lots["a"], lots["c"], lots["u"], m.count(), m.lease, m.leased, m.reports, min(1, len(m.claimed)))
+	if m.due != nil {
+		b.WriteString(dueText(m.due))
+	}
 	return b.String()
 }
 
@@ -434,5 +440,6 @@ func (m *model) clone() *model {
 		c.jobs[i] = job{j.fair, slices.Clone(j.choices)}
 	}
 	c.holds, c.held, c.done, c.lots = maps.Clone(m.holds), maps.Clone(m.held), maps.Clone(m.done), slices.Clone(m.lots)
+	c.due = slices.Clone(m.due)
 	return &c
 }

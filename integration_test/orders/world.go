@@ -16,6 +16,7 @@ import (
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/lend"
+	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/jobs"
 	"github.com/pgmetered/metered/leases"
 	"github.com/pgmetered/metered/tokens"
@@ -38,20 +39,20 @@ const (
 	aDue                    // a hold of 30 units whose time is over
 	aToken                  // with one use
 	aWallet
-	aLease  // of 20 units, 5 of them spent
-	aChild  // carved with 20 units, 5 of them charged
-	aJob    // of 20 units, whose hold is placed
-	parked  // a job that fits when units are freed
-	rested  // a job whose next attempt may start, and needs as many units
-	aFailed // of 20 units, whose hold is placed and whose next attempt may start
-	full    // a hold of 60 units of "t"
-	two     // a job that waits for "t", its own, and needs units of "s", too
-	either  // a job that waits for "s" or "t"
-	aScope  // "t" was created
-	aSale   // a hold of 20 units that was captured
-	aged    // 40 charges that have left every window
-	jumped  // the last entry is ahead of the clock
-	fed     // somebody has consumed the first entry of the feed
+	aLease   // of 20 units, 5 of them spent
+	aChild   // carved with 20 units, 5 of them charged
+	aJob     // of 20 units, whose hold is placed
+	parked   // a job that fits when units are freed
+	rested   // a job whose next attempt may start, and needs as many units
+	aFailed  // of 20 units, whose hold is placed and whose next attempt may start
+	full     // a hold of 60 units of "t"
+	two      // a job that waits for "t", its own, and needs units of "s", too
+	either   // a job that waits for "s" or "t"
+	aScope   // "t" was created
+	aSale    // a hold of 20 units that was captured
+	aged     // 40 charges that have left every window
+	jumped   // the last entry is ahead of the clock
+	aBacklog // a wallet in which all kinds of events are due
 
 	nobody need = -1 // of an empty database
 )
@@ -114,6 +115,8 @@ type world struct {
 	first int64 // seq of the charge that can be refunded
 	token string
 	due   time.Time // the deadline of the hold that is due
+	since time.Time // when the wallet "d" was granted its lots
+	drawn int64     // seq of the draw of them
 	lease struct{ no, fence int64 }
 	job   string // the id of its hold
 	fails string // the same of the job that failed
@@ -178,9 +181,12 @@ func (p pieces) build(ctx context.Context, db *pgxpool.Pool, name string, needs 
 				return err
 			})
 		}
+		if needs&aBacklog != 0 {
+			b.do(func() error { return w.makeDue(ctx, tx, pgtest.Tomorrow(12)) })
+		}
 		return b.err
 	}
-	if needs&(aged|aDue|aWallet) != 0 {
+	if needs&(aged|aDue|aWallet|aBacklog) != 0 {
 		if err := pgx.BeginFunc(ctx, db, before); err != nil {
 			return nil, err
 		}
@@ -298,38 +304,7 @@ func (p pieces) build(ctx context.Context, db *pgxpool.Pool, name string, needs 
 		}
 		return b.err
 	})
-	if err == nil && needs&fed != 0 {
-		err = pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
-			var b steps
-			another := func() error {
-				_, err := w.ledger.Charge(ctx, tx, budget.Charge{Scope: w.scope("another"), Amount: 1})
-				return err
-			}
-			b.do(another)
-			b.do(another)
-			b.do(func() error { return w.number(ctx, tx) })
-			b.do(func() error { return w.consume(ctx, tx, 1) })
-			b.do(another)
-			return b.err
-		})
-	}
 	return w, err
-}
-
-func (w *world) number(ctx context.Context, tx pgx.Tx) error {
-	_, err := tx.Exec(ctx, "select metered.number_feed(10)")
-	return err
-}
-
-// consume consumes entries of the feed: an entry that comes again fails.
-func (w *world) consume(ctx context.Context, tx pgx.Tx, most int) error {
-	entries, err := w.ledger.ConsumeFeed(ctx, tx, w.name, budget.FeedOptions{Max: most})
-	for _, e := range entries {
-		if err == nil {
-			_, err = tx.Exec(ctx, "insert into fed values ($1, $2)", e.Scope, e.Seq)
-		}
-	}
-	return err
 }
 
 // failed enqueues a job whose first attempt has failed, and returns its hold. Its next attempt is
