@@ -1,0 +1,145 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/examples/internal/exampletest"
+	"github.com/pgmetered/metered/internal/pgtest"
+)
+
+func TestMain(m *testing.M) { exampletest.Main(m, main) }
+
+func open(t *testing.T) (*exporter, *fake, *pgtest.Clock) {
+	t.Helper()
+	pool := exampletest.Open(t, exportSQL)
+	clock := pgtest.SetClock(t, pool, time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC))
+	stripe := newFake("sk_test", clock.Now)
+	x, err := newExporter(pool, exampletest.Serve(t, stripe), "sk_test", clock.Now)
+	require.NoError(t, err)
+	x.pause = time.Microsecond
+	return x, stripe, clock
+}
+
+func (x *exporter) charge(t *testing.T, scope string, amount int64) {
+	t.Helper()
+	_, err := x.ledger.ChargeNow(t.Context(), x.db, budget.Charge{Scope: scope, Amount: amount})
+	require.NoError(t, err)
+}
+
+func (x *exporter) unsent(t *testing.T) string {
+	t.Helper()
+	return pgtest.Value[string](t, x.db, "select coalesce(string_agg(scope || '/' || seq || ': ' || why, '; ' order by scope, seq), '') from stripe_unsent")
+}
+
+// Whatever answers are lost, and wherever the exporter dies, the meter has the ledger's sums.
+func TestExport_CountsEachEntryOnce(t *testing.T) {
+	t.Parallel()
+	x, stripe, _ := open(t)
+	want := map[string]int64{}
+	r := pgtest.Random(t)
+	for i := range 150 {
+		name, amount := fmt.Sprint(i%7), 1+r.Int64N(50)
+		x.charge(t, "org/"+name, amount)
+		want["cus_"+name] += amount
+	}
+	x.tries = 2 // so that pages fail, too
+	deaths := 0
+	for done := false; !done; {
+		ctx, die := context.WithCancel(t.Context())
+		stripe.mu.Lock()
+		stripe.breaks = func() (before, after bool) {
+			switch r.IntN(12) {
+			case 0:
+				return true, false
+			case 1:
+				return false, true
+			case 2:
+				if deaths < 5 {
+					die() // the event may count, and nobody is there to hear it
+				}
+			}
+			return false, false
+		}
+		stripe.mu.Unlock()
+		if err := x.run(ctx); err == nil {
+			done = true
+		} else {
+			deaths++
+		}
+		die()
+	}
+	require.Positive(t, deaths)
+	require.Equal(t, want, stripe.sums)
+	require.Greater(t, stripe.calls, 150, "some were sent again")
+	require.Zero(t, stripe.queued, "a customer had two calls at once")
+	require.Empty(t, x.unsent(t))
+	require.Zero(t, pgtest.Count(t, x.db, "stripe_attempts"))
+}
+
+func TestExport_KeepsWhatStripeWouldNotTake(t *testing.T) {
+	t.Parallel()
+	x, stripe, clock := open(t)
+	x.charge(t, "org/old", 9)
+	clock.Advance(36 * 24 * time.Hour)
+	x.charge(t, "org/acme", 5)
+	x.charge(t, "user/ann", 3) // nobody's usage
+	long := "org/" + strings.Repeat("x", 200)
+	x.charge(t, long, 1)
+	require.NoError(t, pgx.BeginFunc(t.Context(), x.db, func(tx pgx.Tx) error {
+		_, err := x.ledger.Refund(t.Context(), tx, budget.Refund{Scope: "org/acme", Seq: 1, Amount: 2})
+		return err
+	}))
+	x.charge(t, "org/unknown", 4)
+	of := x.customer
+	x.customer = func(scope string) string {
+		if scope == "org/unknown" {
+			return "none"
+		}
+		return of(scope)
+	}
+	require.NoError(t, x.run(t.Context()))
+	require.Equal(t, "org/acme/2: a refund: write a credit note; org/old/1: older than 35 days; org/unknown/1: no such customer: none", x.unsent(t))
+	require.Equal(t, map[string]int64{"cus_acme": 5, "cus_" + strings.TrimPrefix(long, "org/"): 1}, stripe.sums)
+}
+
+// The answer was lost, and the exporter stood still for a day: Stripe would count the event again.
+func TestExport_SendsNothingAgainAfterADay(t *testing.T) {
+	t.Parallel()
+	x, stripe, clock := open(t)
+	x.tries = 1
+	x.charge(t, "org/acme", 5)
+	stripe.breaks = func() (bool, bool) { return false, true }
+	require.ErrorContains(t, x.run(t.Context()), "502 after 1 tries")
+	stripe.breaks = func() (bool, bool) { return false, false }
+	clock.Advance(25 * time.Hour)
+	x.charge(t, "org/acme", 7)
+	require.NoError(t, x.run(t.Context()))
+	require.Equal(t, int64(12), stripe.sums["cus_acme"])
+	require.Contains(t, x.unsent(t), "org/acme/1: it may have been sent")
+}
+
+// A wrong key is no fault of an entry: all of them wait.
+func TestExport_WaitsWhereNothingCanBeSent(t *testing.T) {
+	t.Parallel()
+	x, stripe, _ := open(t)
+	x.charge(t, "org/acme", 5)
+	x.key = "sk_wrong"
+	require.ErrorContains(t, x.run(t.Context()), "401")
+	x.key = "sk_test"
+	require.NoError(t, x.run(t.Context()))
+	require.Equal(t, int64(5), stripe.sums["cus_acme"])
+}
+
+func TestMain_Runs(t *testing.T) {
+	t.Parallel()
+	rest, _ := exampletest.Start(t, pgtest.ConnString(pgtest.Open(t)), "acme 12, zeta 2")
+	require.Equal(t, ", after 4 calls", rest)
+}
