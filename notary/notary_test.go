@@ -228,6 +228,7 @@ func TestVerify_APurgeIsNoDifference(t *testing.T) {
 	for _, head := range []notary.Head{first, second, third} {
 		require.Empty(t, o.verify(head).Differences)
 	}
+	require.EqualValues(t, pgtest.Count(t, o.pool, "metered.ledger"), o.verify(third).Checked, "what was purged before is in no run")
 	_, err = o.notary.Receipt(t.Context(), o.pool, "org/a", 2)
 	require.ErrorIs(t, err, notary.ErrUnknown)
 }
