@@ -60,7 +60,7 @@ func TestChargeEach_ManyBatchesLeaveRoomInTheLockTable(t *testing.T) {
 			})
 		})
 	}
-	require.Eventually(t, func() bool { // all have what they get, or wait
+	pgtest.WaitFor(t, "all to have what they get, or to wait", func() bool { // all have what they get, or wait
 		if failed.Load() > 0 {
 			return true
 		}
@@ -69,7 +69,7 @@ func TestChargeEach_ManyBatchesLeaveRoomInTheLockTable(t *testing.T) {
 			return n, err
 		})
 		return err == nil && charged.Load()+waiting == batches
-	}, 5*time.Minute, time.Millisecond)
+	})
 	require.Zero(t, failed.Load())
 	require.Greater(t, charged.Load(), int64(2))
 	var locks int64

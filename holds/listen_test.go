@@ -243,11 +243,11 @@ func TestListen_EndsWithItsContextAndWithItsHandle(t *testing.T) {
 	enough := errors.New("enough")
 	require.ErrorIs(t, f.book.Listen(t.Context(), f.pool, holds.ListenOptions{Idle: time.Hour},
 		func(context.Context, holds.Notice) error { return enough }), enough)
-	require.Eventually(t, func() bool { // neither left a connection behind
+	pgtest.WaitFor(t, "no connection to listen", func() bool { // neither left a connection behind
 		var left int
 		return f.pool.QueryRow(t.Context(), `select count(*) from pg_stat_activity
 			where datname = current_database() and query like 'listen %'`).Scan(&left) == nil && left == 0
-	}, time.Minute, 10*time.Millisecond)
+	})
 }
 
 func TestListen_ConnectsAsThePoolDoesAndTakesNoneOfIt(t *testing.T) {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/httpmetered"
+	"github.com/pgmetered/metered/internal/pgtest"
 )
 
 func TestIdempotent_AReplayIsTheFirstAnswerByteForByte(t *testing.T) {
@@ -213,10 +214,10 @@ func TestIdempotent_AClientThatGoesMidWayCanAskAgain(t *testing.T) {
 	require.ErrorIs(t, err, context.Canceled)
 	<-stopped
 	var again reply
-	require.Eventually(t, func() bool { // the first may be on its way out
+	pgtest.WaitFor(t, "the first request to end", func() bool { // the first may be on its way out
 		again = s.post("body", "k")
 		return again.status != 409
-	}, time.Minute, time.Millisecond)
+	})
 	require.Equal(t, 200, again.status, "the first was taken back: its answer was never recorded")
 	require.Equal(t, again, s.post("body", "k"))
 	require.Equal(t, 1, s.orders())

@@ -70,10 +70,10 @@ func TestStream_AClientThatHangsUpPaysForTheStreamedPart(t *testing.T) {
 	require.NotEmpty(t, second.Header.Get("Retry-After"))
 	require.NoError(t, first.Body.Close()) // it hangs up
 	var u []budget.Usage
-	require.Eventually(t, func() bool {
+	pgtest.WaitFor(t, "nothing to be held", func() bool {
 		u, err = client.Budget.Usage(t.Context(), pool, budget.Query{Scope: "lines"})
 		return err == nil && u[0].Held == 0
-	}, 2*time.Minute, 10*time.Millisecond)
+	})
 	require.EqualValues(t, []int64{asked, asked}, []int64{sent.Load(), u[0].Used})
 	third, err := http.Get(server.URL)
 	require.NoError(t, err)

@@ -15,6 +15,7 @@ import (
 
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/pgtest"
 )
 
 // chained is a table each row of which names one that its writer had seen.
@@ -121,11 +122,11 @@ func (l *earlyLoad) call(ctx context.Context, id string, i int) error {
 
 // waitForAnswers returns once n commands were acknowledged.
 func (l *earlyLoad) waitForAnswers(n int) {
-	require.Eventually(l.t, func() bool {
+	pgtest.WaitFor(l.t, "the load to get going", func() bool {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		return l.acked >= n
-	}, 2*time.Minute, time.Millisecond, "the load does not get going")
+	})
 }
 
 // judge compares the answers with the rows in s, which may be another server than the one that answered.

@@ -22,9 +22,9 @@ var crashes = flag.Int("crashes", pgtest.Size(3, 10), "how often TestEarlyReleas
 func stall(t *testing.T, s *system, pidSQL string) {
 	t.Helper()
 	var pid int
-	require.Eventually(t, func() bool {
+	pgtest.WaitFor(t, "a row of "+pidSQL, func() bool {
 		return s.pool.QueryRow(context.Background(), pidSQL).Scan(&pid) == nil
-	}, 2*time.Minute, 5*time.Millisecond, pidSQL)
+	})
 	require.NoError(t, syscall.Kill(pid, syscall.SIGSTOP))
 }
 
@@ -103,10 +103,10 @@ func TestEarlyRelease_AcknowledgedCommitsAreOnTheStandby(t *testing.T) {
 			require.NoError(t, err)
 		}
 		const sync = `select pid from pg_stat_replication where sync_state = 'sync'`
-		require.Eventually(t, func() bool {
+		pgtest.WaitFor(t, "the standby to be synchronous", func() bool {
 			var pid int
 			return s.pool.QueryRow(ctx, sync).Scan(&pid) == nil
-		}, 2*time.Minute, 5*time.Millisecond)
+		})
 
 		l, end := s.begin(round, false) // a plain one would wait with the scope's lock, and all others for it
 		l.waitForAnswers(100)

@@ -2,6 +2,7 @@ package jobs_test
 
 import (
 	"context"
+	"fmt"
 	"maps"
 	"testing"
 	"time"
@@ -131,11 +132,11 @@ func pid(t *testing.T, tx pgx.Tx) uint32 { t.Helper(); return tx.Conn().PgConn()
 // untilBlocked returns once the backend waits for a lock.
 func (f *fixture) untilBlocked(pid uint32) {
 	f.t.Helper()
-	require.Eventually(f.t, func() bool {
+	pgtest.WaitFor(f.t, fmt.Sprintf("backend %d to wait", pid), func() bool {
 		var blocked bool
 		err := f.pool.QueryRow(f.ctx, "select cardinality(pg_blocking_pids($1)) > 0", int32(pid)).Scan(&blocked)
 		return err == nil && blocked
-	}, 2*time.Minute, time.Millisecond, "backend %d never waited", pid)
+	})
 }
 
 func requireAborted(t *testing.T, tx pgx.Tx) {

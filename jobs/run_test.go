@@ -273,13 +273,13 @@ func TestRun_KilledConnectionsLoseNoJobAndNoUnit(t *testing.T) {
 		return nil
 	}))
 	completed := fmt.Sprintf("completed %d", total)
-	require.Eventually(t, func() bool {
+	pgtest.WaitFor(t, "all jobs to be completed", func() bool {
 		// As River's rescuer and its scheduler do, which take an hour: jobs whose worker could not write their end.
 		_, err := g.pool.Exec(g.ctx, `update river_job set state = 'available', scheduled_at = now() where state = 'retryable'
 			or state = 'running' and attempted_at < now() - interval '2 seconds'`)
 		require.NoError(t, err)
 		return g.states() == completed && pgtest.Count(t, g.pool, "metered.parked_jobs") == 0
-	}, pgtest.Size(5*time.Minute, 15*time.Minute), 50*time.Millisecond, "all jobs are completed")
+	})
 	pgtest.WaitFor(t, "all holds have ended", func() bool { return g.pending() == 0 })
 	require.LessOrEqual(t, pgtest.Value[int64](t, g.pool, "select max(spent - refunded - credited + held) from metered.ledger where scope = 'gpu'"), int64(most))
 	usage, err := g.ledger.Usage(g.ctx, g.pool, budget.Query{Scope: "gpu"}, budget.Query{Scope: "calls"})

@@ -66,7 +66,7 @@ func TestEnqueue_RealWorkersRunTheEnqueuedJobs(t *testing.T) {
 	}
 
 	// Done is not forgotten.
-	require.Eventually(t, func() bool { return f.job(keyed.JobID).State == rivertype.JobStateCompleted }, 2*time.Minute, 5*time.Millisecond)
+	pgtest.WaitFor(t, "the job to be completed", func() bool { return f.job(keyed.JobID).State == rivertype.JobStateCompleted })
 	require.Equal(t, jobs.Result{JobID: keyed.JobID}, f.mustEnqueue(process{"keyed"}, &jobs.Options{Key: "k", Tenant: "acme"}))
 	f.requireCounts(4, 2)
 }

@@ -37,7 +37,7 @@ func TestObserver_HearsOfSessions(t *testing.T) {
 	}
 	hears := func(name string) {
 		t.Helper()
-		require.Eventually(t, func() bool { return slices.Contains(told(), name) }, 2*time.Minute, 20*time.Millisecond)
+		pgtest.WaitFor(t, "the observer to hear "+name, func() bool { return slices.Contains(told(), name) })
 	}
 
 	s := open("settled", time.Minute)

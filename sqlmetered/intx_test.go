@@ -44,10 +44,9 @@ func TestInTx_AnEndedTransactionIsRefused(t *testing.T) {
 	tx, err := s.db.BeginTx(ctx, nil)
 	require.NoError(t, err)
 	cancel()
-	require.Eventually(t, func() bool {
+	pgtest.WaitFor(t, "database/sql to roll back by itself", func() bool {
 		return errors.Is(in(t, tx, func(context.Context, pgx.Tx) error { return nil }), sql.ErrTxDone)
-	},
-		2*time.Minute, time.Millisecond, "database/sql rolls back by itself")
+	})
 	require.ErrorIs(t, sqlmetered.Commit(tx), sql.ErrTxDone)
 	require.ErrorIs(t, sqlmetered.InTx(ctx, s.begin(t, sql.LevelDefault), never), context.Canceled)
 }
@@ -276,8 +275,7 @@ func TestCommit_ReportsItsOutcome(t *testing.T) {
 		insert(t, tx, what)
 		wire.Once(isCommit, test.fault)
 		require.ErrorIs(t, sqlmetered.Commit(tx), test.err, what)
-		require.Eventually(t, func() bool { return pgtest.Value[int](t, s.pool, "select count(*) from uploads") == test.left },
-			2*time.Minute, time.Millisecond, what)
+		pgtest.WaitFor(t, what, func() bool { return pgtest.Value[int](t, s.pool, "select count(*) from uploads") == test.left })
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	tx, err = s.db.BeginTx(ctx, nil)

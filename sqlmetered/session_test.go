@@ -167,10 +167,9 @@ func TestSession_RenewsWhatTheApplicationCommitted(t *testing.T) {
 	defer session.Close()
 	hears := func(name string) {
 		t.Helper()
-		require.Eventually(t, func() bool {
+		pgtest.WaitFor(t, "the observer to hear of a session that "+name, func() bool {
 			return slices.ContainsFunc(told.Told(), func(s string) bool { return strings.HasPrefix(s, "session "+name) })
-		},
-			2*time.Minute, 20*time.Millisecond)
+		})
 	}
 	hears("not_renewed")
 	require.NoError(t, session.Context().Err())

@@ -34,10 +34,10 @@ func (f *fixture) rows() map[string]completion {
 // else.
 func (f *fixture) requireSettled() map[string]completion {
 	f.t.Helper()
-	require.Eventually(f.t, func() bool {
+	pgtest.WaitFor(f.t, "nothing to be held", func() bool {
 		_, held := f.spent(credit("acme"))
 		return held == 0
-	}, patience, 20*time.Millisecond)
+	})
 	money, tokens := map[string]int64{}, map[string]int64{}
 	rows, err := f.pool.Query(f.t.Context(), `
 		select a.id, coalesce(sum(c.cost), 0)::bigint, coalesce(sum(c.prompt + c.completion), 0)::bigint
@@ -96,7 +96,7 @@ func TestCompletion_AClientThatHangsUpPaysForTheGeneratedTokens(t *testing.T) {
 	h := f.ask(f.bases[0], "key-of-ann", "cut", "How is a stream metered?", 3)
 	require.Equal(t, "", h.Finish)
 	var row completion
-	require.Eventually(t, func() (ok bool) { row, ok = f.rows()["cut"]; return ok }, patience, 20*time.Millisecond)
+	pgtest.WaitFor(t, "the generation that was cut to be settled", func() (ok bool) { row, ok = f.rows()["cut"]; return ok })
 	counted, finish := f.model.counted(h.Generation)
 	require.Equal(t, "cancelled", finish, "the model went on")
 	require.Equal(t, counted, row.Usage)

@@ -78,7 +78,7 @@ func TestGateways_CutKilledAndRestartedTheModelAndTheLedgerAgree(t *testing.T) {
 		func() { require.NoError(t, server.Kill()); require.NoError(t, server.Restart(t.Context())) },
 		func() { gateways[1].kill(); gateways[1].start() },
 	} {
-		require.Eventually(t, func() bool { return f.model.ended() >= streams*(n+1)/5 }, patience, time.Millisecond)
+		pgtest.WaitFor(t, "generations to end", func() bool { return f.model.ended() >= streams*(n+1)/5 })
 		strike()
 	}
 	clients.Wait()

@@ -51,9 +51,9 @@ func TestWorker_KilledAgainAndAgainLosesNothingAndChargesNothingTwice(t *testing
 	require.NotZero(t, cut, "no worker was killed at work")
 
 	last := start()
-	require.Eventually(t, func() bool {
+	pgtest.WaitFor(t, "all tasks to be worked", func() bool {
 		return pgtest.Count(t, db.Pool, `river_job where kind = 'factorize' and finalized_at is null`) == 0
-	}, 5*time.Minute, 50*time.Millisecond)
+	})
 	require.NoError(t, last.Process.Signal(os.Interrupt))
 	require.NoError(t, last.Wait())
 

@@ -126,11 +126,11 @@ func TestStream_ConvergesWhenTheListenersConnectionIsLost(t *testing.T) {
 	messages := ben.watch()
 	h.until(messages, "the beginning", func(m message) bool { return m.Counts.Available == 500 })
 	const listeners = ` from pg_stat_activity where datname = current_database() and query like 'listen %'`
-	require.Eventually(t, func() bool { return one[int](h, `select count(*)::int`+listeners) == 1 }, 2*time.Minute, time.Millisecond)
+	pgtest.WaitFor(t, "the process to listen", func() bool { return one[int](h, `select count(*)::int`+listeners) == 1 })
 	for i := range 5 {
 		require.True(t, one[bool](h, `select pg_terminate_backend(pid)`+listeners))
 		ben.holding(h.seats[i]) // nobody may hear of it
 		h.until(messages, "a hold that was not heard of", func(m message) bool { return m.Counts.Held == i+1 })
-		require.Eventually(t, func() bool { return one[int](h, `select count(*)::int`+listeners) == 1 }, 2*time.Minute, 5*time.Millisecond)
+		pgtest.WaitFor(t, "the process to listen again", func() bool { return one[int](h, `select count(*)::int`+listeners) == 1 })
 	}
 }

@@ -285,8 +285,8 @@ func TestCleanup_OfAClaimThatTheHolderHadAlready(t *testing.T) {
 	startWorkers(t, pool, workers)
 	_, err := pool.Exec(t.Context(), `update river_job set state = 'available', scheduled_at = now()`)
 	require.NoError(t, err)
-	require.Eventually(t, func() bool {
+	pgtest.WaitFor(t, "both jobs to be completed", func() bool {
 		return pgtest.Value[int](t, pool, `select count(*) from river_job where state = 'completed'`) == 2
-	}, 2*time.Minute, 5*time.Millisecond)
+	})
 	require.Equal(t, 2, pgtest.Value[int](t, pool, "select count(*) from "+"metered.hold_events")) // placed, expired
 }

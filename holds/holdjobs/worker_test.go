@@ -93,9 +93,9 @@ func costs(amount int64, over holds.Over) holdjobs.Work[render] {
 
 func awaitJob(t *testing.T, pool *pgxpool.Pool, id int64, state string) {
 	t.Helper()
-	require.Eventually(t, func() bool {
+	pgtest.WaitFor(t, "the job to be "+state, func() bool {
 		return pgtest.Value[string](t, pool, `select state::text from river_job where id = $1`, id) == state
-	}, 2*time.Minute, 20*time.Millisecond, "job is to be "+state)
+	})
 }
 
 // books is the state of a submitted job, and of its hold.

@@ -21,9 +21,9 @@ import (
 // waitingForStandby polls until n backends wait for the standby.
 func waitingForStandby(t *testing.T, watch *pgxpool.Pool, n int) {
 	t.Helper()
-	require.Eventually(t, func() bool {
+	pgtest.WaitFor(t, fmt.Sprint(n, " to wait for the standby"), func() bool {
 		return pgtest.Value[int](t, watch, `select count(*) from pg_stat_activity where wait_event = 'SyncRep'`) == n
-	}, 2*time.Minute, 5*time.Millisecond, "%d do not wait", n)
+	})
 }
 
 func early(id string) metered.Command {

@@ -268,7 +268,7 @@ func started(t *testing.T, pool *pgxpool.Pool, f func() error) <-chan error {
 	before := pgtest.Value[int](t, pool, waiting)
 	done := make(chan error, 1)
 	go func() { done <- f() }()
-	require.Eventually(t, func() bool { return pgtest.Value[int](t, pool, waiting) > before }, 2*time.Minute, 5*time.Millisecond)
+	pgtest.WaitFor(t, "one more to wait", func() bool { return pgtest.Value[int](t, pool, waiting) > before })
 	return done
 }
 
@@ -368,9 +368,9 @@ func TestDoTx_TakesTheIDsOfItsHoldsInOneOrderWithOthers(t *testing.T) {
 	one := started(t, pool, func() error { return do("one", "x", "m", "y") })
 	other := make(chan error, 1)
 	go func() { other <- do("other", "y", "x") }()
-	require.Eventually(t, func() bool { // it waits, too, or has not had to
+	pgtest.WaitFor(t, "the other to wait, or to end", func() bool { // it waits, too, or has not had to
 		return len(other) > 0 || pgtest.Value[int](t, pool, waiting) > 1
-	}, 2*time.Minute, 5*time.Millisecond)
+	})
 	require.NoError(t, middle.Rollback(ctx))
 	errs := []error{<-one, <-other}
 	for _, err := range errs {

@@ -32,10 +32,10 @@ func TestDo_AClientLostWhileQueuedForAScopeLeavesNothing(t *testing.T) {
 	})
 	_, err := metered.Do(t.Context(), c, cmd, wholeFunc("op", nil))
 	require.ErrorIs(t, err, metered.ErrIndefinite)
-	require.Eventually(t, func() bool {
+	pgtest.WaitFor(t, "nobody to wait for a lock", func() bool {
 		return pgtest.Value[int](t, owner, `select count(*) from pg_stat_activity
 			where datname = current_database() and wait_event = 'advisory'`) == 0
-	}, 2*time.Minute, 5*time.Millisecond)
+	})
 	release()
 	pgtest.WaitSettled(t, owner)
 	require.Equal(t, nothing, footprintOf(t, owner, cmd))
@@ -154,10 +154,10 @@ func TestDo_CancelledWhileQueuedForAScopeLeavesNothing(t *testing.T) {
 	pgtest.WaitAdvisory(t, pool, 1)
 	cancel()
 	require.ErrorIs(t, <-done, metered.ErrIndefinite)
-	require.Eventually(t, func() bool {
+	pgtest.WaitFor(t, "nobody to wait for a lock", func() bool {
 		return pgtest.Value[int](t, pool, `select count(*) from pg_stat_activity
 			where datname = current_database() and wait_event = 'advisory'`) == 0
-	}, 2*time.Minute, 5*time.Millisecond)
+	})
 	release()
 	pgtest.WaitSettled(t, pool)
 	require.Equal(t, nothing, footprintOf(t, pool, cmd))

@@ -3,6 +3,7 @@ package pgtest
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"sync/atomic"
 	"testing"
@@ -142,7 +143,7 @@ var (
 
 func FootprintOf(t testing.TB, pool *pgxpool.Pool, cmd metered.Command) (f Footprint) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	ctx, cancel := Patient(t)
 	defer cancel()
 	c, err := metered.New(pool, metered.Config{})
 	require.NoError(t, err)
@@ -171,10 +172,10 @@ func Count(t testing.TB, pool *pgxpool.Pool, table string) int {
 // WaitAdvisory polls until n backends of the database wait for an advisory lock.
 func WaitAdvisory(t testing.TB, pool *pgxpool.Pool, n int) {
 	t.Helper()
-	require.Eventually(t, func() bool {
+	WaitFor(t, fmt.Sprint(n, " sessions to wait for an advisory lock"), func() bool {
 		return Value[int](t, pool, `select count(*) from pg_stat_activity
 			where datname = current_database() and wait_event_type = 'Lock' and wait_event = 'advisory'`) >= n
-	}, 2*time.Minute, 5*time.Millisecond)
+	})
 }
 
 // AtOnce calls f(0) to f(n-1) at once and waits for them.
@@ -304,9 +305,9 @@ func SlowCommits(t testing.TB) (pool, watch *pgxpool.Pool, goOn func()) {
 		_, err := watch.Exec(context.Background(), "alter system set synchronous_standby_names = '"+names+"'")
 		require.NoError(t, err)
 		require.True(t, Value[bool](t, watch, "select pg_reload_conf()"))
-		require.Eventually(t, func() bool {
+		WaitFor(t, "the setting to be read", func() bool {
 			return Value[string](t, watch, "show synchronous_standby_names") == names
-		}, 2*time.Minute, 5*time.Millisecond)
+		})
 	}
 	t.Cleanup(func() { standbys("") })
 	standbys("nobody")
@@ -316,12 +317,12 @@ func SlowCommits(t testing.TB) (pool, watch *pgxpool.Pool, goOn func()) {
 // RequireUsable runs a command on the pool.
 func RequireUsable(t testing.TB, c *metered.Client, id string) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	ctx, cancel := Patient(t)
 	defer cancel()
-	require.Eventually(t, func() bool { // a killed connection may still be in the pool
+	WaitFor(t, "a command to run", func() bool { // a killed connection may still be in the pool
 		_, err := metered.Do[any](ctx, c, metered.Command{ID: "usable/" + id}, nil)
 		return err == nil
-	}, 2*time.Minute, time.Millisecond)
+	})
 }
 
 // Placing is a command that places one hold.

@@ -18,13 +18,13 @@ type Deadline struct {
 	once   sync.Once
 }
 
-// NewDeadline returns a deadline that is left away. It passes at the latest after two minutes, for
-// a server that never gives up, and when the test ends.
+// NewDeadline returns a deadline that is left away. It passes at the latest when the test's
+// Patience ends, for a server that never gives up, and when the test ends.
 func NewDeadline(t testing.TB, left time.Duration) *Deadline {
 	d := &Deadline{Context: t.Context(), passed: make(chan struct{})}
 	d.Set(left)
 	context.AfterFunc(t.Context(), d.Pass)
-	time.AfterFunc(2*time.Minute, d.Pass)
+	time.AfterFunc(time.Until(Patience(t)), d.Pass)
 	return d
 }
 

@@ -24,7 +24,7 @@ import (
 const (
 	defaultMaxConns = 16
 
-	// openTimeout bounds making a database, and closeTimeout waiting for a test's connections.
+	// openTimeout bounds making the server, and closeTimeout waiting for a test's connections.
 	openTimeout  = 2 * time.Minute
 	closeTimeout = time.Minute
 )
@@ -56,7 +56,7 @@ func Open(t testing.TB) *pgxpool.Pool {
 func OpenWith(t testing.TB, opts Options) *pgxpool.Pool {
 	t.Helper()
 	skipUnmarked(t)
-	ctx, cancel := context.WithTimeout(context.Background(), openTimeout)
+	ctx, cancel := Patient(t)
 	defer cancel()
 
 	connString, drop, err := database(ctx, opts)
@@ -64,7 +64,7 @@ func OpenWith(t testing.TB, opts Options) *pgxpool.Pool {
 		t.Fatalf("pgtest: %v", err)
 	}
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), openTimeout)
+		ctx, cancel := Patient(t)
 		defer cancel()
 		if err := drop(ctx); err != nil {
 			t.Errorf("pgtest: %v", err)

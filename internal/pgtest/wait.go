@@ -11,11 +11,31 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// WaitFor returns when ok does, and fails the test if that takes five minutes.
+// toTell is how long before the end of the test binary a wait is given up, to say what for.
+const toTell = 15 * time.Second
+
+// Patience is until when a test waits for what must come: shortly before its binary is ended
+// (-timeout). A machine that is busy may take any time, so no shorter time says that something is
+// wrong.
+func Patience(t testing.TB) time.Time {
+	if bounded, ok := t.(interface{ Deadline() (time.Time, bool) }); ok {
+		if end, ok := bounded.Deadline(); ok {
+			return end.Add(-toTell)
+		}
+	}
+	return time.Now().Add(time.Hour)
+}
+
+// Patient is a context that ends when the Patience of the test does, and not with the test.
+func Patient(t testing.TB) (context.Context, context.CancelFunc) {
+	return context.WithDeadline(context.Background(), Patience(t))
+}
+
+// WaitFor returns when ok does, and fails the test when its Patience ends.
 func WaitFor(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	pause := time.Millisecond
-	for deadline := time.Now().Add(5 * time.Minute); !ok(); time.Sleep(pause) {
+	for deadline := Patience(t); !ok(); time.Sleep(pause) {
 		pause = min(2*pause, 20*time.Millisecond) // asking takes processor time from the awaited
 		if time.Now().After(deadline) {
 			t.Fatalf("pgtest: waited too long for %s", what)
@@ -65,7 +85,7 @@ func Value[T any](t testing.TB, db interface {
 	Query(context.Context, string, ...any) (pgx.Rows, error)
 }, sql string, args ...any) T {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	ctx, cancel := Patient(t)
 	defer cancel()
 	rows, err := db.Query(ctx, sql, args...)
 	if err == nil {

@@ -319,7 +319,7 @@ func ErrorResponse(severity, code, text string) []byte {
 // Terminate kills the backend of the flush and waits until it has gone.
 func (f *Flush) Terminate(t testing.TB, pool *pgxpool.Pool) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	ctx, cancel := Patient(t)
 	defer cancel()
 	if _, err := pool.Exec(ctx, "select pg_terminate_backend($1, 100000)", f.PID()); err != nil {
 		t.Errorf("pgtest: ending a backend: %v", err)
