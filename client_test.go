@@ -33,10 +33,10 @@ import (
 func TestNew_RefusesWrongConfigAndReturnsNoClient(t *testing.T) {
 	t.Parallel()
 	for field, cfg := range map[string]metered.Config{
-		"Config.Schema":         {Schema: "A"},
-		"Config.LockTimeout":    {LockTimeout: time.Hour + 1},
-		"Config.ClockTolerance": {ClockTolerance: -1},
-		"Config.MaxFuture":      {MaxFuture: 25 * time.Hour},
+		"Config.Schema":         {Config: budget.Config{Schema: "A"}},
+		"Config.LockTimeout":    {Config: budget.Config{LockTimeout: time.Hour + 1}},
+		"Config.ClockTolerance": {Config: budget.Config{ClockTolerance: -1}},
+		"Config.MaxFuture":      {Config: budget.Config{MaxFuture: 25 * time.Hour}},
 		"Config.MaxAttempts":    {MaxAttempts: 101},
 		"Config.ResolveTimeout": {ResolveTimeout: -1},
 		"Config.SecretKey":      {SecretKey: make([]byte, 32)},
@@ -50,7 +50,7 @@ func TestNew_RefusesWrongConfigAndReturnsNoClient(t *testing.T) {
 	c, err := metered.New(nil, metered.Config{})
 	require.ErrorIs(t, err, budget.ErrArgument)
 	require.Nil(t, c)
-	_, err = metered.New(pgtest.Nowhere(t), metered.Config{LockTimeout: time.Hour})
+	_, err = metered.New(pgtest.Nowhere(t), metered.Config{Config: budget.Config{LockTimeout: time.Hour}})
 	require.NoError(t, err)
 }
 
@@ -206,12 +206,12 @@ func TestNew_WrongConfigIsRefused(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Nowhere(t)
 	for field, cfg := range map[string]metered.Config{
-		"Config.Schema":         {Schema: "No"},
+		"Config.Schema":         {Config: budget.Config{Schema: "No"}},
 		"Config.TokenPrefix":    {TokenPrefix: "no spaces"},
 		"Config.SecretKey":      {SecretKey: []byte("short")},
-		"Config.LockTimeout":    {LockTimeout: time.Hour + 1},
-		"Config.ClockTolerance": {ClockTolerance: -1},
-		"Config.MaxFuture":      {MaxFuture: 24*time.Hour + 1},
+		"Config.LockTimeout":    {Config: budget.Config{LockTimeout: time.Hour + 1}},
+		"Config.ClockTolerance": {Config: budget.Config{ClockTolerance: -1}},
+		"Config.MaxFuture":      {Config: budget.Config{MaxFuture: 24*time.Hour + 1}},
 		"Config.MaxAttempts":    {MaxAttempts: 101},
 		"Config.ResolveTimeout": {ResolveTimeout: -1},
 	} {

@@ -224,8 +224,11 @@ func encoded[R any](fn Func[R], result *R) work {
 
 // Config configures a Client. The zero value has the documented defaults.
 type Config struct {
-	// Schema is the schema that Migrate created. Defaults to "metered".
-	Schema string
+	// Config configures Client.Budget. Its Schema and LockTimeout are those of all pieces, and its
+	// Observer hears of the calls of the Client and all pieces, except Leases. Its MaxFuture also
+	// bounds the times of ids. A command that crosses a threshold runs again, once, for its
+	// OnThreshold.
+	budget.Config
 
 	// River is the client that Tx.Enqueue inserts jobs with. Keys need jobs.Plugin() in its
 	// configuration. Without River there are no jobs.
@@ -237,24 +240,8 @@ type Config struct {
 	// SecretKey is the key of Client.Secret: 32 to 1024 random bytes.
 	SecretKey []byte
 
-	// LockTimeout bounds each wait for locks, from 1ms to 1h. Defaults to 5s.
-	LockTimeout time.Duration
-
-	// ClockTolerance is as in budget.Config, and so are MustExist, RequireActor and NoStandings.
-	ClockTolerance time.Duration
-
-	MustExist    bool
-	RequireActor bool
-	NoStandings  bool
-
 	// EarlyLook sets Command.EarlyLook of every command.
 	EarlyLook bool
-
-	// MaxFuture is as in budget.Config. It also bounds the times of ids.
-	MaxFuture time.Duration
-
-	// MaxLateness is as in budget.Config.
-	MaxLateness time.Duration
 
 	// MaxAttempts is how often a command runs that fails with 40001 or 40P01, from 1 to 100.
 	// Defaults to 10.
@@ -284,12 +271,6 @@ type Config struct {
 
 	// OnDropJob is jobs.Config.OnDrop of Client.Jobs. Defaults to none.
 	OnDropJob func(ctx context.Context, tx pgx.Tx, dropped jobs.Parked) error
-
-	// OnThreshold is as in budget.Config. A command that crosses a threshold runs again, once.
-	OnThreshold func(ctx context.Context, tx pgx.Tx, c budget.Crossing) error
-
-	// Observer hears of the calls of the Client and its pieces, except Leases. Defaults to none.
-	Observer observe.Observer
 
 	// OnRefusal hears of refused commands, in Do's goroutine, after the rollback. Defaults to
 	// none.
@@ -418,11 +399,7 @@ func New(pool *pgxpool.Pool, cfg Config) (*Client, error) {
 func (c *Client) made() error { return fault.Made(errArgument, "client", c != nil && c.pool != nil) }
 
 func (c *Client) setUpPieces() (err error) {
-	c.Budget, err = budget.New(budget.Config{
-		Schema: c.cfg.Schema, LockTimeout: c.cfg.LockTimeout, ClockTolerance: c.cfg.ClockTolerance,
-		MustExist: c.cfg.MustExist, RequireActor: c.cfg.RequireActor, NoStandings: c.cfg.NoStandings,
-		MaxFuture: c.cfg.MaxFuture, MaxLateness: c.cfg.MaxLateness, Observer: c.cfg.Observer, OnThreshold: c.cfg.OnThreshold,
-	})
+	c.Budget, err = budget.New(c.cfg.Config)
 	if err != nil {
 		return fmt.Errorf("metered: %w", err)
 	}
@@ -544,7 +521,8 @@ func Warm(ctx context.Context, conn *pgx.Conn, schema string) error {
 	if err != nil {
 		return err
 	}
-	c := &Client{cfg: Config{Schema: name.String(), LockTimeout: 5 * time.Second, MaxFuture: 5 * time.Minute}, schema: name, observer: observed.New(nil), refusals: &refusals.Recent{}}
+	cfg := budget.Config{Schema: name.String(), LockTimeout: 5 * time.Second, MaxFuture: 5 * time.Minute}
+	c := &Client{cfg: Config{Config: cfg}, schema: name, observer: observed.New(nil), refusals: &refusals.Recent{}}
 	c.engine = command.New(nil, command.Config{Schema: name, LockTimeout: c.cfg.LockTimeout, MaxFuture: c.cfg.MaxFuture})
 	if err := c.setUpPieces(); err != nil {
 		return err

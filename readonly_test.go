@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/httpmetered"
 	"github.com/pgmetered/metered/internal/pgtest"
@@ -20,7 +21,7 @@ import (
 func TestReadOnly_ConnectionsAreLeft(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Reopen(t, pgtest.Open(t), func(c *pgxpool.Config) { c.MaxConns, c.MinConns = 1, 0 })
-	c, err := metered.New(pool, metered.Config{LockTimeout: time.Minute})
+	c, err := metered.New(pool, metered.Config{Config: budget.Config{LockTimeout: time.Minute}})
 	require.NoError(t, err)
 	clock := pgtest.SetClock(t, pool, pgtest.Tomorrow(12))
 	ctx := t.Context()

@@ -164,7 +164,7 @@ func TestOpen_ACallerThatLeavesKeepsNothingHeld(t *testing.T) {
 			observer = placedThen(leave)
 		}
 		pool, w := pgtest.Tap(t, owner, nil)
-		c := pgtest.NewClient(t, pool, metered.Config{Observer: observer})
+		c := pgtest.NewClient(t, pool, metered.Config{Config: budget.Config{Observer: observer}})
 		require.NoError(t, pgtest.Do(t, c, what))
 		then := fault(t, w, leave)
 		_, err := metered.Open[usage](ctx, c, stream(what))

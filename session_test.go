@@ -25,7 +25,7 @@ func atLevel(t *testing.T, owner *pgxpool.Pool, level pgx.TxIsoLevel) *metered.C
 	return pgtest.NewClient(t, pgtest.Reopen(t, owner, func(c *pgxpool.Config) {
 		c.MaxConns = 12
 		c.ConnConfig.RuntimeParams["default_transaction_isolation"] = string(level)
-	}), metered.Config{LockTimeout: time.Minute})
+	}), metered.Config{Config: budget.Config{LockTimeout: time.Minute}})
 }
 
 // sessions is one operation done plainly: its handles in the order of opening, of which the last may be open.

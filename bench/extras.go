@@ -39,8 +39,7 @@ func charging(quiet bool) func(context.Context, *kit, budget.Charge) error {
 func thresholdCost(charge func(context.Context, *kit, budget.Charge) error) func(context.Context, *bench) (samples, error) {
 	return on(options{conns: 2}, inTurn(1000), func(ctx context.Context, b *bench, k *kit) (s samples, err error) {
 		limit := roomy[0].WithThresholds(budget.Threshold{Name: "80%", Percent: 80}, budget.Threshold{Name: "used up"})
-		k.client, err = metered.New(k.Pool, metered.Config{River: k.queue, LockTimeout: time.Minute,
-			OnThreshold: func(context.Context, pgx.Tx, budget.Crossing) error { return nil }})
+		k.client, err = metered.New(k.Pool, metered.Config{River: k.queue, Config: budget.Config{LockTimeout: time.Minute, OnThreshold: func(context.Context, pgx.Tx, budget.Crossing) error { return nil }}})
 		if err != nil {
 			return s, err
 		}
@@ -76,7 +75,7 @@ func observerCost(ctx context.Context, b *bench, k *kit) (samples, error) {
 	if err != nil {
 		return samples{}, err
 	}
-	observed, err := metered.New(k.Pool, metered.Config{River: k.queue, LockTimeout: time.Minute, Observer: observer})
+	observed, err := metered.New(k.Pool, metered.Config{River: k.queue, Config: budget.Config{LockTimeout: time.Minute, Observer: observer}})
 	if err != nil {
 		return samples{}, err
 	}

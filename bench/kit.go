@@ -57,7 +57,7 @@ func (k *kit) setUp(cfg *river.Config) (err error) {
 		return err
 	}
 	// A hot scope's queue may be long, on a machine that is busy otherwise.
-	k.client, err = metered.New(k.Pool, metered.Config{River: k.queue, LockTimeout: time.Minute})
+	k.client, err = metered.New(k.Pool, metered.Config{River: k.queue, Config: budget.Config{LockTimeout: time.Minute}})
 	return err
 }
 

@@ -85,7 +85,7 @@ func commandLeased(k *kit) contender {
 	p, err := k.lease(hotRule)
 	var client *metered.Client
 	if err == nil {
-		client, err = metered.New(k.Pool, metered.Config{River: k.queue, LockTimeout: time.Minute, Leases: p})
+		client, err = metered.New(k.Pool, metered.Config{River: k.queue, Config: budget.Config{LockTimeout: time.Minute}, Leases: p})
 	}
 	if err != nil {
 		return contender{op: func(context.Context, int) error { return err }}

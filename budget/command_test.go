@@ -84,7 +84,7 @@ func TestThreshold_IsReportedByTheCommandThatCrossesIt(t *testing.T) {
 func TestThreshold_IsReportedByEachLastCallOfACommand(t *testing.T) {
 	t.Parallel()
 	var r pgtest.Recorder
-	pool, c := setUpReporting(t, metered.Config{Observer: &r})
+	pool, c := setUpReporting(t, metered.Config{Config: budget.Config{Observer: &r}})
 	stock := telling("", 1).Limits
 	place := func(id, scope string, amount int64) error {
 		_, err := metered.Do(t.Context(), c, metered.Command{ID: id, Holds: []holds.Placement{
@@ -135,10 +135,10 @@ func TestThreshold_IsReportedByEachLastCallOfACommand(t *testing.T) {
 func TestThreshold_AFailedReportCrossesNothing(t *testing.T) {
 	t.Parallel()
 	veto := errors.New("veto")
-	pool, c := setUpReporting(t, metered.Config{OnThreshold: func(ctx context.Context, tx pgx.Tx, crossing budget.Crossing) error {
+	pool, c := setUpReporting(t, metered.Config{Config: budget.Config{OnThreshold: func(ctx context.Context, tx pgx.Tx, crossing budget.Crossing) error {
 		require.ErrorIs(t, tx.Commit(ctx), metered.ErrTxControl)
 		return errors.Join(tellTo(ctx, tx, crossing), veto)
-	}})
+	}}})
 	cmd := metered.Command{ID: "a", Charges: []budget.Charge{telling("a", 80)}, RecordRefusal: true}
 	for range 2 {
 		_, err := metered.Do(t.Context(), c, cmd, pgtest.Upload("a"))
@@ -220,13 +220,13 @@ func TestThreshold_AFailedReportSettlesNothing(t *testing.T) {
 	t.Parallel()
 	var veto atomic.Bool
 	veto.Store(true)
-	pool, c := setUpReporting(t, metered.Config{OnThreshold: func(ctx context.Context, tx pgx.Tx, crossing budget.Crossing) error {
+	pool, c := setUpReporting(t, metered.Config{Config: budget.Config{OnThreshold: func(ctx context.Context, tx pgx.Tx, crossing budget.Crossing) error {
 		err := tellTo(ctx, tx, crossing)
 		if veto.Load() {
 			err = errors.Join(err, pgtest.ErrOwn)
 		}
 		return err
-	}})
+	}}})
 	s, err := metered.Open[any](t.Context(), c, metered.Reservation{ID: "a", Lines: []holds.Line{{Scope: "a", Amount: 90, Limits: []budget.Limit{spentOf}}}})
 	require.NoError(t, err)
 	defer s.Close()

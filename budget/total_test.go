@@ -34,7 +34,7 @@ func chargeAll(t testing.TB, pool *pgxpool.Pool, l *budget.Ledger, charges ...bu
 
 func clientOf(t testing.TB, pool *pgxpool.Pool) *metered.Client {
 	t.Helper()
-	client, err := metered.New(pool, metered.Config{LockTimeout: time.Minute})
+	client, err := metered.New(pool, metered.Config{Config: budget.Config{LockTimeout: time.Minute}})
 	require.NoError(t, err)
 	return client
 }

@@ -22,7 +22,7 @@ func TestCarve_OneBudgetSpansCells(t *testing.T) {
 	plain := []*metered.Client{}
 	carvers := []*leases.Carver{}
 	for i, pool := range w.pools {
-		c, err := metered.New(pool, metered.Config{Schema: w.schemas[i]})
+		c, err := metered.New(pool, metered.Config{Config: budget.Config{Schema: w.schemas[i]}})
 		require.NoError(t, err)
 		carver, err := leases.NewCarver(c.Budget)
 		require.NoError(t, err)

@@ -21,7 +21,7 @@ func Example() {
 	for _, schema := range []string{"cell_0", "cell_1"} {
 		_, err := metered.Migrate(ctx, pool, metered.MigrateOptions{Schema: schema})
 		check(err)
-		client, err := metered.New(pool, metered.Config{Schema: schema})
+		client, err := metered.New(pool, metered.Config{Config: budget.Config{Schema: schema}})
 		check(err)
 		clients = append(clients, client)
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/cells"
 	"github.com/pgmetered/metered/internal/pgtest"
 )
@@ -55,7 +56,7 @@ func makeCell(ctx context.Context, pool *pgxpool.Pool, i int, river bool) error 
 // newWorld has n cells on the databases, in turn.
 func newWorld(t testing.TB, n int, databases ...*pgxpool.Pool) *world {
 	t.Helper()
-	w := &world{TB: t, cfg: metered.Config{LockTimeout: time.Minute}}
+	w := &world{TB: t, cfg: metered.Config{Config: budget.Config{LockTimeout: time.Minute}}}
 	for i := range n {
 		w.pools, w.schemas = append(w.pools, databases[i%len(databases)]), append(w.schemas, cellSchema(i))
 	}

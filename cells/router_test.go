@@ -29,7 +29,7 @@ func TestRouter_FirstCellsStay(t *testing.T) {
 	pool := pgtest.Nowhere(t)
 	var clients []*metered.Client
 	for i := range 256 {
-		c, err := metered.New(pool, metered.Config{Schema: fmt.Sprint("cell_", i)})
+		c, err := metered.New(pool, metered.Config{Config: budget.Config{Schema: fmt.Sprint("cell_", i)}})
 		require.NoError(t, err)
 		clients = append(clients, c)
 	}
@@ -121,7 +121,7 @@ func TestSetUp_NumbersTheCells(t *testing.T) {
 	require.NoError(t, err)
 	used := *w
 	used.schemas = []string{"cell_0", "used"}
-	c, err := metered.New(w.pools[0], metered.Config{Schema: "used"})
+	c, err := metered.New(w.pools[0], metered.Config{Config: budget.Config{Schema: "used"}})
 	require.NoError(t, err)
 	require.ErrorIs(t, charge(used.router(), tenant), cells.ErrNotCell)
 	require.NoError(t, pgx.BeginFunc(t.Context(), w.pools[0], func(tx pgx.Tx) error {

@@ -200,7 +200,7 @@ func TestDo_UnknownHoldsAreUnknownAlsoIfThereAreSeveral(t *testing.T) {
 // A wait for scopes must not show that somebody else's hold exists.
 func TestDo_WaitsForNothingOfAnothersHold(t *testing.T) {
 	t.Parallel()
-	pool, c := pgtest.SetUp(t, metered.Config{LockTimeout: 50 * time.Millisecond})
+	pool, c := pgtest.SetUp(t, metered.Config{Config: budget.Config{LockTimeout: 50 * time.Millisecond}})
 	r := holds.Placement{ID: "h", Holder: "ann", TTL: time.Minute, Lines: []holds.Line{pgtest.Room("seat", 1, 1)}}
 	_, err := metered.Do(t.Context(), c, metered.Command{ID: "op1", Input: 1}, pgtest.Placing(r))
 	require.NoError(t, err)

@@ -25,7 +25,7 @@ func TestIdempotent_FinishesTheCommitOfAClientThatHungUp(t *testing.T) {
 	owner, _ := pgtest.SetUp(t, metered.Config{}, pgtest.Options{})
 	pool, wire := pgtest.Tap(t, owner, nil)
 	events := &pgtest.Recorder{}
-	c := pgtest.NewClient(t, pool, metered.Config{Observer: events})
+	c := pgtest.NewClient(t, pool, metered.Config{Config: budget.Config{Observer: events}})
 	var failed []error
 	once, err := httpmetered.Idempotent(c, httpmetered.IdempotentConfig{
 		Tenant: func(*http.Request) (string, error) { return "ann", nil },

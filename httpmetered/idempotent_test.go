@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/httpmetered"
 	"github.com/pgmetered/metered/internal/pgtest"
 )
@@ -163,7 +164,7 @@ func TestIdempotent_InFlightIs409WithRetryAfter(t *testing.T) {
 	})
 	stop := sync.OnceFunc(func() { close(end) })
 	t.Cleanup(stop) // also if the test fails: the server waits for the handler
-	other := branch(t, s.pool, httpmetered.IdempotentConfig{}, metered.Config{LockTimeout: 50 * time.Millisecond}, created)
+	other := branch(t, s.pool, httpmetered.IdempotentConfig{}, metered.Config{Config: budget.Config{LockTimeout: 50 * time.Millisecond}}, created)
 	first := make(chan reply)
 	go func() {
 		r, _ := s.send(t.Context(), "POST", "/orders/book", "ann", "body", "k")

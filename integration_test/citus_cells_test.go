@@ -29,7 +29,7 @@ func cellsOn(pools ...*pgxpool.Pool) (*cells.Router, error) {
 		if err != nil {
 			return nil, err
 		}
-		c, err := metered.New(pool, metered.Config{Schema: schema, River: enqueues, LockTimeout: time.Minute})
+		c, err := metered.New(pool, metered.Config{Config: budget.Config{Schema: schema, LockTimeout: time.Minute}, River: enqueues})
 		if err != nil {
 			return nil, err
 		}
@@ -82,7 +82,7 @@ func TestCitus_ATenantMovesBetweenWorkers(t *testing.T) {
 			return err
 		})
 	}))
-	here, there := pgtest.NewClient(t, c.owner, metered.Config{}), pgtest.NewClient(t, c.owner, metered.Config{Schema: second})
+	here, there := pgtest.NewClient(t, c.owner, metered.Config{}), pgtest.NewClient(t, c.owner, metered.Config{Config: budget.Config{Schema: second}})
 	for scope, units := range map[string]int64{"acme/uploads": 3, "acme/seats": 2} {
 		u, err := there.Budget.Usage(ctx, c.owner, budget.Query{Scope: scope})
 		require.NoError(t, err)

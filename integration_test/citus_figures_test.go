@@ -58,7 +58,7 @@ func TestCitus_Figures(t *testing.T) {
 		}
 		return cluster, err
 	}).migrated()
-	cells := []*metered.Client{pgtest.NewClient(t, c.nodes["home"], metered.Config{}), pgtest.NewClient(t, c.nodes["other"], metered.Config{Schema: c.elsewhere("second")})}
+	cells := []*metered.Client{pgtest.NewClient(t, c.nodes["home"], metered.Config{}), pgtest.NewClient(t, c.nodes["other"], metered.Config{Config: budget.Config{Schema: c.elsewhere("second")}})}
 	// The rate of the commands of some cells, by as many callers in all.
 	rate := func(turn int, cells ...*metered.Client) float64 {
 		var sent atomic.Int64

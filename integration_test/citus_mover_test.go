@@ -268,9 +268,9 @@ func (a *traffic) settledAt(schema string) {
 	require.Equal(t, a.most, a.charged.Load())
 	require.NotZero(t, a.refused.Load())
 	for _, of := range []string{"metered", "second"} {
-		pgtest.RequireVerified(t, a.owner, pgtest.NewClient(t, a.owner, metered.Config{Schema: of}).Budget)
+		pgtest.RequireVerified(t, a.owner, pgtest.NewClient(t, a.owner, metered.Config{Config: budget.Config{Schema: of}}).Budget)
 	}
-	c := pgtest.NewClient(t, a.owner, metered.Config{Schema: schema})
+	c := pgtest.NewClient(t, a.owner, metered.Config{Config: budget.Config{Schema: schema}})
 	u, err := c.Budget.Usage(t.Context(), a.owner, budget.Query{Scope: "acme/uploads"}, budget.Query{Scope: "acme/seats"}, budget.Query{Scope: "acme/wallet"})
 	require.NoError(t, err)
 	require.Equal(t, []int64{a.charged.Load(), a.captured.Load() * heldUnits, a.held.Load() * heldUnits, a.drawn.Load() * drawUnits},

@@ -80,7 +80,7 @@ func (c *citus) river(node string, pool *pgxpool.Pool, pollOnly bool) *citusRive
 		Logger: slog.New(slog.NewTextHandler(&r.complaints, &slog.HandlerOptions{Level: slog.LevelWarn})),
 	})
 	require.NoError(t, err)
-	r.c, err = metered.New(pool, metered.Config{River: r.Client, LockTimeout: time.Minute})
+	r.c, err = metered.New(pool, metered.Config{River: r.Client, Config: budget.Config{LockTimeout: time.Minute}})
 	require.NoError(t, err)
 	return r
 }

@@ -62,7 +62,7 @@ func atEachLevel(t *testing.T, start func() (*pgserver.Citus, error), storms fun
 // storm makes the clients. The ids of their commands are unique.
 func (c *citus) storm(level pgx.TxIsoLevel) *storm {
 	s := &storm{citus: c, clients: map[string]*metered.Client{}, ids: map[string][]string{}, answers: map[string]error{}, level: level}
-	cfg := metered.Config{LockTimeout: 15 * time.Second, MaxAttempts: 100}
+	cfg := metered.Config{Config: budget.Config{LockTimeout: 15 * time.Second}, MaxAttempts: 100}
 	for node, pool := range c.nodes {
 		s.clients[node] = pgtest.NewClient(c.t, pool, cfg)
 		for i := range stormClients * stormEach {
@@ -283,7 +283,7 @@ func (c *citus) twoSchemas(level pgx.TxIsoLevel) {
 	s := c.storm(level)
 	others := map[string]*metered.Client{}
 	for node, pool := range c.nodes {
-		others[node] = pgtest.NewClient(t, pool, metered.Config{Schema: second, LockTimeout: 15 * time.Second})
+		others[node] = pgtest.NewClient(t, pool, metered.Config{Config: budget.Config{Schema: second, LockTimeout: 15 * time.Second}})
 	}
 	s.send = func(ctx context.Context, node, id string) error {
 		return s.clients[node].RunTx(ctx, pgx.TxOptions{IsoLevel: level}, func(ctx context.Context, tx pgx.Tx) error {

@@ -132,7 +132,7 @@ func TestMatrix_EveryCallEachWay(t *testing.T) {
 			client := func(pool *pgxpool.Pool) *metered.Client {
 				queue, err := river.NewClient(riverpgxv5.New(pool), &river.Config{Schema: "public", Plugins: []rivertype.Plugin{jobs.Plugin()}})
 				require.NoError(t, err)
-				c, err := metered.New(pool, metered.Config{Schema: w.schema, River: queue})
+				c, err := metered.New(pool, metered.Config{Config: budget.Config{Schema: w.schema}, River: queue})
 				require.NoError(t, err)
 				return c
 			}

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/pgserver"
 	"github.com/pgmetered/metered/internal/pgtest"
 )
@@ -35,7 +36,7 @@ func TestSoak_EveryAnswerIsTrue(t *testing.T) {
 	server, err := pgserver.Start(t.Context(), pgserver.Options{Private: true, Durable: true, Settings: map[string]string{"fsync": "off"}}) // the machine does not crash
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = server.Stop() })
-	s := open(t, server.ConnString(), metered.Config{LockTimeout: 2 * time.Second, MaxAttempts: 50})
+	s := open(t, server.ConnString(), metered.Config{Config: budget.Config{LockTimeout: 2 * time.Second}, MaxAttempts: 50})
 	var texts []string
 	for range workers {
 		texts = append(texts, s.mint(each)...)

@@ -376,7 +376,7 @@ func TestRun_WithoutPrivilegesDoesTheRest(t *testing.T) {
 func TestRun_SaysWhatItLeft(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	c := pgtest.NewClient(t, w.pool, metered.Config{LockTimeout: 50 * time.Millisecond})
+	c := pgtest.NewClient(t, w.pool, metered.Config{Config: budget.Config{LockTimeout: 50 * time.Millisecond}})
 	release := pgtest.LockScope(t, w.pool, c, "org/1")
 	report, err := maintain.Run(t.Context(), w.pool, maintain.Parts{Ledger: c.Budget}, all)
 	release()

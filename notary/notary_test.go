@@ -220,8 +220,10 @@ func TestVerify_APurgeIsNoDifference(t *testing.T) {
 	require.Positive(t, report.Purged)
 	require.Equal(t, first.Size, report.Purged+report.Checked)
 	second := o.notarize()
+	o.charge("org/b", 60)
 	clock.Advance(96 * time.Hour)
 	o.charge("org/a", 30)
+	o.charge("org/b", 5)
 	_, err = o.ledger.Purge(t.Context(), o.pool, budget.PurgeOptions{OlderThan: 24 * time.Hour}) // of entries that are in no log, too
 	require.NoError(t, err)
 	third := o.notarize()
@@ -359,7 +361,7 @@ func TestVerify_ATenantThatMovedIsNoDifference(t *testing.T) {
 	for _, schema := range []string{"cell_0", "cell_1"} {
 		_, err := metered.Migrate(ctx, pool, metered.MigrateOptions{Schema: schema})
 		require.NoError(t, err)
-		client, err := metered.New(pool, metered.Config{Schema: schema, LockTimeout: time.Minute})
+		client, err := metered.New(pool, metered.Config{Config: budget.Config{Schema: schema, LockTimeout: time.Minute}})
 		require.NoError(t, err)
 		office, err := notary.New(notary.Config{Schema: schema, LockTimeout: time.Minute})
 		require.NoError(t, err)
@@ -394,4 +396,32 @@ func TestVerify_ATenantThatMovedIsNoDifference(t *testing.T) {
 	report, err = offices[0].Verify(ctx, pool, []byte(old.Note), verifier)
 	require.NoError(t, err)
 	require.Len(t, report.Differences, 2, "a scope is gone from the cell in which its tenant lives")
+}
+
+// In each mode of pgx, and under each setting.
+func TestNotarize_InEachModeOfPgx(t *testing.T) {
+	t.Parallel()
+	o := newOffice(t, notary.Config{})
+	for nth, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol} {
+		o.charge("org/a", 3)
+		o.charge(fmt.Sprintf("org/%d", nth), 3)
+		config := o.pool.Config().Copy()
+		config.ConnConfig.DefaultQueryExecMode = mode
+		config.ConnConfig.RuntimeParams["datestyle"] = "SQL, DMY"
+		config.ConnConfig.RuntimeParams["bytea_output"] = "escape"
+		own, err := pgxpool.NewWithConfig(t.Context(), config)
+		require.NoError(t, err)
+		defer own.Close()
+		head, err := o.notary.Notarize(t.Context(), own, o.signer)
+		require.NoError(t, err, "%v", mode)
+		require.EqualValues(t, 6*(nth+1), head.Size)
+		report, err := o.notary.Verify(t.Context(), own, []byte(head.Note), o.verifier)
+		require.NoError(t, err, "%v", mode)
+		require.Empty(t, report.Differences)
+		require.Equal(t, head.Size, report.Checked)
+		receipt, err := o.notary.Receipt(t.Context(), own, "org/a", 2)
+		require.NoError(t, err, "%v", mode)
+		_, err = checkReceipt(encode(t, receipt), o.verifier)
+		require.NoError(t, err, "%v", mode)
+	}
 }

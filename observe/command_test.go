@@ -29,7 +29,7 @@ func only(t *testing.T, r *pgtest.Recorder, work observe.Work) pgtest.Ended {
 func TestObserver_HearsOfACommandAndItsParts(t *testing.T) {
 	t.Parallel()
 	var r pgtest.Recorder
-	pool, c := pgtest.SetUp(t, metered.Config{Observer: &r})
+	pool, c := pgtest.SetUp(t, metered.Config{Config: budget.Config{Observer: &r}})
 	cmd := pgtest.Whole(t, pool, c, "op")
 	cmd.Name, cmd.Tenant = "upload", "ann"
 	r.Forget()
@@ -71,7 +71,7 @@ func TestObserver_HearsOfACommandAndItsParts(t *testing.T) {
 func TestObserver_HearsOfNothingDoneThatIsRolledBack(t *testing.T) {
 	t.Parallel()
 	var r pgtest.Recorder
-	pool, c := pgtest.SetUp(t, metered.Config{Observer: &r})
+	pool, c := pgtest.SetUp(t, metered.Config{Config: budget.Config{Observer: &r}})
 	cmd := pgtest.Whole(t, pool, c, "op")
 	pgtest.Fill(t, pool, c, "full", 5)
 	r.Forget()
@@ -115,7 +115,7 @@ func TestObserver_HearsOfNothingDoneThatIsRolledBack(t *testing.T) {
 func TestObserver_HearsOfRefusalsByLimit(t *testing.T) {
 	t.Parallel()
 	var r pgtest.Recorder
-	pool, c := pgtest.SetUp(t, metered.Config{Observer: &r})
+	pool, c := pgtest.SetUp(t, metered.Config{Config: budget.Config{Observer: &r}})
 	ctx := t.Context()
 	of := func(scope string, limits ...budget.Limit) budget.Charge {
 		return budget.Charge{Scope: scope, Amount: 10, Limits: limits}
@@ -187,7 +187,7 @@ func TestObserver_HearsOfRefusalsByLimit(t *testing.T) {
 func TestObserver_HearsWhyTokensAreRefused(t *testing.T) {
 	t.Parallel()
 	var r pgtest.Recorder
-	pool, c := pgtest.SetUp(t, metered.Config{Observer: &r})
+	pool, c := pgtest.SetUp(t, metered.Config{Config: budget.Config{Observer: &r}})
 	used := pgtest.Mint(t, pool, c)
 	do := func(presented, purpose string) {
 		_, _ = metered.Do[any](t.Context(), c, metered.Command{ID: metered.NewID(), Token: &metered.Redeem{Purpose: purpose, Subject: "ann", Presented: presented}}, nil)

@@ -33,7 +33,7 @@ func ExampleObserver() {
 	ctx := context.Background()
 	pool, done := exampleDatabase()
 	defer done()
-	client, err := metered.New(pool, metered.Config{Observer: printer{}})
+	client, err := metered.New(pool, metered.Config{Config: budget.Config{Observer: printer{}}})
 	if err != nil {
 		panic(err)
 	}

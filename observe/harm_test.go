@@ -36,7 +36,7 @@ func TestObserver_ThatPanicsChangesNothing(t *testing.T) {
 	before := slog.Default()
 	slog.SetDefault(slog.New(slog.NewTextHandler(&log, nil)))
 	defer slog.SetDefault(before)
-	pool, c := pgtest.SetUp(t, metered.Config{Observer: &broken{}})
+	pool, c := pgtest.SetUp(t, metered.Config{Config: budget.Config{Observer: &broken{}}})
 	cmd := pgtest.Whole(t, pool, c, "op")
 	_, err := metered.Do(t.Context(), c, cmd, pgtest.WholeFunc("op", nil))
 	require.NoError(t, err)
@@ -66,8 +66,8 @@ func (slow) Event(context.Context, observe.Event) {}
 func TestObserver_ThatIsSlowKeepsNoScopeLocked(t *testing.T) {
 	t.Parallel()
 	s := slow{at: make(chan struct{})}
-	pool, slowly := pgtest.SetUp(t, metered.Config{Observer: s})
-	c := pgtest.NewClient(t, pool, metered.Config{LockTimeout: 5 * time.Second})
+	pool, slowly := pgtest.SetUp(t, metered.Config{Config: budget.Config{Observer: s}})
+	c := pgtest.NewClient(t, pool, metered.Config{Config: budget.Config{LockTimeout: 5 * time.Second}})
 	do := func(c *metered.Client, id string) error {
 		_, err := metered.Do[any](t.Context(), c, metered.Command{ID: id, Charges: []budget.Charge{pgtest.Charge("hot", 1, 10)}},
 			func(context.Context, *metered.Tx) (any, error) { return nil, nil })

@@ -20,7 +20,7 @@ func TestObserver_HearsOfSessions(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	var r pgtest.Recorder
-	pool, c := pgtest.SetUp(t, metered.Config{Observer: &r, Holds: holds.Config{MinTTL: time.Second}})
+	pool, c := pgtest.SetUp(t, metered.Config{Config: budget.Config{Observer: &r}, Holds: holds.Config{MinTTL: time.Second}})
 	open := func(id string, ttl time.Duration) *metered.Session[any] {
 		s, err := metered.Open[any](ctx, c, metered.Reservation{ID: id, TTL: ttl, Grace: 10 * time.Minute,
 			Lines: []holds.Line{{Scope: "s/" + id, Amount: 5, Limits: []budget.Limit{budget.Lifetime(100)}}}})

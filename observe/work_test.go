@@ -22,7 +22,7 @@ import (
 func TestObserver_HearsWhyATransactionRunsAgain(t *testing.T) {
 	t.Parallel()
 	var r pgtest.Recorder
-	pool, c := pgtest.SetUp(t, metered.Config{Observer: &r})
+	pool, c := pgtest.SetUp(t, metered.Config{Config: budget.Config{Observer: &r}})
 	raise := func(ctx context.Context, tx pgx.Tx, state string) error {
 		_, err := tx.Exec(ctx, "do $$ begin raise sqlstate '"+state+"'; end $$")
 		return err
@@ -51,7 +51,7 @@ func TestObserver_HearsWhyATransactionRunsAgain(t *testing.T) {
 	}
 	release := pgtest.LockScope(t, pool, c, "locked")
 	defer release()
-	busy := pgtest.NewClient(t, pool, metered.Config{Observer: &r, LockTimeout: 10 * time.Millisecond})
+	busy := pgtest.NewClient(t, pool, metered.Config{Config: budget.Config{Observer: &r, LockTimeout: 10 * time.Millisecond}})
 	r.Forget()
 	_, err := metered.Do[any](t.Context(), busy, metered.Command{ID: "busy", Charges: []budget.Charge{pgtest.Charge("locked", 1, 5)}},
 		func(context.Context, *metered.Tx) (any, error) { return nil, nil })
@@ -69,7 +69,7 @@ func TestObserver_HearsHowAnUnknownOutcomeIsResolved(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()
 			var r pgtest.Recorder
-			_, w, c, cmd := pgtest.OnWire(t, metered.Config{Observer: &r}, nil)
+			_, w, c, cmd := pgtest.OnWire(t, metered.Config{Config: budget.Config{Observer: &r}}, nil)
 			r.Forget()
 			w.Once((*pgtest.Flush).Last, fault)
 			_, err := metered.Do(t.Context(), c, cmd, pgtest.WholeFunc("op", nil))
@@ -84,7 +84,7 @@ func TestObserver_HearsHowAnUnknownOutcomeIsResolved(t *testing.T) {
 	t.Run("unknown", func(t *testing.T) {
 		t.Parallel()
 		var r pgtest.Recorder
-		_, w, c, cmd := pgtest.OnWire(t, metered.Config{Observer: &r, ResolveTimeout: 100 * time.Millisecond}, nil)
+		_, w, c, cmd := pgtest.OnWire(t, metered.Config{Config: budget.Config{Observer: &r}, ResolveTimeout: 100 * time.Millisecond}, nil)
 		r.Forget()
 		w.Once((*pgtest.Flush).Last, func(f *pgtest.Flush) { w.Refuse(true); f.LoseAnswer() })
 		_, err := metered.Do(t.Context(), c, cmd, pgtest.WholeFunc("op", nil))
@@ -98,7 +98,7 @@ func TestObserver_HearsHowAnUnknownOutcomeIsResolved(t *testing.T) {
 		var r pgtest.Recorder
 		owner, _ := pgtest.SetUp(t, metered.Config{})
 		pool, w := pgtest.Tap(t, owner, nil)
-		c := pgtest.NewClient(t, pool, metered.Config{Observer: &r})
+		c := pgtest.NewClient(t, pool, metered.Config{Config: budget.Config{Observer: &r}})
 		w.Once(func(f *pgtest.Flush) bool { return f.Has("charge_plain(") }, func(f *pgtest.Flush) { f.LoseAnswer() })
 		_, err := c.Budget.ChargeNow(t.Context(), pool, pgtest.Charge("a", 1, 5))
 		require.ErrorIs(t, err, budget.ErrCommitUnknown)
@@ -125,7 +125,7 @@ func TestObserver_HearsOfHoldsSweepsAndPurges(t *testing.T) {
 		}
 		return nil
 	}
-	pool, c := pgtest.SetUp(t, metered.Config{Observer: &r, Holds: holds.Config{Subscribers: []holds.Subscriber{subscriber}}})
+	pool, c := pgtest.SetUp(t, metered.Config{Config: budget.Config{Observer: &r}, Holds: holds.Config{Subscribers: []holds.Subscriber{subscriber}}})
 	ctx := t.Context()
 	clock := pgtest.SetClock(t, pool, pgtest.Tomorrow(9))
 	request := func(id string) holds.Placement {

@@ -45,7 +45,7 @@ func Example() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	client, err := metered.New(pool, metered.Config{River: queue, Observer: observer})
+	client, err := metered.New(pool, metered.Config{River: queue, Config: budget.Config{Observer: observer}})
 	if err != nil {
 		log.Fatal(err)
 	}

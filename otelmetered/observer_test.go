@@ -131,7 +131,7 @@ func newService(t *testing.T, w *watched) *service {
 		FetchCooldown: 10 * time.Millisecond,
 	})
 	require.NoError(t, err)
-	s.client, err = metered.New(s.pool, metered.Config{River: s.queue, Observer: w, MaxAttempts: 3})
+	s.client, err = metered.New(s.pool, metered.Config{River: s.queue, Config: budget.Config{Observer: w}, MaxAttempts: 3})
 	require.NoError(t, err)
 	return s
 }

@@ -57,7 +57,7 @@ func (s *service) work() {
 	_, err = metered.Do[any](ctx, s.client, metered.Command{ID: "lost", Name: "upload"}, nil)
 	require.NoError(t, err)
 
-	impatient, err := metered.New(s.pool, metered.Config{Observer: s.w, LockTimeout: 10 * time.Millisecond})
+	impatient, err := metered.New(s.pool, metered.Config{Config: budget.Config{Observer: s.w, LockTimeout: 10 * time.Millisecond}})
 	require.NoError(t, err)
 	release := pgtest.LockScope(t, s.pool, s.client, "locked")
 	_, err = metered.Do[any](ctx, impatient, metered.Command{ID: "busy", Name: "upload", Charges: []budget.Charge{{Scope: "locked", Amount: 1}}}, nil)

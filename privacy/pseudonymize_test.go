@@ -276,11 +276,13 @@ func TestPseudonymize_WaitsForTheLocksOfBothNames(t *testing.T) {
 	pool, c := pgtest.SetUp(t, metered.Config{})
 	charge(t, pool, c, subject, 1)
 	r := register(t, privacy.Config{LockTimeout: 20 * time.Millisecond})
-	for _, lock := range []string{"pg_advisory_xact_lock(metered._scope_key('user/ann'))", "pg_advisory_xact_lock(metered._scope_key('gone/7f3a'))",
-		"pg_advisory_xact_lock_shared(metered._tally_key('user/ann'))"} {
+	for _, lock := range []string{"select pg_advisory_xact_lock(metered._scope_key('user/ann'))", "select pg_advisory_xact_lock(metered._scope_key('gone/7f3a'))",
+		"select pg_advisory_xact_lock_shared(metered._tally_key('user/ann'))", "select from metered.feed_state for update",
+		"lock table metered.notary_heads in share row exclusive mode"} {
 		holder, err := pool.Begin(t.Context())
 		require.NoError(t, err)
-		_, err = holder.Exec(t.Context(), "select "+lock)
+		defer func() { _ = holder.Rollback(context.Background()) }()
+		_, err = holder.Exec(t.Context(), lock)
 		require.NoError(t, err)
 		require.NoError(t, pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
 			_, err := r.Pseudonymize(t.Context(), tx, subject, alias)
@@ -291,6 +293,32 @@ func TestPseudonymize_WaitsForTheLocksOfBothNames(t *testing.T) {
 		require.NoError(t, holder.Rollback(t.Context()))
 	}
 	require.True(t, pseudonymize(t, pool, r).Done)
+}
+
+// A round of the feed goes by names of scopes. One whose name changes meanwhile is not passed over, and nor are others.
+func TestPseudonymize_BesideARoundOfTheFeed(t *testing.T) {
+	t.Parallel()
+	for _, other := range []string{"a/1", "zz/1"} {
+		pool, c := pgtest.SetUp(t, metered.Config{})
+		for _, scope := range []string{"b", "m", subject, "z"} {
+			charge(t, pool, c, scope, 1)
+		}
+		number := func() (done bool) {
+			return pgtest.Value[bool](t, pool, "select done from metered.number_feed(2)")
+		}
+		require.False(t, number(), "it has come to the person")
+		require.NoError(t, pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
+			_, err := register(t, privacy.Config{}).Pseudonymize(t.Context(), tx, subject, other)
+			return err
+		}))
+		charge(t, pool, c, other, 1)
+		charge(t, pool, c, "b", 1)
+		for !number() {
+		}
+		require.Equal(t, pgtest.Count(t, pool, "metered.ledger"), pgtest.Value[int](t, pool, "select sum(entries)::int from metered.feed"), other)
+		require.Zero(t, pgtest.Value[int](t, pool, `select count(*)::int from metered.ledger l where 1 <> (
+			select count(*) from metered.feed f where f.scope = l.scope and l.seq between f.seq - f.entries + 1 and f.seq)`))
+	}
 }
 
 func TestPseudonymize_IsTheOwners(t *testing.T) {
@@ -419,7 +447,7 @@ func TestPseudonymize_LeavesTheFeedWhole(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	pool := pgtest.Open(t)
-	c, err := metered.New(pool, metered.Config{LockTimeout: time.Minute})
+	c, err := metered.New(pool, metered.Config{Config: budget.Config{LockTimeout: time.Minute}})
 	require.NoError(t, err)
 	for _, scope := range []string{"a", subject, "z"} {
 		charge(t, pool, c, scope, 1)
@@ -450,4 +478,47 @@ func TestPseudonymize_LeavesTheFeedWhole(t *testing.T) {
 	require.Zero(t, pgtest.Count(t, pool, "metered.feed_round"))
 	charge(t, pool, c, alias, 1)
 	require.Equal(t, []string{"a 1", alias + " 1", "z 1", alias + " 2", alias + " 3"}, entries())
+}
+
+// In each mode of pgx, under each setting, and in a schema of another name.
+func TestPseudonymize_InEachModeOfPgx(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	pool := pgtest.Open(t)
+	_, err := metered.Migrate(ctx, pool, metered.MigrateOptions{Schema: "other"})
+	require.NoError(t, err)
+	for nth, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol} {
+		config := pool.Config().Copy()
+		config.ConnConfig.DefaultQueryExecMode = mode
+		config.ConnConfig.RuntimeParams["datestyle"] = "SQL, DMY"
+		config.ConnConfig.RuntimeParams["bytea_output"] = "escape"
+		own, err := pgxpool.NewWithConfig(ctx, config)
+		require.NoError(t, err)
+		defer own.Close()
+		c, err := metered.New(own, metered.Config{Schema: "other", LockTimeout: time.Minute})
+		require.NoError(t, err)
+		name, alias := fmt.Sprintf("user/ann%d", nth), fmt.Sprintf("gone/%d", nth)
+		_, err = metered.Do(ctx, c, metered.Command{Tenant: name, ID: "1", Charges: []budget.Charge{{Scope: name, Amount: 3}}},
+			func(context.Context, *metered.Tx) (string, error) { return name, nil })
+		require.NoError(t, err)
+		r := register(t, privacy.Config{Schema: "other"})
+		rows := func(of string) (n int) {
+			for _, err := range r.Export(ctx, own, of) {
+				require.NoError(t, err, "%v", mode)
+				n++
+			}
+			return n
+		}
+		before := rows(name)
+		require.Equal(t, 2, before)
+		require.NoError(t, pgx.BeginFunc(ctx, own, func(tx pgx.Tx) error {
+			report, err := r.Pseudonymize(ctx, tx, name, alias)
+			require.NoError(t, err, "%v", mode)
+			require.True(t, report.Done)
+			require.Equal(t, "SQL, DMY", pgtest.Value[string](t, tx, "select current_setting('datestyle')"))
+			return err
+		}))
+		require.Zero(t, rows(name))
+		require.Equal(t, before, rows(alias))
+	}
 }

@@ -13,23 +13,20 @@ import (
 	"github.com/pgmetered/metered/internal/fault"
 )
 
-// beginSQL makes the statements mean pg_catalog's operators, makes the text of values one that can be read
-// again, and bounds waits for rows. It returns the settings as they were.
+// beginSQL makes the statements mean pg_catalog's operators, and bounds waits for rows. It returns the
+// settings as they were.
 const beginSQL = `
 with before as materialized (
-    select pg_catalog.array_agg(s.name order by s.nth) as names,
-        pg_catalog.array_agg(pg_catalog.current_setting(s.name) order by s.nth) as values
-    from pg_catalog.unnest(array['search_path', 'datestyle', 'intervalstyle', 'bytea_output', 'jit', 'lock_timeout']) with ordinality s(name, nth)
+    select pg_catalog.array_agg(pg_catalog.current_setting(s.name) order by s.nth) as values
+    from pg_catalog.unnest(array['search_path', 'jit', 'lock_timeout']) with ordinality s(name, nth)
 )
 select b.values, pg_catalog.current_setting('transaction_isolation'), metered._bound_lock_wait($1::int),
-    pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true), pg_catalog.set_config('datestyle', 'ISO, MDY', true),
-    pg_catalog.set_config('intervalstyle', 'postgres', true), pg_catalog.set_config('bytea_output', 'hex', true),
-    pg_catalog.set_config('jit', 'off', true)
+    pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true), pg_catalog.set_config('jit', 'off', true)
 from before b`
 
 const endSQL = `
 select pg_catalog.set_config(s.name, s.value, true)
-from unnest(array['search_path', 'datestyle', 'intervalstyle', 'bytea_output', 'jit', 'lock_timeout'], $1::text[]) s(name, value)`
+from unnest(array['search_path', 'jit', 'lock_timeout'], $1::text[]) s(name, value)`
 
 // work is one call of Pseudonymize.
 type work struct {
@@ -49,7 +46,7 @@ func (w *work) run(ctx context.Context) error {
 	var level string
 	var ignored *string
 	err = answer.QueryRow(ctx, w.tx, w.name.SQL(beginSQL), w.lockTimeout.Milliseconds()).
-		Scan(&before, &level, &ignored, &ignored, &ignored, &ignored, &ignored, &ignored)
+		Scan(&before, &level, &ignored, &ignored, &ignored)
 	if err == nil && level != "read committed" {
 		err = misuse("tx", "is %s: an old snapshot does not see all rows, so it must be read committed", level)
 	}
@@ -140,6 +137,9 @@ select metered._lock_keys(array(select metered._scope_key(s) from unnest($1::tex
 	holdFeedSQL = `select s.last from metered.feed_state s where s.one for update`
 	endRoundSQL = `delete from metered.feed_round`
 
+	// Nor does a log take entries down, which goes by names, too.
+	holdLogSQL = `lock table metered.notary_heads in share row exclusive mode`
+
 	takenSQL = `
 select exists (select from metered.ledger x where x.scope = any ($1::text[]))
     or exists (select from metered.tallies x where x.scope = any ($1::text[]))
@@ -196,7 +196,7 @@ func (w *work) renameScopes(ctx context.Context, all []named) (aliases []string,
 	if _, err := w.tx.Exec(ctx, w.name.SQL(lockSQL), append(slices.Clone(aliases), scopes...), w.lockTimeout.Milliseconds()); err != nil {
 		return nil, err
 	}
-	for _, sql := range []string{holdFeedSQL, endRoundSQL} {
+	for _, sql := range []string{holdFeedSQL, endRoundSQL, holdLogSQL} {
 		if _, err := w.tx.Exec(ctx, w.name.SQL(sql)); err != nil {
 			return nil, err
 		}

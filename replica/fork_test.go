@@ -35,7 +35,7 @@ func TestReadAt_APrimaryAndAStandbyShowCommitsInOppositeOrders(t *testing.T) {
 			require.NoError(t, err, sql)
 		}
 	}
-	c, err := metered.New(primary, metered.Config{LockTimeout: time.Minute})
+	c, err := metered.New(primary, metered.Config{Config: budget.Config{LockTimeout: time.Minute}})
 	require.NoError(t, err)
 	charge := func(tx pgx.Tx, scope string) error {
 		_, err := c.Budget.Charge(ctx, tx, budget.Charge{Scope: scope, Amount: 1})

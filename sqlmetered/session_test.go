@@ -156,7 +156,7 @@ func TestSession_ARefusalLeavesTheTransactionAsItWas(t *testing.T) {
 func TestSession_RenewsWhatTheApplicationCommitted(t *testing.T) {
 	t.Parallel()
 	var told pgtest.Recorder
-	pool, c := pgtest.SetUp(t, metered.Config{Observer: &told})
+	pool, c := pgtest.SetUp(t, metered.Config{Config: budget.Config{Observer: &told}})
 	ctx := t.Context()
 	r := answer("1")
 	r.TTL, r.Grace = 30*time.Second, time.Hour
@@ -227,7 +227,7 @@ func TestSession_WhatATransactionOfTheApplicationCannotHave(t *testing.T) {
 func TestSession_IsCancelledAfterASettlementThatWasRolledBack(t *testing.T) {
 	t.Parallel()
 	var told pgtest.Recorder
-	pool, c := pgtest.SetUp(t, metered.Config{Observer: &told})
+	pool, c := pgtest.SetUp(t, metered.Config{Config: budget.Config{Observer: &told}})
 	session, err := metered.Open[string](t.Context(), c, answer("1"))
 	require.NoError(t, err)
 	require.ErrorIs(t, pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {

@@ -29,10 +29,10 @@ type killable struct {
 }
 
 func newKillable(t *testing.T, pool *pgxpool.Pool, told func(wallet string)) *killable {
-	c, err := metered.New(pool, metered.Config{LockTimeout: 2 * time.Minute, OnThreshold: func(_ context.Context, _ pgx.Tx, c budget.Crossing) error {
+	c, err := metered.New(pool, metered.Config{Config: budget.Config{LockTimeout: 2 * time.Minute, OnThreshold: func(_ context.Context, _ pgx.Tx, c budget.Crossing) error {
 		told(c.Scope)
 		return nil
-	}})
+	}}})
 	require.NoError(t, err)
 	cfg := low(5)
 	cfg.Subscribers = []wallet.Subscriber{func(_ context.Context, _ pgx.Tx, b wallet.Breakage) error {

@@ -49,7 +49,7 @@ func TestWallets_UnderStressAllSumsAreExact(t *testing.T) {
 	owner := pgtest.Open(t)
 	clock := pgtest.SetClock(t, owner, pgtest.Tomorrow(9))
 	pool := pgtest.Reopen(t, owner, func(c *pgxpool.Config) { c.MaxConns = 14 })
-	c := pgtest.NewClient(t, pool, metered.Config{Holds: holds.Config{MaxTTL: time.Hour}, MaxAttempts: 100, LockTimeout: time.Minute, ResolveTimeout: 5 * time.Minute})
+	c := pgtest.NewClient(t, pool, metered.Config{Holds: holds.Config{MaxTTL: time.Hour}, MaxAttempts: 100, Config: budget.Config{LockTimeout: time.Minute}, ResolveTimeout: 5 * time.Minute})
 	_, err := owner.Exec(t.Context(), `create table told (wallet text, units bigint)`)
 	require.NoError(t, err)
 	tell := func(ctx context.Context, tx pgx.Tx, b wallet.Breakage) error {

@@ -206,10 +206,10 @@ func TestThresholds_AreReportedByACommandsDraw(t *testing.T) {
 	t.Parallel()
 	f := setUpReporting(t, low(50), nil)
 	f.grant(wallet.Grant{Amount: 100})
-	c, err := metered.New(f.pool, metered.Config{OnThreshold: func(ctx context.Context, tx pgx.Tx, c budget.Crossing) error {
+	c, err := metered.New(f.pool, metered.Config{Config: budget.Config{OnThreshold: func(ctx context.Context, tx pgx.Tx, c budget.Crossing) error {
 		_, err := tx.Exec(ctx, `insert into crossed (wallet, name, seq, left_over) values ($1, $2, $3, $4)`, c.Scope, c.Threshold.Name, c.Seq, c.Available)
 		return err
-	}})
+	}}})
 	require.NoError(t, err)
 	for range 2 {
 		out, err := metered.Do(t.Context(), c, metered.Command{ID: "once", Input: 1}, func(_ context.Context, tx *metered.Tx) (int, error) {

@@ -52,7 +52,7 @@ func (w *twins) settles(tw *twin) {
 	tw.clock = pgtest.SetClock(w.T, tw.pool, w.now)
 	var clients []*metered.Client
 	for _, name := range c.schemas {
-		client, err := metered.New(tw.pool, metered.Config{Schema: name})
+		client, err := metered.New(tw.pool, metered.Config{Config: budget.Config{Schema: name}})
 		require.NoError(w, err)
 		clients = append(clients, client)
 	}

@@ -189,7 +189,7 @@ func TestTop_ShowsHotScopesAndWaiters(t *testing.T) {
 	l := as(t, pool, metered.GrantReportingSQL)
 	release := pgtest.LockScope(t, pool, c, "org/globex")
 	defer release()
-	patient, err := metered.New(pool, metered.Config{LockTimeout: time.Hour})
+	patient, err := metered.New(pool, metered.Config{Config: budget.Config{LockTimeout: time.Hour}})
 	require.NoError(t, err)
 	waits := pgtest.Going(func() error {
 		return pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error { return patient.Budget.Lock(t.Context(), tx, "org/globex") })

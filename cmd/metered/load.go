@@ -126,7 +126,7 @@ func startLoad(ctx context.Context, pool *pgxpool.Pool, schema string, rate int,
 	if err != nil {
 		return nil, err
 	}
-	l.client, err = metered.New(pool, metered.Config{Schema: schema, River: l.river, Leases: l.leased, OnThreshold: l.warn})
+	l.client, err = metered.New(pool, metered.Config{Config: budget.Config{Schema: schema, OnThreshold: l.warn}, River: l.river, Leases: l.leased})
 	if err != nil {
 		return nil, err
 	}

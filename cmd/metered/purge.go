@@ -155,7 +155,7 @@ func purgeTokens(ctx context.Context, a *app, pool *pgxpool.Pool, o purgeOptions
 }
 
 func purgeOperations(ctx context.Context, a *app, pool *pgxpool.Pool, o purgeOptions) (int64, error) {
-	client, err := metered.New(pool, metered.Config{Schema: a.schema})
+	client, err := metered.New(pool, metered.Config{Config: budget.Config{Schema: a.schema}})
 	if err != nil {
 		return 0, err
 	}

@@ -69,7 +69,7 @@ func newService(pool *pgxpool.Pool) (*service, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.metered, err = metered.New(pool, metered.Config{River: s.river, OnThreshold: crossed(enqueuer)})
+	s.metered, err = metered.New(pool, metered.Config{River: s.river, Config: budget.Config{OnThreshold: crossed(enqueuer)}})
 	if err != nil {
 		return nil, err
 	}

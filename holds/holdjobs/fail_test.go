@@ -159,7 +159,7 @@ func TestHeldWorker_ActsForTheProgramWithAnyBook(t *testing.T) {
 // Neither the work nor the hold is given up because somebody has the scope for a moment.
 func TestHeldWorker_ABusyScopeIsWaitedForBeforeTheWorkAndAfter(t *testing.T) {
 	t.Parallel()
-	pool, c := setUp(t, metered.Config{LockTimeout: 50 * time.Millisecond})
+	pool, c := setUp(t, metered.Config{Config: budget.Config{LockTimeout: 50 * time.Millisecond}})
 	job := submit(t, c, 1)
 	release := pgtest.LockScope(t, pool, c, "gpu")
 	refused := func(times int) { // that often the lock timeout has run out

@@ -31,7 +31,7 @@ func park(t *testing.T, c *metered.Client, args draw, most int64, ttl time.Durat
 	t.Helper()
 	_, err := metered.Do(t.Context(), c, metered.Command{ID: metered.NewID(), Input: 1}, func(ctx context.Context, tx *metered.Tx) (any, error) {
 		r, err := tx.Enqueue(ctx, args, &jobs.Options{
-			Tenant: "acme", InsertOpts: river.InsertOpts{MaxAttempts: 1}, Hold: &holds.Placement{TTL: ttl, Lines: []holds.Line{room("gpu", 10, most)}},
+			Tenant: "acme", InsertOpts: river.InsertOpts{MaxAttempts: 1}, Hold: &jobs.Units{TTL: ttl, Lines: []holds.Line{room("gpu", 10, most)}},
 		})
 		jobID = r.JobID
 		return nil, err

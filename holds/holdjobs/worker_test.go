@@ -151,13 +151,13 @@ func TestHeldWorker_ReportsThresholds(t *testing.T) {
 	} {
 		t.Run(fmt.Sprint(cost.All), func(t *testing.T) {
 			var told atomic.Int64
-			pool, c := setUp(t, metered.Config{OnThreshold: func(ctx context.Context, tx pgx.Tx, crossing budget.Crossing) error {
+			pool, c := setUp(t, metered.Config{Config: budget.Config{OnThreshold: func(ctx context.Context, tx pgx.Tx, crossing budget.Crossing) error {
 				_, err := tx.Exec(ctx, `insert into uploads values ($1)`, crossing.Threshold.Name)
 				if told.Add(1) == 1 {
 					return errOwn
 				}
 				return err
-			}})
+			}}})
 			job := submit(t, c, 3)
 			workHeld(t, pool, c, holdjobs.Options{RetryAfter: time.Millisecond}, func(context.Context, *rendering) (holdjobs.JobCost, error) { return cost, nil })
 			awaitJob(t, pool, job, "completed")

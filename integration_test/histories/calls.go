@@ -30,7 +30,7 @@ type app struct {
 }
 
 func newApp(db *pgxpool.Pool, bounced bool) (*app, error) {
-	cfg := metered.Config{LockTimeout: 5 * time.Second, MaxAttempts: 50, ResolveTimeout: 200 * time.Millisecond}
+	cfg := metered.Config{Config: budget.Config{LockTimeout: 5 * time.Second}, MaxAttempts: 50, ResolveTimeout: 200 * time.Millisecond}
 	a := &app{db: db}
 	var err error
 	if a.c, err = metered.New(db, cfg); err != nil {

@@ -100,6 +100,14 @@ var ledgerCalls = []call{
 		return err
 	}, model: func(*model) string { return ok }},
 
+	{name: "feed", needs: fed, own: func(ctx context.Context, _ *metered.Client, pool *pgxpool.Pool, w *world, level pgx.TxIsoLevel) error {
+		err := pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: level}, func(tx pgx.Tx) error { return w.number(ctx, tx) })
+		if err != nil {
+			return err
+		}
+		return pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: level}, func(tx pgx.Tx) error { return w.consume(ctx, tx, 3) })
+	}, model: func(*model) string { return ok }},
+
 	{name: "repair", needs: jumped, tx: func(ctx context.Context, tx pgx.Tx, w *world) error {
 		_, err := w.ledger.RepairClock(ctx, tx, w.scope("s"), budget.Note{})
 		return err

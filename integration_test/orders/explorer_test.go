@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/interleave"
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/internal/schema"
@@ -48,7 +49,7 @@ func newExplorerOf(t *testing.T, sessions int, source string, states *sync.Map) 
 	require.NoError(t, err)
 	defer func() { _ = conn.Close(ctx) }()
 	require.NoError(t, interleave.Install(ctx, conn))
-	_, err = conn.Exec(ctx, schema.Script(gated)+"create table reports (scope text not null);", pgx.QueryExecModeSimpleProtocol)
+	_, err = conn.Exec(ctx, schema.Script(gated)+"create table reports (scope text not null); create table fed (scope text, seq bigint, primary key (scope, seq));", pgx.QueryExecModeSimpleProtocol)
 	require.NoError(t, err)
 	e.clock = pgtest.SetClock(t, db, pgtest.Tomorrow(12))
 	_, err = db.Exec(ctx, clockSQL)
@@ -70,7 +71,7 @@ func newExplorerOf(t *testing.T, sessions int, source string, states *sync.Map) 
 
 // newClient makes the client of a session, and calls it once: its first call looks at the schema.
 func (e *explorer) newClient(ctx context.Context, session int) error {
-	c, err := metered.New(e.Pool(session), metered.Config{LockTimeout: 30 * time.Minute, MaxAttempts: 1})
+	c, err := metered.New(e.Pool(session), metered.Config{Config: budget.Config{LockTimeout: 30 * time.Minute}, MaxAttempts: 1})
 	if err != nil {
 		return err
 	}

@@ -174,6 +174,8 @@ var planted = []struct{ name, old, new, calls, at string }{
 		"    before := metered._bound_lock_wait(wait_ms);\n    select * into l from metered.leases y where y.no = of_no;", "lease-settle+lease-settle", "rc,rc"},
 	{"a token is looked at, and then used", "and (t.purpose = for_purpose and t.subject = for_subject and t.ended_at is null and", "and exists (select from metered.tokens z where z.digest = token_digest and z.ended_at is null) and (t.purpose = for_purpose and t.subject = for_subject and", "consume+consume", "rc,rc"},
 	{"a used token is revoked", "order by t.digest || '' for no key update) o;", "order by t.digest || '') o;", "consume+revoke-token", "rc,rc"},
+	{"two consume the feed at once", "where c.consumer = of_consumer for update;\n    if not found then", "where c.consumer = of_consumer;\n    if not found then", "feed+feed", "rc,rc"},
+	{"two give numbers at once", "from metered.feed_state s where s.one for update skip locked;", "from metered.feed_state s where s.one;", "feed+feed", "rc,rc"},
 	{"an old snapshot frees units of a line that it does not see", "elsif metered._one_snapshot() and not exists", "elsif false and not exists", "refund+park", "rr,rc"},
 }
 

@@ -78,6 +78,30 @@ const stuckSQL = `
 select count(*) from metered.parked_scopes p, metered.parked_jobs j, metered.check_charge(j.charges::metered.new_charge[], '1 minute') c
 where p.scope = any ($1) and j.scope = p.scope and p.wake_at > metered.clock() and c.refused is null`
 
+// unfedSQL counts the scopes of which not each entry was consumed once.
+const unfedSQL = `
+select count(*) from (select scope, count(*) as n, max(seq) as last from fed group by scope) f
+full join (select scope, max(seq) as last from metered.ledger group by scope) l using (scope)
+where f.n is distinct from l.last or f.last is distinct from l.last`
+
+// unfed consumes the rest of the feed, if somebody has begun, and takes it back.
+func (w *world) unfed(ctx context.Context, db *pgxpool.Pool) (scopes int64, err error) {
+	tx, err := db.Begin(ctx)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = tx.Rollback(ctx) }()
+	var begun bool
+	if err := tx.QueryRow(ctx, "select exists (select from fed)").Scan(&begun); err != nil || !begun {
+		return 0, err
+	}
+	if err := errors.Join(w.number(ctx, tx), w.consume(ctx, tx, 1000)); err != nil {
+		return 0, err
+	}
+	err = tx.QueryRow(ctx, unfedSQL).Scan(&scopes)
+	return scopes, err
+}
+
 func (w *world) state(ctx context.Context, db *pgxpool.Pool) (text string, err error) {
 	var broken, parked, lost, stuck int64
 	if err := db.QueryRow(ctx, stateSQL, w.name).Scan(&text, &broken, &parked, &lost); err != nil {
@@ -92,6 +116,13 @@ func (w *world) state(ctx context.Context, db *pgxpool.Pool) (text string, err e
 	}
 	if lost > 0 {
 		text += fmt.Sprintf(" and %d jobs stand in no line and are not started, or have a hold and are none of River's", lost)
+	}
+	unfed, err := w.unfed(ctx, db)
+	if err != nil {
+		return "", err
+	}
+	if unfed > 0 {
+		text += fmt.Sprintf(" and %d scopes are not whole in the feed", unfed)
 	}
 	if broken > 0 {
 		text += fmt.Sprintf(" and %d entries do not follow from the ones before", broken)

@@ -52,6 +52,7 @@ const (
 	aSale    // a hold of 20 units that was captured
 	aged     // 40 charges that have left every window
 	jumped   // the last entry is ahead of the clock
+	fed      // somebody has consumed the first entry of the feed
 	aBacklog // a wallet in which all kinds of events are due
 
 	nobody need = -1 // of an empty database
@@ -304,7 +305,38 @@ func (p pieces) build(ctx context.Context, db *pgxpool.Pool, name string, needs 
 		}
 		return b.err
 	})
+	if err == nil && needs&fed != 0 {
+		err = pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
+			var b steps
+			another := func() error {
+				_, err := w.ledger.Charge(ctx, tx, budget.Charge{Scope: w.scope("another"), Amount: 1})
+				return err
+			}
+			b.do(another)
+			b.do(another)
+			b.do(func() error { return w.number(ctx, tx) })
+			b.do(func() error { return w.consume(ctx, tx, 1) })
+			b.do(another)
+			return b.err
+		})
+	}
 	return w, err
+}
+
+func (w *world) number(ctx context.Context, tx pgx.Tx) error {
+	_, err := tx.Exec(ctx, "select metered.number_feed(10)")
+	return err
+}
+
+// consume consumes entries of the feed: an entry that comes again fails.
+func (w *world) consume(ctx context.Context, tx pgx.Tx, most int) error {
+	entries, err := w.ledger.ConsumeFeed(ctx, tx, w.name, budget.FeedOptions{Max: most})
+	for _, e := range entries {
+		if err == nil {
+			_, err = tx.Exec(ctx, "insert into fed values ($1, $2)", e.Scope, e.Seq)
+		}
+	}
+	return err
 }
 
 // failed enqueues a job whose first attempt has failed, and returns its hold. Its next attempt is

@@ -43,7 +43,7 @@ create table worlds.tables as
         case when c.relname in ('river_job', 'holds') then '(to_jsonb(t) - ''{created_at,scheduled_at,attempted_at,finalized_at,issued_at}''::text[])::text' else 't::text' end as row,
         c.relname in ('parked_scopes', 'river_job') as always
     from pg_class c, lateral (select format('worlds.%I', c.relname) as copy) w
-    where c.relkind = 'r' and (c.relnamespace = 'metered'::regnamespace and c.relname <> 'schema_version' or c.relname in ('reports', 'river_job'));
+    where c.relkind = 'r' and (c.relnamespace = 'metered'::regnamespace and c.relname <> 'schema_version' or c.relname in ('reports', 'fed', 'river_job'));
 do $do$
 declare
     t worlds.tables;

@@ -77,7 +77,7 @@ func main() {
 	}
 	a := &app{name: os.Args[1], pool: pool, result: Result{Calls: map[string]int{}, Units: map[string]int64{}, Errors: map[string]int{}}}
 	tell := func(context.Context, pgx.Tx, budget.Crossing) error { return nil }
-	if a.c, err = metered.New(pool, metered.Config{River: client, OnThreshold: tell}); err != nil {
+	if a.c, err = metered.New(pool, metered.Config{River: client, Config: budget.Config{OnThreshold: tell}}); err != nil {
 		log.Fatal(err)
 	}
 	if a.book, err = wallet.New(a.c.Budget, wallet.Config{}); err != nil {

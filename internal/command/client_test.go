@@ -18,7 +18,7 @@ import (
 
 func TestDo_WaitsForATokenNoLongerThanTheLockTimeout(t *testing.T) {
 	t.Parallel()
-	pool, c := pgtest.SetUp(t, metered.Config{LockTimeout: 100 * time.Millisecond})
+	pool, c := pgtest.SetUp(t, metered.Config{Config: budget.Config{LockTimeout: 100 * time.Millisecond}})
 	presented := pgtest.Mint(t, pool, c)
 	holder, err := pool.Begin(t.Context())
 	require.NoError(t, err)
@@ -141,7 +141,7 @@ func TestTx_TheZeroValueIsOver(t *testing.T) {
 // A client can demand that each write says who acts, and that each scope was created.
 func TestClient_CanDemandAnActorAndScopesThatExist(t *testing.T) {
 	t.Parallel()
-	pool, c := pgtest.SetUp(t, metered.Config{RequireActor: true, MustExist: true})
+	pool, c := pgtest.SetUp(t, metered.Config{Config: budget.Config{RequireActor: true, MustExist: true}})
 	ctx := t.Context()
 	ann := budget.Note{Actor: "ann"}
 	do := func(fn func(tx pgx.Tx) error) error { return pgx.BeginFunc(ctx, pool, fn) }

@@ -168,7 +168,7 @@ func TestDo_AFailureInsideTheServerLeavesNothing(t *testing.T) {
 // moves the horizon, finds neither the record nor room before the horizon.
 func TestDo_APurgeThatCommitsBetweenItsLooksDoesNotLetAnIDRunTwice(t *testing.T) {
 	t.Parallel()
-	pool, c := setUp(t, metered.Config{LockTimeout: time.Minute})
+	pool, c := setUp(t, metered.Config{Config: budget.Config{LockTimeout: time.Minute}})
 	ctx := t.Context()
 	clock := pgtest.SetClock(t, pool, monday)
 	cmd := metered.Command{ID: "op", IssuedAt: monday}

@@ -30,7 +30,7 @@ func settings(t *testing.T, db interface {
 
 func TestDoTx_ARefusedOrFailedCommandLeavesTheTransactionAsItWas(t *testing.T) {
 	t.Parallel()
-	pool, c := setUp(t, metered.Config{LockTimeout: 50 * time.Millisecond})
+	pool, c := setUp(t, metered.Config{Config: budget.Config{LockTimeout: 50 * time.Millisecond}})
 	fill(t, pool, c, "full", 5)
 	lockScope(t, pool, c, "locked")
 	ctx, cancel := context.WithTimeout(t.Context(), time.Hour) // timeouts are not set from it

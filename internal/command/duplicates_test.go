@@ -19,7 +19,7 @@ func TestDo_ConcurrentDuplicatesRunOnce(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
 	const callers = 12
-	pool, c := setUp(t, metered.Config{LockTimeout: time.Minute, MaxAttempts: 100}, pgtest.Options{MaxConns: callers})
+	pool, c := setUp(t, metered.Config{Config: budget.Config{LockTimeout: time.Minute}, MaxAttempts: 100}, pgtest.Options{MaxConns: callers})
 	for _, level := range isolationLevels {
 		t.Run(string(level), func(t *testing.T) {
 			cmd := whole(t, pool, c, string(level))
@@ -71,7 +71,7 @@ func TestDo_AnOldSnapshotDoesNotHideARecord(t *testing.T) {
 func TestDo_DuplicatesOfAFailingCommandEachTryInTurn(t *testing.T) {
 	t.Parallel()
 	const callers = 8
-	pool, c := setUp(t, metered.Config{LockTimeout: time.Minute, MaxAttempts: 100}, pgtest.Options{MaxConns: callers})
+	pool, c := setUp(t, metered.Config{Config: budget.Config{LockTimeout: time.Minute}, MaxAttempts: 100}, pgtest.Options{MaxConns: callers})
 	for _, level := range isolationLevels {
 		t.Run(string(level), func(t *testing.T) {
 			cmd := whole(t, pool, c, string(level))
@@ -102,7 +102,7 @@ func TestDo_DuplicatesOfAFailingCommandEachTryInTurn(t *testing.T) {
 
 func TestDo_ADuplicateWaitsNoLongerThanTheLockTimeout(t *testing.T) {
 	t.Parallel()
-	_, c := setUp(t, metered.Config{LockTimeout: 50 * time.Millisecond})
+	_, c := setUp(t, metered.Config{Config: budget.Config{LockTimeout: 50 * time.Millisecond}})
 	for _, level := range isolationLevels {
 		t.Run(string(level), func(t *testing.T) {
 			ctx := t.Context()

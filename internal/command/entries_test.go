@@ -295,7 +295,7 @@ func TestDoTx_EndsDueHoldsInOneOrderWithOthers(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			pool, c := setUp(t, metered.Config{LockTimeout: time.Minute, Holds: holds.Config{MaxTTL: 10 * time.Hour}})
+			pool, c := setUp(t, metered.Config{Config: budget.Config{LockTimeout: time.Minute}, Holds: holds.Config{MaxTTL: 10 * time.Hour}})
 			ctx := t.Context()
 			within := func(f func(tx pgx.Tx) error) error { return pgx.BeginFunc(ctx, pool, f) }
 			place := func(tx pgx.Tx, id string, ttl time.Duration, scopes ...string) error {
@@ -344,7 +344,7 @@ func TestDoTx_EndsDueHoldsInOneOrderWithOthers(t *testing.T) {
 // So are the ids that a command gives to holds.
 func TestDoTx_TakesTheIDsOfItsHoldsInOneOrderWithOthers(t *testing.T) {
 	t.Parallel()
-	pool, c := setUp(t, metered.Config{LockTimeout: time.Minute})
+	pool, c := setUp(t, metered.Config{Config: budget.Config{LockTimeout: time.Minute}})
 	ctx := t.Context()
 	do := func(op string, ids ...string) error {
 		return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {

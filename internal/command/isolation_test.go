@@ -274,7 +274,7 @@ func pieces(t *testing.T, c *metered.Client, presented string) map[string]struct
 func TestCollisions_EachLoserGetsItsTurn(t *testing.T) {
 	t.Parallel()
 	const callers, room = 12, 6
-	pool, c := setUp(t, metered.Config{LockTimeout: time.Minute}, pgtest.Options{MaxConns: callers})
+	pool, c := setUp(t, metered.Config{Config: budget.Config{LockTimeout: time.Minute}}, pgtest.Options{MaxConns: callers})
 	for _, level := range []pgx.TxIsoLevel{pgx.RepeatableRead, pgx.Serializable} {
 		for how, place := range map[string]func(r holds.Placement, began func()) error{
 			"Do": func(r holds.Placement, began func()) error {

@@ -35,7 +35,7 @@ func TestNewest_TheNewestEventWinsWhateverTheOrder(t *testing.T) {
 	for _, level := range pgtest.IsolationLevels {
 		t.Run(string(level), func(t *testing.T) {
 			t.Parallel()
-			pool, c := pgtest.SetUp(t, metered.Config{LockTimeout: time.Minute, MaxAttempts: 100}, pgtest.Options{MaxConns: 8})
+			pool, c := pgtest.SetUp(t, metered.Config{Config: budget.Config{LockTimeout: time.Minute}, MaxAttempts: 100}, pgtest.Options{MaxConns: 8})
 			_, err := pool.Exec(t.Context(), "create table subscriptions (key text primary key, nth int not null, writes int not null)")
 			require.NoError(t, err)
 			var deliveries []int

@@ -95,7 +95,7 @@ func TestDo_AnUnknownOutcomeIsResolved(t *testing.T) {
 func TestDo_AnOutcomeThatStaysUnknownIsIndefinite(t *testing.T) {
 	t.Parallel()
 	events := &pgtest.Recorder{}
-	owner, w, c, _ := onWire(t, metered.Config{ResolveTimeout: 100 * time.Millisecond, Observer: events}, nil)
+	owner, w, c, _ := onWire(t, metered.Config{ResolveTimeout: 100 * time.Millisecond, Config: budget.Config{Observer: events}}, nil)
 	for what, committed := range map[string]bool{"committed": true, "not committed": false} {
 		for _, by := range []string{"deadline", "timeout", "cancel"} {
 			t.Run(what+", "+by, func(t *testing.T) {

@@ -20,7 +20,7 @@ import (
 
 func TestDo_AClientLostWhileQueuedForAScopeLeavesNothing(t *testing.T) {
 	t.Parallel()
-	owner, w, c, cmd := onWire(t, metered.Config{LockTimeout: time.Minute, ResolveTimeout: time.Second}, nil)
+	owner, w, c, cmd := onWire(t, metered.Config{Config: budget.Config{LockTimeout: time.Minute}, ResolveTimeout: time.Second}, nil)
 	release := lockScope(t, owner, c, "op/b")
 	w.Once((*pgtest.Flush).Last, func(f *pgtest.Flush) {
 		w.Refuse(true) // the client is gone: it will not come back
@@ -48,7 +48,7 @@ func TestDo_AClientLostWhileQueuedForAScopeLeavesNothing(t *testing.T) {
 
 func TestDo_ABackendKilledWhileQueuedForAScopeLeavesNothing(t *testing.T) {
 	t.Parallel()
-	pool, c := setUp(t, metered.Config{LockTimeout: time.Minute})
+	pool, c := setUp(t, metered.Config{Config: budget.Config{LockTimeout: time.Minute}})
 	cmd := whole(t, pool, c, "op")
 	lockScope(t, pool, c, "op/b")
 	var runs atomic.Int64
@@ -72,7 +72,7 @@ func TestDo_ABackendKilledWhileQueuedForAScopeLeavesNothing(t *testing.T) {
 
 func TestDo_TheServerGivesUpBeforeTheDeadline(t *testing.T) {
 	t.Parallel()
-	pool, c := setUp(t, metered.Config{LockTimeout: time.Hour})
+	pool, c := setUp(t, metered.Config{Config: budget.Config{LockTimeout: time.Hour}})
 	cmd := whole(t, pool, c, "op")
 	release := lockScope(t, pool, c, "op/b")
 	pgtest.RequireUsable(t, c, "warm")
@@ -109,7 +109,7 @@ func TestDo_AHoldGivesUpBeforeTheDeadline(t *testing.T) {
 	} {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()
-			pool, c := setUp(t, metered.Config{LockTimeout: time.Hour})
+			pool, c := setUp(t, metered.Config{Config: budget.Config{LockTimeout: time.Hour}})
 			_, err := metered.Do(t.Context(), c, metered.Command{ID: "before", Input: 1},
 				pgtest.Placing(holds.Placement{ID: "h", TTL: time.Minute, Lines: []holds.Line{room("seat", 1, 9)}}))
 			require.NoError(t, err)
@@ -127,7 +127,7 @@ func TestDo_AHoldGivesUpBeforeTheDeadline(t *testing.T) {
 
 func TestDo_AScopeIsWaitedForNoLongerThanTheLockTimeout(t *testing.T) {
 	t.Parallel()
-	pool, c := setUp(t, metered.Config{LockTimeout: 50 * time.Millisecond})
+	pool, c := setUp(t, metered.Config{Config: budget.Config{LockTimeout: 50 * time.Millisecond}})
 	cmd := whole(t, pool, c, "op")
 	release := lockScope(t, pool, c, "op/b")
 	_, err := metered.Do(t.Context(), c, cmd, wholeFunc("op", nil))
@@ -142,7 +142,7 @@ func TestDo_AScopeIsWaitedForNoLongerThanTheLockTimeout(t *testing.T) {
 // A cancelled context closes the connection under the waiting flush.
 func TestDo_CancelledWhileQueuedForAScopeLeavesNothing(t *testing.T) {
 	t.Parallel()
-	pool, c := setUp(t, metered.Config{LockTimeout: time.Minute})
+	pool, c := setUp(t, metered.Config{Config: budget.Config{LockTimeout: time.Minute}})
 	cmd := whole(t, pool, c, "op")
 	release := lockScope(t, pool, c, "op/b")
 	ctx, cancel := context.WithCancel(t.Context())

@@ -175,7 +175,7 @@ func requireSameRefusal(t *testing.T, want, got error) {
 // Only refusals by the command's own parts are recorded.
 func TestRecordRefusal_LeavesOutFailuresAndTheFunctionsErrors(t *testing.T) {
 	t.Parallel()
-	pool, c := setUp(t, metered.Config{LockTimeout: 50 * time.Millisecond})
+	pool, c := setUp(t, metered.Config{Config: budget.Config{LockTimeout: 50 * time.Millisecond}})
 	ctx := t.Context()
 	release := fill(t, pool, c, "full", 5)
 	for name, fn := range map[string]metered.Func[string]{

@@ -25,7 +25,7 @@ import (
 // Errors as they come, of a server that is used in all these ways.
 func TestRetryable_IsTrueOfErrorsThatMayPass(t *testing.T) {
 	t.Parallel()
-	pool, c := setUp(t, metered.Config{LockTimeout: 50 * time.Millisecond, MaxAttempts: 1})
+	pool, c := setUp(t, metered.Config{Config: budget.Config{LockTimeout: 50 * time.Millisecond}, MaxAttempts: 1})
 	_, err := pool.Exec(t.Context(), "insert into uploads values ('row')")
 	require.NoError(t, err)
 	lockScope(t, pool, c, "locked")
@@ -127,7 +127,7 @@ func TestRetryable_IsTrueOfErrorsThatMayPass(t *testing.T) {
 			})
 		}},
 		"not migrated": {false, func() error {
-			other, err := metered.New(pool, metered.Config{Schema: "other"})
+			other, err := metered.New(pool, metered.Config{Config: budget.Config{Schema: "other"}})
 			require.NoError(t, err)
 			_, err = metered.Do[any](t.Context(), other, metered.Command{ID: "op"}, nil)
 			return err

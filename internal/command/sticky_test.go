@@ -143,7 +143,7 @@ func TestSticky_ConcurrentDuplicatesAreChargedIfTheyRan(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
 	const callers, fail = 8, 3
-	pool, c := setUp(t, metered.Config{LockTimeout: time.Minute, MaxAttempts: 100}, pgtest.Options{MaxConns: callers + 1})
+	pool, c := setUp(t, metered.Config{Config: budget.Config{LockTimeout: time.Minute}, MaxAttempts: 100}, pgtest.Options{MaxConns: callers + 1})
 	for i, level := range isolationLevels {
 		t.Run(string(level), func(t *testing.T) {
 			cmd := whole(t, pool, c, string(level))
@@ -207,7 +207,7 @@ func (a asked) Done() <-chan struct{} {
 // repetition that has the claim and wants a second one for its own.
 func TestSticky_ARetryLeavesTheLastConnection(t *testing.T) {
 	t.Parallel()
-	_, w, c, cmd := onWire(t, metered.Config{LockTimeout: time.Minute}, func(config *pgxpool.Config) { config.MaxConns = 2 })
+	_, w, c, cmd := onWire(t, metered.Config{Config: budget.Config{LockTimeout: time.Minute}}, func(config *pgxpool.Config) { config.MaxConns = 2 })
 	cmd.Sticky = tries
 	waiting := asked{t.Context(), new(sync.Once), make(chan struct{})}
 	repeated := make(chan error, 1)

@@ -31,7 +31,7 @@ func TestDo_AnAnswerThatCannotBeReadIsNoUnknownCommit(t *testing.T) {
 		}
 	})
 	events := &pgtest.Recorder{}
-	c := newClient(t, pool, metered.Config{Observer: events})
+	c := newClient(t, pool, metered.Config{Config: budget.Config{Observer: events}})
 	cmd := metered.Command{ID: "op", EarlyLook: true, Charges: []budget.Charge{charge("s", 1, 0), charge("t", 1, 0)}}
 	for _, what := range []string{"first", "replay"} {
 		_, err := metered.Do(t.Context(), c, cmd, upload("a"))

@@ -358,12 +358,12 @@ func TestNotify_RefusesANoticeThatNobodyCouldHear(t *testing.T) {
 	pool := pgtest.Nowhere(t)
 	for field, cfg := range map[string]metered.Config{
 		"Config.NotifyChargesFrom": {NotifyChargesFrom: -1},
-		"Config.NotifyJobs":        {Schema: strings.Repeat("s", 55), NotifyJobs: true},
+		"Config.NotifyJobs":        {Config: budget.Config{Schema: strings.Repeat("s", 55)}, NotifyJobs: true},
 	} {
 		_, err := metered.New(pool, cfg)
 		pgtest.RequireField(t, err, field, "")
 	}
-	c, err := metered.New(pool, metered.Config{Schema: strings.Repeat("s", 55)})
+	c, err := metered.New(pool, metered.Config{Config: budget.Config{Schema: strings.Repeat("s", 55)}})
 	require.NoError(t, err)
 	none := func(context.Context, metered.CommandNotice) error { return nil }
 	pgtest.RequireField(t, c.Listen(t.Context(), pool, holds.ListenOptions{}, none), "client", "")

@@ -169,7 +169,7 @@ func TestSchemas_SideBySideAreIndependent(t *testing.T) {
 	pgtest.Migrate(t, pool, metered.MigrateOptions{Schema: "other"})
 	cmd := metered.Command{ID: "op", Charges: []budget.Charge{{Scope: "s", Amount: 1, Limits: []budget.Limit{budget.Lifetime(1)}}}}
 	for _, schema := range []string{"metered", "other"} {
-		c, err := metered.New(pool, metered.Config{Schema: schema})
+		c, err := metered.New(pool, metered.Config{Config: budget.Config{Schema: schema}})
 		require.NoError(t, err)
 		var token tokens.Minted
 		require.NoError(t, pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) (err error) {
@@ -274,7 +274,7 @@ func TestSchema_OddNamesAndSearchPaths(t *testing.T) {
 				report, err := metered.Validate(t.Context(), pool, name)
 				require.NoError(t, err, name)
 				require.Empty(t, report.Differences, name)
-				c, err := metered.New(pool, metered.Config{Schema: name})
+				c, err := metered.New(pool, metered.Config{Config: budget.Config{Schema: name}})
 				require.NoError(t, err)
 				var key, hold int64
 				require.NoError(t, pool.QueryRow(t.Context(), `select "`+name+`"._scope_key('ä"\,'), "`+name+`"._lock_key('metered/hold/`+name+`', convert_to('t','UTF8') || '\x00' || convert_to('id','UTF8'))`).Scan(&key, &hold))

@@ -106,7 +106,7 @@ func TestPurgeOperations_RetiresEachSpellingOfAUUID(t *testing.T) {
 func TestPurgeOperations_KeepsIDsIssuedLaterThanTheHorizon(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
-	pool, c := pgtest.SetUp(t, metered.Config{MaxFuture: time.Hour})
+	pool, c := pgtest.SetUp(t, metered.Config{Config: budget.Config{MaxFuture: time.Hour}})
 	ctx := t.Context()
 	clock := pgtest.SetClock(t, pool, monday)
 	// Completed before the horizon, issued after it: deleted, it could run again.
@@ -126,7 +126,7 @@ func TestPurgeOperations_KeepsIDsIssuedLaterThanTheHorizon(t *testing.T) {
 
 func TestDo_RefusesTheFuture(t *testing.T) {
 	t.Parallel()
-	pool, c := pgtest.SetUp(t, metered.Config{MaxFuture: time.Minute})
+	pool, c := pgtest.SetUp(t, metered.Config{Config: budget.Config{MaxFuture: time.Minute}})
 	ctx := t.Context()
 	pgtest.SetClock(t, pool, monday)
 	for _, cmd := range []metered.Command{
@@ -229,7 +229,7 @@ func TestPurgeOperations_WaitsForAnotherNoLongerThanTheLockTimeout(t *testing.T)
 	t.Parallel()
 	pgtest.OnEachVersion(t)
 	pool, _ := pgtest.SetUp(t, metered.Config{})
-	c := pgtest.NewClient(t, pool, metered.Config{LockTimeout: 50 * time.Millisecond})
+	c := pgtest.NewClient(t, pool, metered.Config{Config: budget.Config{LockTimeout: 50 * time.Millisecond}})
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // not for ever
 	defer cancel()
 	clock := pgtest.SetClock(t, pool, monday)
@@ -299,7 +299,7 @@ func TestDo_AnOldSnapshotDoesNotHideTheHorizon(t *testing.T) {
 func TestPurgeOperations_AmongClaimsNeverLetsATimeBearingIDRunTwice(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
-	pool, c := pgtest.SetUp(t, metered.Config{LockTimeout: time.Minute, MaxAttempts: 100, MaxFuture: time.Hour})
+	pool, c := pgtest.SetUp(t, metered.Config{Config: budget.Config{LockTimeout: time.Minute, MaxFuture: time.Hour}, MaxAttempts: 100})
 	ctx := t.Context()
 	clock := pgtest.SetClock(t, pool, monday)
 	_, err := pool.Exec(ctx, "create table runs (id text)")
