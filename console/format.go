@@ -51,7 +51,7 @@ func printable(name any) string {
 	return b.String()
 }
 
-const nameShown = 40 // characters of a name in a table: a UUID has 36
+const nameShown = 36 // characters of a name in a table, as many as a UUID has
 
 // middle is a long name without its middle, and "" for a name that is short enough. Names differ at
 // their ends.

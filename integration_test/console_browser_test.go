@@ -252,6 +252,7 @@ func TestConsole_PhoneDarkKeyboardAndLive(t *testing.T) {
 		return typeof window.ran;
 	})()`), "the policy is in force")
 	desk.fits()
+	desk.inCards("a scope")
 
 	// No scope shows a limit that is passed, or units below zero.
 	for _, scope := range []string{"org/acme/requests", "org/umbrella/requests", "org/hooli/requests", "org/globex/requests"} {

@@ -3,12 +3,15 @@ package integration_test
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/chromedp/cdproto/emulation"
 	"github.com/chromedp/chromedp"
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
@@ -50,6 +53,32 @@ func runDemo(t *testing.T) (address string, conn *pgx.Conn) {
 	return at.Page, conn
 }
 
+// inCards fails if a table is wider than the card that it is in.
+func (p *page) inCards(what string) {
+	p.t.Helper()
+	require.Empty(p.t, eval[string](p, `[...document.querySelectorAll(".wide")].filter((e) => e.scrollWidth > e.clientWidth)
+		.map((e) => e.scrollWidth + " of " + e.clientWidth + ": " + e.innerText).join("\n")`), what)
+}
+
+// takeAll keeps pictures of pages at two widths, in both colours, if somebody wants to look at them.
+func takeAll(t *testing.T, browser context.Context, address string, pages map[string]string) {
+	t.Helper()
+	dir := os.Getenv(screenshotsEnv)
+	if dir == "" {
+		return
+	}
+	for _, width := range []int64{1200, 390} {
+		for _, colours := range []string{"light", "dark"} {
+			page := openPage(t, browser, fmt.Sprint(width, colours), dir, width, 1480, width < 500, &emulation.MediaFeature{Name: "prefers-color-scheme", Value: colours})
+			for what, path := range pages {
+				page.do(chromedp.Navigate(address+path), chromedp.Sleep(500*time.Millisecond))
+				page.fits()
+				page.shot(what)
+			}
+		}
+	}
+}
+
 // The demo's page shows each kind of scope within its limits, and a refusal that leads to the limit and the
 // entries behind it.
 func TestDemo_InABrowserContradictsNoPromise(t *testing.T) {
@@ -75,6 +104,33 @@ func TestDemo_InABrowserContradictsNoPromise(t *testing.T) {
 	text := func(selector string) string {
 		return eval[string](desk, `(document.querySelector("`+selector+`")?.innerText ?? "")`)
 	}
+
+	// No table of any page runs past its card.
+	pages := map[string]string{
+		"overview": "", "scopes": "scopes", "wallets": "scopes?kind=wallets", "plans": "scopes?kind=planned&plan=*", "reached": "scopes?kind=reached",
+		"holds": "holds", "leases": "leases", "operations": "operations",
+	}
+	desk.do(chromedp.Navigate(address))
+	for what, link := range map[string]string{"hold": "hold?", "operation": "operation?", "job": "job?", "scope": "scope?"} {
+		pages[what], _ = strings.CutPrefix(eval[string](desk, `document.querySelector('main a[href^="`+link+`"]')?.href ?? ""`), address)
+	}
+	pages["wallet"] = "scope?scope=" + pgtest.Value[string](t, conn, `select scope from metered.lot_rows order by no desc limit 1`)
+	for what, sql := range map[string]string{
+		"hold": `select 'hold?tenant=' || tenant || '&id=' || id from metered.holds order by no desc limit 1`,
+		"job":  `select 'job?id=' || job_id from metered.parked_jobs where scope <> '' order by job_id limit 1`,
+	} {
+		if pages[what] == "" {
+			pgtest.WaitFor(t, what, func() bool { return pgtest.Value[bool](t, conn, "select exists ("+sql+")") })
+			pages[what] = pgtest.Value[string](t, conn, sql)
+		}
+	}
+	for what, page := range pages {
+		desk.do(chromedp.Navigate(address + page))
+		require.NotContains(t, text("h1"), "Not found", what)
+		desk.fits()
+		desk.inCards(what)
+	}
+	takeAll(t, browser, address, pages)
 
 	desk.do(chromedp.Navigate(address))
 	desk.drawn(".svg?")
