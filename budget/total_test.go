@@ -311,3 +311,84 @@ func TestPurge_TriesAgainAfterADeadlock(t *testing.T) {
 	require.Greater(t, pgtest.Value[int64](t, pool, "select last_value from deadlocks"), int64(1))
 	requireVerified(t, pool, l)
 }
+
+// Whatever else charges or reads a scope with tallies counts them: a batch, a command in a caller's
+// transaction, thresholds, and pages of entries.
+func TestTally_OtherCallsCountThem(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	pool, l, clock := open(t)
+	makeBusy(t, pool, l, "channel")
+	advance := func() { clock.Advance(time.Second + time.Microsecond) }
+	pending := func(amount int64) {
+		t.Helper()
+		advance()
+		require.NoError(t, tally(t, pool, l, "channel", amount).Commit(ctx))
+		require.Equal(t, 1, pgtest.Count(t, pool, "metered.tallies where scope = 'channel'"))
+	}
+
+	pending(10)
+	b := newBatcher(t, pool, l, budget.BatcherConfig{})
+	_, err := b.Charge(ctx, budget.Charge{Scope: "channel", Amount: 1, Limits: []budget.Limit{budget.Lifetime(12)}})
+	require.ErrorIs(t, err, budget.ErrExceeded)
+	posted, err := b.Charge(ctx, budget.Charge{Scope: "channel", Amount: 1, Limits: []budget.Limit{budget.Lifetime(13)}})
+	require.NoError(t, err)
+	require.Equal(t, int64(4), posted.Seq, "after the tally, which is an entry now")
+	require.Zero(t, pgtest.Count(t, pool, "metered.tallies where scope = 'channel'"))
+
+	// A command in a transaction: one that is refused leaves no tally behind.
+	advance()
+	client := clientOf(t, pool)
+	tx := begin(t, pool, pgx.ReadCommitted)
+	for i, limit := range []int64{5, 5, 1} {
+		cmd := metered.Command{ID: fmt.Sprint("op", i), Charges: withTotal(true, "user", 2, budget.Lifetime(limit))}
+		done, err := metered.DoTx(ctx, client, tx, cmd, func(context.Context, *metered.Tx) (int, error) { return i, nil })
+		if i == 2 {
+			require.ErrorIs(t, err, budget.ErrExceeded)
+			continue
+		}
+		require.NoError(t, err)
+		require.Negative(t, done.Receipt.Entries[0].Seq)
+	}
+	require.NoError(t, tx.Commit(ctx))
+	require.Equal(t, int64(13+40), usage(t, pool, l, "channel", 0).Used)
+	require.Equal(t, 2, pgtest.Count(t, pool, "metered.tallies where scope = 'channel'"))
+
+	// Entries come in pages, without what is not folded, and then with it, once.
+	var seen []int64
+	page := func() {
+		after := int64(0)
+		if len(seen) > 0 {
+			after = int64(len(seen))
+		}
+		for e, err := range l.Entries(ctx, pool, "channel", budget.EntriesOptions{After: after, Max: 3}) {
+			require.NoError(t, err)
+			require.Equal(t, int64(len(seen)+1), e.Seq)
+			seen = append(seen, e.Amount)
+		}
+	}
+	page()
+	page()
+	page()
+	require.Equal(t, []int64{1, 1, 10, 1}, seen)
+	mustCharge(t, pool, l, "channel", 1, budget.Lifetime(1000))
+	page()
+	require.Equal(t, []int64{1, 1, 10, 1, 20, 20, 1}, seen)
+
+	// A level that tallies have reached is reported by the next charge that has it, once.
+	pending(30)
+	level := budget.Lifetime(1000).WithThresholds(budget.Threshold{Name: "much", Used: 80})
+	told := 0
+	telling := newLedger(t, budget.Config{OnThreshold: func(context.Context, pgx.Tx, budget.Crossing) error {
+		told++
+		return nil
+	}})
+	for range 2 {
+		advance()
+		_, err := charge(ctx, pool, telling, "channel", 1, level)
+		require.NoError(t, err)
+	}
+	require.Equal(t, 1, told)
+	require.Equal(t, int64(86), usage(t, pool, l, "channel", 0).Used)
+	requireVerified(t, pool, l)
+}

@@ -174,6 +174,7 @@ var all = []Mutant{
 	{"a record has the total's place wrong", "complete_command_total", "case when total_first then array[-metered._in_us(t_at), e_seq] else", "case when false then array[-metered._in_us(t_at), e_seq] else", "./budget", "TestTotal_BesideALimitAnswersAsTheFullFunctionsDo"},
 	{"a total's command is completed by another marker", "complete_command_total", "current_setting('metered_tx.command', true) = marker", "true", "./budget", "TestTotal_BesideALimitHasBoundsInSQL"},
 	{"the end of tallies waits as long as it likes", "_end_tallies", ", wait_ms);\n    last", ", 10000);\n    last", "./budget", "TestTally_WhatEndsThemWaitsAsLongAsForAnyLock"},
+	{"a child is closed beside tallies", "_close_scope", "if e.tallied then", "if false then", "./leases", "TestCarve_CountsChargesThatDoNotQueue"},
 	{"a purge gives up at a deadlock", "budget/purge.go", " || code == sqlstate.DeadlockDetected", "", "./budget", "TestPurge_TriesAgainAfterADeadlock"},
 	{"a tally is folded and stays", "_fold", "delete from metered.tallies x where x.scope = tip.scope returning x.*", "select x.* from metered.tallies x where x.scope = tip.scope", "./budget", "TestTally_SumsOfABusyScopeWaitForNobodyAndCountAtOnce"},
 	{"a wallet begins beside tallies", "_as_wallet", "if e.tallied then", "if false then", "./wallet", "TestGrant_OfAScopeWithTalliesWaitsForThem"},
