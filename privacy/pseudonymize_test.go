@@ -495,7 +495,7 @@ func TestPseudonymize_InEachModeOfPgx(t *testing.T) {
 		own, err := pgxpool.NewWithConfig(ctx, config)
 		require.NoError(t, err)
 		defer own.Close()
-		c, err := metered.New(own, metered.Config{Schema: "other", LockTimeout: time.Minute})
+		c, err := metered.New(own, metered.Config{Config: budget.Config{Schema: "other", LockTimeout: time.Minute}})
 		require.NoError(t, err)
 		name, alias := fmt.Sprintf("user/ann%d", nth), fmt.Sprintf("gone/%d", nth)
 		_, err = metered.Do(ctx, c, metered.Command{Tenant: name, ID: "1", Charges: []budget.Charge{{Scope: name, Amount: 3}}},
