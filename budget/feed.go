@@ -17,6 +17,7 @@ import (
 
 	"github.com/pgmetered/metered/internal/answer"
 	"github.com/pgmetered/metered/internal/sqlstate"
+	"github.com/pgmetered/metered/observe"
 )
 
 // FeedCursor is a place in the feed: behind an entry, as text that a program may store anywhere. ""
@@ -250,6 +251,11 @@ func (l *Ledger) RunFeed(ctx context.Context, pool *pgxpool.Pool, consumer strin
 				return err
 			}
 			more = len(page) > 0
+			lag := observe.Event{Kind: observe.FeedLag, Name: consumer}
+			if more {
+				lag.Lag = max(0, time.Since(page[0].At))
+			}
+			l.observer.Event(ctx, lag)
 		}
 		if opts.Poll == 0 && behind { // other scopes were not looked at yet
 			continue

@@ -123,6 +123,10 @@ const (
 	// LotsLeft counts N lots left for the next sweep, with the Names of SweepLeft.
 	LotsLeft Kind = "lots_left"
 
+	// FeedLag is how old the first entry was that a consumer of the feed (Name) had not consumed when
+	// budget.Ledger.RunFeed looked, by the clock of the program, or 0.
+	FeedLag Kind = "feed_lag"
+
 	Purged Kind = "purged" // N rows of a Purge's Name, for each batch
 
 	LeaseOpened   Kind = "lease_opened"   // N units, to this process
@@ -152,6 +156,6 @@ type Event struct {
 	// jobs, and never for the tokens and holds of metered.Do.
 	Pending bool
 
-	// Lag is how late a sweep was, for SweepLag and LotsLag.
+	// Lag is how late a sweep was, for SweepLag and LotsLag, or a consumer, for FeedLag.
 	Lag time.Duration
 }

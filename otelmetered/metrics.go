@@ -30,6 +30,7 @@ const (
 	labelSweep      = attribute.Key("metered.sweep")
 	labelLots       = attribute.Key("metered.lot")
 	labelSession    = attribute.Key("metered.session")
+	labelConsumer   = attribute.Key("metered.consumer")
 )
 
 // Kinds of sweeps, as labels.
@@ -52,8 +53,8 @@ type instruments struct {
 	retries, lockTimeouts, refusals, thresholds, lost, resolved, consumed, refused, holds, jobs counter
 	left, purged, leased, recalls, overflow, lots, lapsed, sessions                             counter
 
-	out metric.Int64UpDownCounter
-	lag lag
+	out       metric.Int64UpDownCounter
+	lag, feed lag
 }
 
 func newInstruments(m metric.Meter) (*instruments, error) {
@@ -108,6 +109,9 @@ func newInstruments(m metric.Meter) (*instruments, error) {
 	failed = append(failed, err)
 	all.lag.sets = &sets{}
 	all.lag.Float64Gauge, err = m.Float64Gauge("metered.sweep.lag", metric.WithUnit("s"), metric.WithDescription("How late the oldest due hold or lot was when the last sweep began"))
+	failed = append(failed, err)
+	all.feed.sets = &sets{}
+	all.feed.Float64Gauge, err = m.Float64Gauge("metered.feed.lag", metric.WithUnit("s"), metric.WithDescription("How old the first entry was that a consumer of the feed had not consumed"))
 	return &all, errors.Join(append(failed, err)...)
 }
 
@@ -177,8 +181,8 @@ type lag struct {
 	*sets
 }
 
-func (l lag) record(ctx context.Context, late time.Duration, of string) {
-	l.Record(ctx, late.Seconds(), l.of(labels{{labelSweep, of}}))
+func (l lag) record(ctx context.Context, late time.Duration, of label) {
+	l.Record(ctx, late.Seconds(), l.of(labels{of}))
 }
 
 type counter struct {

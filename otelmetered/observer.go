@@ -166,11 +166,13 @@ func (o *Observer) Event(ctx context.Context, e observe.Event) {
 	case observe.Job:
 		o.m.jobs.add(ctx, e.N, labels{{labelResult, e.Name}})
 	case observe.SweepLag:
-		o.m.lag.record(ctx, e.Lag, sweepOfHolds)
+		o.m.lag.record(ctx, e.Lag, label{labelSweep, sweepOfHolds})
 	case observe.SweepLeft:
 		o.m.left.add(ctx, e.N, labels{{labelSweep, sweepOfHolds}, {labelReason, e.Name}})
 	case observe.LotsLag:
-		o.m.lag.record(ctx, e.Lag, sweepOfLots)
+		o.m.lag.record(ctx, e.Lag, label{labelSweep, sweepOfLots})
+	case observe.FeedLag:
+		o.m.feed.record(ctx, e.Lag, label{labelConsumer, e.Name})
 	case observe.LotsLeft:
 		o.m.left.add(ctx, e.N, labels{{labelSweep, sweepOfLots}, {labelReason, e.Name}})
 	case observe.Lots:

@@ -77,6 +77,7 @@ func (s *service) work() {
 	s.lease()
 	s.wallets(clock)
 	s.session()
+	s.feed()
 	s.parked(clock)
 	s.maintain(clock)
 }
@@ -156,6 +157,14 @@ func (s *service) wallets(clock *pgtest.Clock) {
 	s.w.requireValue(2, "metered_lots_total", "metered_lot=ended")
 	s.w.requireValue(2, "metered_sweep_left_total", "metered_sweep=lots", "metered_reason=failed")
 	s.w.requireValue(59, "metered_sweep_lag_seconds", "metered_sweep=lots")
+}
+
+// feed consumes the feed, to its end.
+func (s *service) feed() {
+	s.T.Helper()
+	require.NoError(s.T, s.client.Budget.RunFeed(s.T.Context(), s.pool, "bill", budget.FeedOptions{},
+		func(context.Context, pgx.Tx, []budget.FeedEntry) error { return nil }))
+	s.w.requireValue(0, "metered_feed_lag_seconds", "metered_consumer=bill")
 }
 
 // session opens a session, and leaves it.
