@@ -242,13 +242,10 @@ func ExampleScopeKey() {
 	} {
 		fmt.Println(budget.ScopeKey(parts[0], parts[1], parts[2]))
 	}
-	kind, key, _, err := budget.SplitScope("seat/21A%2F2026-11-21T20:00")
-	fmt.Println(kind, key, err)
 	// Output:
 	// seat/21A/2026-11-21T20:00
 	// seat/21A%2F2026-11-21T20:00
 	// storage/acme
-	// seat 21A/2026-11-21T20:00 <nil>
 }
 
 func check(err error) {

@@ -198,3 +198,8 @@ func (a autocommit) QueryRow(ctx context.Context, sql string, args ...any) pgx.R
 func (a autocommit) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
 	return a.Querier.Query(ctx, sql, args...)
 }
+
+// splitScope is a step that the package lends to its siblings.
+var splitScope = lend.Borrow[interface {
+	SplitScope(scope string) (kind, key, slot string, err error)
+}]("budget").SplitScope

@@ -7,7 +7,8 @@ import (
 
 // Note names the cause of an entry. Each text has up to 255 bytes.
 type Note struct {
-	// Actor is who acts, such as "user/ann" or "job/cleanup".
+	// Actor is who acts, such as "user:ann". Sweeps write "system", and jobs of package holdjobs
+	// "job:" with their kind.
 	Actor string `json:"actor,omitempty"`
 
 	// Tenant is the customer on whose behalf it is.

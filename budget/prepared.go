@@ -82,6 +82,11 @@ func (internals) Failed(doing string, err error) error { return failed(doing, er
 // NoteJSON is a note as it is stored.
 func (internals) NoteJSON(n Note) string { return n.json() }
 
+// SplitScope inverts ScopeKey.
+func (internals) SplitScope(scope string) (kind, key, slot string, err error) {
+	return splitScope(scope)
+}
+
 // Content is a scope with a use, if there is one, as the content of an id has it. A scope has no
 // zero byte.
 func (internals) Content(scope, use string) string {

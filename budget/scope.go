@@ -22,8 +22,8 @@ func ScopeKey(kind, key, slot string) string {
 	return scope
 }
 
-// SplitScope inverts ScopeKey. Other scopes are an *ArgumentError.
-func SplitScope(scope string) (kind, key, slot string, err error) {
+// splitScope inverts ScopeKey. Other scopes are an *ArgumentError.
+func splitScope(scope string) (kind, key, slot string, err error) {
 	if err := checkScope("scope", scope); err != nil {
 		return "", "", "", err
 	}

@@ -22,7 +22,7 @@ func TestScopeKey_PartsCannotRunIntoEachOther(t *testing.T) {
 	} {
 		scope := budget.ScopeKey(c.kind, c.key, c.slot)
 		require.Equal(t, c.scope, scope)
-		kind, key, slot, err := budget.SplitScope(scope)
+		kind, key, slot, err := splitScope(scope)
 		require.NoError(t, err)
 		require.Equal(t, []string{c.kind, c.key, c.slot}, []string{kind, key, slot})
 	}
@@ -39,7 +39,7 @@ func TestScopeKey_OfWrongPartsIsRefusedByEveryCall(t *testing.T) {
 		requireArgument(t, err, "charges[0].Scope")
 	}
 	for _, scope := range []string{"", "a", "/", "a/", "/a", "a/b/", "a//b", "a/b/c/d", "a/%", "a/%2f", "a/%41", "a/b%2", "a/\x00"} {
-		_, _, _, err := budget.SplitScope(scope)
+		_, _, _, err := splitScope(scope)
 		requireArgument(t, err, "scope")
 	}
 }
@@ -55,7 +55,7 @@ func FuzzScopeKey(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, kind, key, slot string) {
 		scope := budget.ScopeKey(kind, key, slot)
-		gotKind, gotKey, gotSlot, err := budget.SplitScope(scope)
+		gotKind, gotKey, gotSlot, err := splitScope(scope)
 		if err == nil {
 			require.Equal(t, []string{kind, key, slot}, []string{gotKind, gotKey, gotSlot})
 			require.LessOrEqual(t, len(scope), bounds.MaxScopeBytes)
@@ -65,7 +65,7 @@ func FuzzScopeKey(f *testing.F) {
 		}
 		// The other way round, for a scope that was not built here.
 		raw := kind + "/" + key
-		if k, b, s, err := budget.SplitScope(raw); err == nil {
+		if k, b, s, err := splitScope(raw); err == nil {
 			require.Equal(t, raw, budget.ScopeKey(k, b, s))
 		} else {
 			require.ErrorIs(t, err, budget.ErrArgument)

@@ -132,11 +132,11 @@ func claimScope(tenant string, key Key) (string, error) {
 
 // parseClaim is the inverse of claimScope, without the tenant.
 func parseClaim(scope string) (Key, error) {
-	_, inner, _, err := budget.SplitScope(scope)
+	_, inner, _, err := inBudget.SplitScope(scope)
 	if err != nil {
 		return Key{}, fmt.Errorf("holds: read a claim: %w", err)
 	}
-	kind, value, _, err := budget.SplitScope(inner)
+	kind, value, _, err := inBudget.SplitScope(inner)
 	if err != nil {
 		return Key{}, fmt.Errorf("holds: read a claim: %w", err)
 	}

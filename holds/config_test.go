@@ -45,7 +45,7 @@ func TestConfig_CanDemandAHolderAndAnActor(t *testing.T) {
 		return b
 	}
 	strict := book(holds.Config{RequireHolder: true, RequireActor: true})
-	ann := budget.Note{Actor: holds.User("ann")}
+	ann := budget.Note{Actor: "user:ann"}
 	noActor := map[string]string{"place": "Placement.Note.Actor", "claim": "Placement.Note.Actor", "extend": "Note.Actor",
 		"capture": "Capture.Note.Actor", "refund": "Note.Actor", "release": "Note.Actor", "expire": "Expire.Note.Actor"}
 	ledger, err := budget.New(budget.Config{RequireActor: true})
@@ -130,7 +130,7 @@ func TestExtend_HasNoCeilingWhereConfigured(t *testing.T) {
 func TestRelease_ItsReasonIsOnTheHold(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{})
-	note := func(reason string) budget.Note { return budget.Note{Actor: holds.System, Reason: reason} }
+	note := func(reason string) budget.Note { return budget.Note{Actor: "system", Reason: reason} }
 	for _, id := range []string{"a", "b", "c"} {
 		f.mustPlace(holds.Placement{ID: id, Note: note("placed"), Lines: []holds.Line{capacity(id, 2, 2)}})
 		_, err := f.capture(holds.Capture{IDs: []string{id}, Keep: true, Lines: []holds.Line{{Scope: id, Amount: 1}}, Note: note("used")})

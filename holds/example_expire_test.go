@@ -23,7 +23,7 @@ func ExampleBook_Expire() {
 	book := exampleBook(holds.Config{MaxTTL: 10 * time.Minute, MaxLifetime: 25 * time.Minute})
 	var queue []holds.Expire // stands for your jobs, each of which runs at its Deadline
 	scheduled := func(h holds.Hold) {
-		queue = append(queue, holds.Expire{ID: h.ID, Deadline: h.Deadline, Note: budget.Note{Actor: holds.Job("end-hold")}})
+		queue = append(queue, holds.Expire{ID: h.ID, Deadline: h.Deadline, Note: budget.Note{Actor: "job:end-hold"}})
 	}
 	check(pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 		h, err := book.Place(ctx, tx, holds.Placement{ID: "room-3", Holder: "ann", TTL: 10 * time.Minute,

@@ -23,15 +23,15 @@ func ExampleRebuild() {
 	var placed holds.Hold
 	for minute, act := range []func(tx pgx.Tx) error{
 		func(tx pgx.Tx) (err error) {
-			placed, err = book.Place(ctx, tx, holds.Placement{ID: "job-1", TTL: time.Hour, Lines: gpu(100), Note: note(holds.User("ann"))})
+			placed, err = book.Place(ctx, tx, holds.Placement{ID: "job-1", TTL: time.Hour, Lines: gpu(100), Note: note("user:ann")})
 			return err
 		},
 		func(tx pgx.Tx) error {
-			_, err := book.Capture(ctx, tx, holds.Capture{IDs: []string{"job-1"}, Lines: gpu(30), Keep: true, Note: note(holds.Job("train"))})
+			_, err := book.Capture(ctx, tx, holds.Capture{IDs: []string{"job-1"}, Lines: gpu(30), Keep: true, Note: note("job:train")})
 			return err
 		},
 		func(tx pgx.Tx) error {
-			_, err := book.Release(ctx, tx, holds.Release{IDs: []string{"job-1"}, Note: note(holds.User("ben"))})
+			_, err := book.Release(ctx, tx, holds.Release{IDs: []string{"job-1"}, Note: note("user:ben")})
 			return err
 		},
 	} {

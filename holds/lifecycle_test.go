@@ -23,7 +23,7 @@ func TestPlace_HoldsUnitsAndChargesOrNothing(t *testing.T) {
 		ID: "h1", Holder: "ann", TTL: 5 * time.Minute, Metadata: json.RawMessage(`{"row":  7}`),
 		Lines:   []holds.Line{capacity("seat/1", 1, 1), capacity("block/a", 1, 2)},
 		Charges: []budget.Charge{{Scope: "user/ann", Amount: 1, Limits: []budget.Limit{{Max: 10, Window: 5 * time.Minute}}}},
-		Note:    budget.Note{Actor: holds.User("ann")},
+		Note:    budget.Note{Actor: "user:ann"},
 	})
 	require.True(t, h.Created)
 	require.Equal(t, noon.Add(5*time.Minute), h.Deadline)
@@ -148,7 +148,7 @@ func TestHistory_NamesTheSystemForAHoldThatEndedByTime(t *testing.T) {
 		}
 		return nil
 	}}})
-	system, job := budget.Note{Actor: holds.System}, budget.Note{Actor: holds.Job("cleanup")}
+	system, job := budget.Note{Actor: "system"}, budget.Note{Actor: "job:cleanup"}
 	ends := map[string]func(){
 		"place": func() {
 			f.mustPlace(holds.Placement{Lines: []holds.Line{capacity("place", 1, 1)}, Note: job})

@@ -48,7 +48,7 @@ func TestNotice_HasTheActorTheKindTheScopesAndTheReason(t *testing.T) {
 		}
 	}
 	because := func(why string) budget.Note {
-		return budget.Note{Actor: holds.User("ann"), Tenant: "acme", Correlation: "request/7", Reason: why}
+		return budget.Note{Actor: "user:ann", Tenant: "acme", Correlation: "request/7", Reason: why}
 	}
 	lines := func(a, b int64) []holds.Line {
 		return []holds.Line{{Scope: "gpu/" + odd, Amount: a}, {Scope: "cpu", Amount: b}}
@@ -106,7 +106,7 @@ func TestNotice_HasTheActorTheKindTheScopesAndTheReason(t *testing.T) {
 	require.Equal(t, []holds.HeldLine{{Scope: "cpu", Amount: 2}, {Scope: "gpu/" + odd, Amount: 1}}, swept.Lines)
 	n := l.next()
 	require.Equal(t, f.expected(swept, holds.EventExpired), n)
-	require.Equal(t, holds.System, n.Note.Actor)
+	require.Equal(t, "system", n.Note.Actor)
 	f.clock.Advance(time.Minute)
 	hears(holds.EventExpired, "late", "cy", in(func(tx pgx.Tx) ([]holds.Hold, error) {
 		h, _, err := f.book.Expire(ctx, tx, holds.Expire{ID: "due", Deadline: due.Deadline, Note: because("late")})

@@ -93,6 +93,7 @@ var inBudget = lend.Borrow[interface {
 	Observer(l *budget.Ledger) *observed.To
 	Settings(l *budget.Ledger) (name schema.Name, wait time.Duration, actor bool)
 	TellRefused(ctx context.Context, to *observed.To, err error)
+	SplitScope(scope string) (kind, key, slot string, err error)
 }]("budget")
 
 type charging = ledger.ChargeCall[budget.Receipt]

@@ -51,7 +51,7 @@ func TestRelease_OfACapturedHoldReturnsIt(t *testing.T) {
 		}
 		require.Equal(t, before, f.dump())
 
-		note := budget.Note{Actor: holds.User("ann"), Reason: "changed_plans"}
+		note := budget.Note{Actor: "user:ann", Reason: "changed_plans"}
 		hs, err := release(holds.Release{IDs: []string{"h2", "h1"}, Holder: "ann", Captured: true, Note: note})
 		require.NoError(t, err)
 		for i, want := range []holds.State{holds.Released, holds.Returned} {

@@ -323,4 +323,4 @@ func (s *sweeper) announce(ctx context.Context, tx pgx.Tx, nos []int64) (told in
 }
 
 // sweeperNote is the note of what sweeps and _end_due in schema.sql record.
-var sweeperNote = budget.Note{Actor: System}
+var sweeperNote = budget.Note{Actor: "system"}

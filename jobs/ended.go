@@ -295,7 +295,7 @@ func (e *Enqueuer) giveBack(ctx context.Context, tx pgx.Tx, tenant string, ids [
 	if len(ids) == 0 {
 		return nil
 	}
-	_, err := inHolds.AnyHolder(e.gate.book).Release(ctx, tx, holds.Release{Tenant: tenant, IDs: ids, Note: budget.Note{Actor: holds.System, Reason: reason}})
+	_, err := inHolds.AnyHolder(e.gate.book).Release(ctx, tx, holds.Release{Tenant: tenant, IDs: ids, Note: budget.Note{Actor: "system", Reason: reason}})
 	return err
 }
 

@@ -61,7 +61,7 @@ func (r *request) audit(ctx context.Context, db interface {
 		return err
 	}
 	text = bytes.ReplaceAll(text, []byte(`\u0000`), []byte(`\ufffd`)) // jsonb has no such character
-	_, err = db.Exec(ctx, auditSQL, r.who.Org, holds.User(r.who.User), r.action, code, r.event, r.block, r.seat, r.hold, r.operation,
+	_, err = db.Exec(ctx, auditSQL, r.who.Org, "user:"+r.who.User, r.action, code, r.event, r.block, r.seat, r.hold, r.operation,
 		r.address(), r.agent(), text)
 	return err
 }

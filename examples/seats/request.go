@@ -133,7 +133,7 @@ func decode(w http.ResponseWriter, r *request, into any) error {
 
 // note is recorded with all changes of the request, in the ledger and in the history of holds.
 func (r *request) note(reason string) budget.Note {
-	return budget.Note{Actor: holds.User(r.who.User), Tenant: r.who.Org, Correlation: r.operation, Reason: reason}
+	return budget.Note{Actor: "user:" + r.who.User, Tenant: r.who.Org, Correlation: r.operation, Reason: reason}
 }
 
 func reply(w http.ResponseWriter, status int, body any) error {

@@ -123,7 +123,7 @@ func TestHeldWorker_ActsForTheProgramWithAnyBook(t *testing.T) {
 		t.Run(string(want), func(t *testing.T) {
 			pool, c := setUp(t, metered.Config{Holds: holds.Config{RequireHolder: true, RequireActor: true, NoCeiling: true}})
 			clock := pgtest.SetClock(t, pool, time.Now())
-			note := budget.Note{Actor: holds.User("ann")}
+			note := budget.Note{Actor: "user:ann"}
 			out, err := metered.Do(t.Context(), c, metered.Command{ID: "op", Input: 1}, func(ctx context.Context, tx *metered.Tx) (int64, error) {
 				_, err := tx.Place(ctx, holds.Placement{ID: "other", TTL: time.Minute, Lines: []holds.Line{room("gpu", 10, 100)}, Note: note}, nil)
 				require.ErrorIs(t, err, budget.ErrArgument, "the program itself is held to it")

@@ -333,7 +333,7 @@ func (w *worker[T]) inTx(ctx context.Context, fn func(pgx.Tx) error) error {
 // note says which attempt of a job it was.
 func note(job *rivertype.JobRow, tenant, reason string) budget.Note {
 	return budget.Note{
-		Actor: holds.Job(job.Kind), Tenant: tenant,
+		Actor: "job:" + job.Kind, Tenant: tenant,
 		Correlation: fmt.Sprintf("job %d, attempt %d", job.ID, job.Attempt), Reason: reason,
 	}
 }
