@@ -373,6 +373,9 @@ func TestDo_ACommandWithoutAFunctionIsOneFlush(t *testing.T) {
 	warm := []budget.Charge{{Scope: "warm", Amount: 1, Limits: two}}
 	_, err := metered.Do[any](ctx, c, metered.Command{ID: "warm", Charges: warm}, nil)
 	require.NoError(t, err)
+	warm = []budget.Charge{{Scope: "warm", Amount: 1, Limits: two[:1]}, {Scope: "warm total", Amount: 1}}
+	_, err = metered.Do[any](ctx, c, metered.Command{ID: "warm pair", Charges: warm}, nil)
+	require.NoError(t, err)
 	for i, charges := range [][]budget.Charge{
 		nil, {{Scope: "plain", Amount: 3, Limits: two[:1]}}, {{Scope: "limited", Amount: 3, Limits: two}},
 		{{Scope: "one", Amount: 3, Limits: two[:1]}, {Scope: "other", Amount: 1}},
