@@ -612,7 +612,8 @@ create unique index lots_reference on metered.lot_rows (scope, reference) where 
 -- A lot is rolled over once.
 create unique index lots_rolled on metered.lot_rows (from_lot) where origin = 'r';
 
-create index lots_scope on metered.lot_rows (scope, no);
+-- All lots of a wallet by their end, also those of which nothing is left.
+create index lots_scope on metered.lot_rows (scope, expires_at, no);
 
 -- The lots that a lot went on in.
 create index lots_from on metered.lot_rows (from_lot) where from_lot is not null;
@@ -3788,8 +3789,11 @@ as $$
 begin
     return least(
         coalesce((select y.expires_at from metered.lot_rows y where y.scope = of_scope and y.open and y.expires_at > clk order by y.expires_at, y.age limit 1), 'infinity'),
-        coalesce((select min(y.expires_at) from metered.lot_holds k, lateral (select x.expires_at from metered.lot_rows x where x.no = k.lot) y
-            where k.scope = of_scope and y.expires_at > clk), 'infinity'),
+        -- Held, and used up otherwise: by its end, since a lot may have parts of many holds.
+        coalesce((select y.expires_at from metered.lots y
+            where y.scope = of_scope and y.expires_at > clk and y.expires_at < 'infinity'
+              and y.held > 0 and not y.open and not y.keeps
+            order by y.expires_at, y.no limit 1), 'infinity'),
         coalesce((select y.expires_at from metered.lot_rows y where y.scope = of_scope and y.keeps and y.expires_at > clk order by y.expires_at, y.age limit 1), 'infinity'),
         coalesce((select y.starts_at from metered.lot_rows y where y.scope = of_scope and y.pending > 0 and y.starts_at > clk order by y.starts_at, y.age limit 1), 'infinity'));
 end
@@ -5775,14 +5779,24 @@ begin
         and coalesce(since > '-infinity' and since < '9000-01-01 00:00:00+00', true), 'plan_state');
     at := coalesce((select e.at from metered.ledger e where e.scope = of_scope and e.seq = at_seq),
         greatest(metered.clock(), (metered._last_entry(of_scope)).at));
-    -- The plan's last lot still has what renews it: it was withdrawn, or has not begun.
+    -- The plan's last lot still has what renews it: it was withdrawn, or has not begun. It has not ended,
+    -- unless that was long ago.
     select y.starts_at, (y.plan).renews, (y.plan).renew_amount as amount into follows from metered.lot_rows y
     where y.scope = of_scope and (y.plan).renewal = of_plan and y.origin = 'g' and ((y.plan).renews).every is not null
-    order by y.no desc limit 1;
-    select coalesce(y.starts_at, y.granted_at), y.expires_at into starts, ends from metered.lot_rows y
-    where y.scope = of_scope and (y.plan).renewal = of_plan and y.origin = 'g' and ((y.plan).renews).every is null
-      and y.pending = 0 and coalesce(y.starts_at, y.granted_at) <= at and y.expires_at > at
-    order by y.no desc limit 1;
+      and y.expires_at > at
+    order by y.expires_at desc, y.no desc limit 1;
+    if not found then
+        select y.starts_at, (y.plan).renews, (y.plan).renew_amount as amount into follows from metered.lot_rows y
+        where y.scope = of_scope and (y.plan).renewal = of_plan and y.origin = 'g' and ((y.plan).renews).every is not null
+        order by y.expires_at desc, y.no desc limit 1;
+    end if;
+    -- In the order of its index first, which keeps the planner from the lots that have ended.
+    select x.begun, x.expires_at into starts, ends from (
+        select y.no, coalesce(y.starts_at, y.granted_at) as begun, y.expires_at from metered.lot_rows y
+        where y.scope = of_scope and (y.plan).renewal = of_plan and y.origin = 'g' and ((y.plan).renews).every is null
+          and y.pending = 0 and coalesce(y.starts_at, y.granted_at) <= at and y.expires_at > at
+        order by y.expires_at, y.no) x
+    order by x.no desc limit 1;
     -- The period's first moment, also where the plan was granted later: or that of the change which brought the plan.
     if starts is not null and (follows.renews).every is not null then
         starts := greatest((metered._period_at(follows.renews, at))[1],
@@ -5847,7 +5861,8 @@ set plan_cache_mode = force_generic_plan
 as $$
 declare
     e metered.ledger;
-    l record;
+    l record;       -- the lot
+    near record;    -- or one that ends later
 begin
     if octet_length(of_plan) > 255
         or wait_ms > 3600000 then
@@ -5855,13 +5870,25 @@ begin
     end if;
     perform metered._require(coalesce(metered._key_fits(key, of_scope), true) and (octet_length(of_plan) between 1 and 255) is true
         and coalesce(isfinite(during), true), 'plan_overage');
+    select null::bigint as no into l;
     e := metered._next_entry(of_scope, key, wait_ms, null);
     during := coalesce(during, e.at);
-    select y.no, y.granted_seq, y.expires_at, y.category, y.priority, (y.plan).uses as uses into l from metered.lot_rows y
-    where y.scope = of_scope and (y.plan).renewal = of_plan and y.origin = 'g' and ((y.plan).renews).every is null and y.pending = 0
-      and coalesce(y.starts_at, y.granted_at) <= during and y.expires_at > during
-    order by y.no desc limit 1;
-    if not found then
+    -- Lots that end later begin later, but for those whose end was set.
+    for near in
+        select x.no, x.granted_seq, x.expires_at, x.category, x.priority, (x.plan).uses as uses,
+            coalesce(x.starts_at, x.granted_at) as begun
+        from metered.lot_rows x
+        where x.scope = of_scope and x.expires_at > during and (x.plan).renewal = of_plan
+          and x.origin = 'g' and ((x.plan).renews).every is null and x.pending = 0
+        order by x.expires_at, x.no
+    loop
+        if near.begun > during then
+            exit when l.no is not null;
+        elsif (l.no > near.no) is not true then
+            l := near;
+        end if;
+    end loop;
+    if l.no is null then
         if metered._one_snapshot() then
             e.seq := e.seq - 1;
             perform metered._refuse_stale(array[e]);

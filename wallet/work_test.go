@@ -129,6 +129,22 @@ func TestWork_OfACallIsAsMuchHoweverMuchIsDue(t *testing.T) {
 		{name: "due holds of a plain scope, half of them with a minimum", few: 100, many: many, plain: true, then: 2 * time.Hour, fill: func(f *fixture, scope string, n int) {
 			f.holdsDue(scope, n, 1, holds.Line{Scope: scope, Amount: 2})
 		}, writes: []string{"usage", "sweep"}, grows: map[string]int64{"charge": 1, "place": 1}},
+		{name: "holds that are not due, and three ended lots", few: 100, many: many, then: 45 * time.Minute, fill: func(f *fixture, scope string, n int) {
+			f.lotsEnd(scope, 3, wallet.Grant{})
+			f.clock.Set(noon.Add(30 * time.Minute))
+			f.holdsDue(scope, n, 0, f.book.Line(scope, 2))
+		}, flat: []string{"charge", "draw", "grant", "place", "usage"}},
+		{name: "lots of a plan that were written", few: 30, many: pgtest.Size(400, 3*365), since: true, fill: func(f *fixture, scope string, n int) {
+			f.clock.Set(noon.AddDate(0, 0, -n))
+			f.grant(wallet.Grant{Wallet: scope, Amount: 1_000_000, Reference: "paid"})
+			f.grant(wallet.Grant{Wallet: scope, Amount: 9, Reference: "plan", Ends: wallet.EachPeriod(daily)})
+			for n > 0 {
+				n -= 10
+				f.clock.Set(noon.AddDate(0, 0, -max(0, n)))
+				_, err := do(f, func(ctx context.Context, tx pgx.Tx) (wallet.SweepReport, error) { return f.book.Expire(ctx, tx, scope) })
+				require.NoError(f, err)
+			}
+		}, flat: []string{"charge", "draw", "overage", "change"}},
 		{name: "due holds of a wallet", few: 100, many: many, then: 2 * time.Hour, fill: func(f *fixture, scope string, n int) {
 			f.holdsDue(scope, n, 0, f.book.Line(scope, 2))
 		}, writes: []string{"balance", "usage", "sweep"}, grows: map[string]int64{"charge": 1, "draw": 1, "grant": 1, "place": 1}},
@@ -231,6 +247,14 @@ func (f *fixture) calledOn(plain bool) map[string]func(ctx context.Context, tx p
 				sql = "select metered.sweep_scope($1, 500, true, null)"
 			}
 			_, err := tx.Exec(ctx, sql, scope)
+			return err
+		},
+		"overage": func(ctx context.Context, tx pgx.Tx, scope string) error {
+			_, err := f.book.Overage(ctx, tx, wallet.Overage{Wallet: scope, Plan: "plan"})
+			return err
+		},
+		"change": func(ctx context.Context, tx pgx.Tx, scope string) error { // it is cancelled
+			_, err := f.book.Change(ctx, tx, wallet.Change{Wallet: scope, Reference: "new", Plan: "plan", AtEnd: true})
 			return err
 		},
 		"revoke": func(ctx context.Context, tx pgx.Tx, scope string) error {

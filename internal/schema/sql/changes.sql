@@ -61,14 +61,24 @@ begin
         and coalesce(since > '-infinity' and since < '9000-01-01 00:00:00+00', true), 'plan_state');
     at := coalesce((select e.at from metered.ledger e where e.scope = of_scope and e.seq = at_seq),
         greatest(metered.clock(), (metered._last_entry(of_scope)).at));
-    -- The plan's last lot still has what renews it: it was withdrawn, or has not begun.
+    -- The plan's last lot still has what renews it: it was withdrawn, or has not begun. It has not ended,
+    -- unless that was long ago.
     select y.starts_at, (y.plan).renews, (y.plan).renew_amount as amount into follows from metered.lot_rows y
     where y.scope = of_scope and (y.plan).renewal = of_plan and y.origin = 'g' and ((y.plan).renews).every is not null
-    order by y.no desc limit 1;
-    select coalesce(y.starts_at, y.granted_at), y.expires_at into starts, ends from metered.lot_rows y
-    where y.scope = of_scope and (y.plan).renewal = of_plan and y.origin = 'g' and ((y.plan).renews).every is null
-      and y.pending = 0 and coalesce(y.starts_at, y.granted_at) <= at and y.expires_at > at
-    order by y.no desc limit 1;
+      and y.expires_at > at
+    order by y.expires_at desc, y.no desc limit 1;
+    if not found then
+        select y.starts_at, (y.plan).renews, (y.plan).renew_amount as amount into follows from metered.lot_rows y
+        where y.scope = of_scope and (y.plan).renewal = of_plan and y.origin = 'g' and ((y.plan).renews).every is not null
+        order by y.expires_at desc, y.no desc limit 1;
+    end if;
+    -- In the order of its index first, which keeps the planner from the lots that have ended.
+    select x.begun, x.expires_at into starts, ends from (
+        select y.no, coalesce(y.starts_at, y.granted_at) as begun, y.expires_at from metered.lot_rows y
+        where y.scope = of_scope and (y.plan).renewal = of_plan and y.origin = 'g' and ((y.plan).renews).every is null
+          and y.pending = 0 and coalesce(y.starts_at, y.granted_at) <= at and y.expires_at > at
+        order by y.expires_at, y.no) x
+    order by x.no desc limit 1;
     -- The period's first moment, also where the plan was granted later: or that of the change which brought the plan.
     if starts is not null and (follows.renews).every is not null then
         starts := greatest((metered._period_at(follows.renews, at))[1],
@@ -119,17 +129,30 @@ language plpgsql volatile
 as $$
 declare
     e metered.ledger;
-    l record;
+    l record;       -- the lot
+    near record;    -- or one that ends later
 begin
     perform metered._require(coalesce(metered._key_fits(key, of_scope), true) and (octet_length(of_plan) between 1 and 255) is true
         and coalesce(isfinite(during), true), 'plan_overage');
+    select null::bigint as no into l;
     e := metered._next_entry(of_scope, key, wait_ms, null);
     during := coalesce(during, e.at);
-    select y.no, y.granted_seq, y.expires_at, y.category, y.priority, (y.plan).uses as uses into l from metered.lot_rows y
-    where y.scope = of_scope and (y.plan).renewal = of_plan and y.origin = 'g' and ((y.plan).renews).every is null and y.pending = 0
-      and coalesce(y.starts_at, y.granted_at) <= during and y.expires_at > during
-    order by y.no desc limit 1;
-    if not found then
+    -- Lots that end later begin later, but for those whose end was set.
+    for near in
+        select x.no, x.granted_seq, x.expires_at, x.category, x.priority, (x.plan).uses as uses,
+            coalesce(x.starts_at, x.granted_at) as begun
+        from metered.lot_rows x
+        where x.scope = of_scope and x.expires_at > during and (x.plan).renewal = of_plan
+          and x.origin = 'g' and ((x.plan).renews).every is null and x.pending = 0
+        order by x.expires_at, x.no
+    loop
+        if near.begun > during then
+            exit when l.no is not null;
+        elsif (l.no > near.no) is not true then
+            l := near;
+        end if;
+    end loop;
+    if l.no is null then
         if metered._one_snapshot() then
             e.seq := e.seq - 1;
             perform metered._refuse_stale(array[e]);

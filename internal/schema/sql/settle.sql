@@ -51,8 +51,11 @@ as $$
 begin
     return least(
         coalesce((select y.expires_at from metered.lot_rows y where y.scope = of_scope and y.open and y.expires_at > clk order by y.expires_at, y.age limit 1), 'infinity'),
-        coalesce((select min(y.expires_at) from metered.lot_holds k, lateral (select x.expires_at from metered.lot_rows x where x.no = k.lot) y
-            where k.scope = of_scope and y.expires_at > clk), 'infinity'),
+        -- Held, and used up otherwise: by its end, since a lot may have parts of many holds.
+        coalesce((select y.expires_at from metered.lots y
+            where y.scope = of_scope and y.expires_at > clk and y.expires_at < 'infinity'
+              and y.held > 0 and not y.open and not y.keeps
+            order by y.expires_at, y.no limit 1), 'infinity'),
         coalesce((select y.expires_at from metered.lot_rows y where y.scope = of_scope and y.keeps and y.expires_at > clk order by y.expires_at, y.age limit 1), 'infinity'),
         coalesce((select y.starts_at from metered.lot_rows y where y.scope = of_scope and y.pending > 0 and y.starts_at > clk order by y.starts_at, y.age limit 1), 'infinity'));
 end

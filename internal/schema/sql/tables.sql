@@ -265,7 +265,8 @@ create unique index lots_reference on metered.lot_rows (scope, reference) where 
 -- A lot is rolled over once.
 create unique index lots_rolled on metered.lot_rows (from_lot) where origin = 'r';
 
-create index lots_scope on metered.lot_rows (scope, no);
+-- All lots of a wallet by their end, also those of which nothing is left.
+create index lots_scope on metered.lot_rows (scope, expires_at, no);
 
 -- The lots that a lot went on in.
 create index lots_from on metered.lot_rows (from_lot) where from_lot is not null;

@@ -148,9 +148,11 @@ update metered.lot_rows r set age = array[f.at, f.seq, r.granted_seq] from f whe
 drop index metered.lots_open;
 drop index metered.lots_ends;
 drop index metered.lots_rolling;
+drop index metered.lots_scope;
 create index lots_open on metered.lot_rows (scope, priority, expires_at, age) where open;
 create index lots_ends on metered.lot_rows (scope, expires_at, age) where open;
 create index lots_rolling on metered.lot_rows (scope, priority, roll_end, age) where open and roll_cap is not null;
+create index lots_scope on metered.lot_rows (scope, expires_at, no);
 create view metered.lots as
 select r.no,
     r.granted_at,
