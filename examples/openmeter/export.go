@@ -1,0 +1,119 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgmetered/metered/budget"
+)
+
+// event is a CloudEvent of version 1.0. Its source and id name an entry for good: a receiver that
+// has seen both knows the event.
+type event struct {
+	SpecVersion string    `json:"specversion"`
+	ID          string    `json:"id"`
+	Source      string    `json:"source"`
+	Type        string    `json:"type"`
+	Subject     string    `json:"subject"`
+	Time        time.Time `json:"time"`
+	ContentType string    `json:"datacontenttype"`
+	Data        usage     `json:"data"`
+}
+
+// usage is what a meter sums: refunds count less than 0.
+type usage struct {
+	Units  int64  `json:"units"`
+	Kind   string `json:"kind"`
+	Number int64  `json:"number"`
+}
+
+// exporter sends the charges and refunds of all scopes as CloudEvents, to OpenMeter or another receiver.
+type exporter struct {
+	db     *pgxpool.Pool
+	ledger *budget.Ledger
+
+	http                   *http.Client
+	base, key, source, typ string
+
+	pause time.Duration // before the second try; it doubles
+	tries int
+}
+
+// run sends what is new, and returns.
+func (x *exporter) run(ctx context.Context) error {
+	return x.ledger.RunFeed(ctx, x.db, "openmeter", budget.FeedOptions{Max: 100}, x.page)
+}
+
+// page sends a page as one batch. The place in the feed moves once the receiver has it. If the
+// process dies in between, the batch comes again, with the same ids.
+func (x *exporter) page(ctx context.Context, _ pgx.Tx, entries []budget.FeedEntry) error {
+	var batch []event
+	for _, e := range entries {
+		units := e.Amount
+		switch e.Kind {
+		case budget.EntryCharge, budget.EntryCapture:
+		case budget.EntryRefund:
+			units = -units
+		default:
+			continue
+		}
+		batch = append(batch, event{
+			SpecVersion: "1.0", ID: fmt.Sprintf("%s/%d", e.Scope, e.Seq), Source: x.source, Type: x.typ,
+			Subject: e.Scope, Time: e.At, ContentType: "application/json",
+			Data: usage{Units: units, Kind: string(e.Kind), Number: e.Number},
+		})
+	}
+	if len(batch) == 0 {
+		return nil
+	}
+	body, err := json.Marshal(batch)
+	if err != nil {
+		return err
+	}
+	pause := x.pause
+	for try := 1; ; try++ {
+		status, answer, err := x.post(ctx, body)
+		switch {
+		case err == nil && status/100 == 2:
+			return nil
+		case err == nil && status != http.StatusTooManyRequests && status < 500:
+			return fmt.Errorf("openmeter: %d: %s", status, answer)
+		case err == nil:
+			err = fmt.Errorf("openmeter: %d after %d tries: %s", status, try, answer)
+		}
+		if try == x.tries {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(pause/2 + rand.N(pause)):
+		}
+		pause = min(2*pause, time.Minute)
+	}
+}
+
+func (x *exporter) post(ctx context.Context, body []byte) (status int, answer string, err error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, x.base+"/api/v1/events", bytes.NewReader(body))
+	if err != nil {
+		return 0, "", err
+	}
+	req.Header.Set("Content-Type", "application/cloudevents-batch+json")
+	req.Header.Set("Authorization", "Bearer "+x.key)
+	resp, err := x.http.Do(req)
+	if err != nil {
+		return 0, "", err
+	}
+	defer resp.Body.Close()
+	raw, err := io.ReadAll(io.LimitReader(resp.Body, 1<<16))
+	return resp.StatusCode, string(raw), err
+}
