@@ -54,9 +54,9 @@ func TestStatements_MeanTheSameOnAnySearchPath(t *testing.T) {
 		at := places[0]
 		if slices.ContainsFunc(places, func(place string) bool {
 			// privacy/export.go is built of columns, and calls pg_catalog's functions: TestExport_MeansTheSameOnAnySearchPath
-			return slices.ContainsFunc([]string{"budget/verify", "cells/rows", "cells/move", "privacy/work", "privacy/export", "notary/notarize", "notary/verify", "notary/log"}, func(file string) bool { return strings.HasPrefix(place, file) })
+			return slices.ContainsFunc([]string{"budget/verify", "cells/rows", "cells/move", "privacy/work", "privacy/export", "notary/notarize", "notary/verify", "notary/log", "internal/schema/macros"}, func(file string) bool { return strings.HasPrefix(place, file) })
 		}) {
-			continue // these transactions have a search_path of their own
+			continue // these transactions have a search_path of their own, and so have functions, of which a macro is a part
 		}
 		for _, call := range calls.FindAllStringSubmatch(quotes.ReplaceAllString(sql, "''"), -1) {
 			if catalog[call[1]] && !slices.Contains(grammar, call[1]) && call[1] != "count" {

@@ -73,7 +73,7 @@ const (
     where x.tenant = $1 and x.of_table = 'ledger' and (x.body::metered.ledger).tallied order by 1), $2)`
 
 	// Nobody gives numbers until the move is committed or taken back: what has none gets one in the new cell.
-	lockFeedSQL = `select s.since from metered.feed_state s where s.one for update`
+	lockFeedSQL = `select s.last from metered.feed_state s where s.one for update`
 
 	// Their numbers stay behind, and the feed goes on behind the last of them.
 	leaveFeedSQL = `
