@@ -1,25 +1,27 @@
--- The short way (see plain.sql) of two charges: one with a limit, such as a user's own, and one without,
--- such as the total of a channel that all users share, if that is a tally (tallies.sql). As there,
--- these functions decide nothing but the usual case, and otherwise write nothing and go on with the
--- full function.
+-- The short way (see plain.sql) of two charges: one with a limit, such as a user's own, and one
+-- without, such as the total of a channel that all users share, if that is a tally (tallies.sql). As
+-- there, these functions decide nothing but the usual case, and otherwise write nothing and go on
+-- with the full function.
 
 -- Both charges, as the full functions take them, in the order of their caller.
-create function metered._with_total(of_scope text, key bigint, units bigint, max_units bigint, win interval,
-    note jsonb, total_scope text, total_key bigint, total_units bigint, total_note jsonb, total_first boolean)
+create function metered._with_total(of_scope text, key bigint, units bigint, max_units bigint,
+    win interval, note jsonb, total_scope text, total_key bigint, total_units bigint,
+    total_note jsonb, total_first boolean)
 returns metered.new_charge[]
 language sql immutable
 as $$
-    select case when total_first then metered._as_charges(total_scope, total_key, total_units, null, null, total_note)
+    select case when total_first
+        then metered._as_charges(total_scope, total_key, total_units, null, null, total_note)
             || metered._as_charges(of_scope, key, units, max_units, win, note)
         else metered._as_charges(of_scope, key, units, max_units, win, note)
             || metered._as_charges(total_scope, total_key, total_units, null, null, total_note) end
 $$;
 
--- Two charges without a command, as charge makes them: JSON, the array of charge_plain and the seq of the
--- tally, which is less than 0 and has its time, or charge's answer as an object.
-create function metered.charge_total(of_scope text, key bigint, units bigint, max_units bigint, win interval,
-    note jsonb, standing boolean, total_scope text, total_key bigint, total_units bigint, total_note jsonb,
-    total_first boolean, ahead interval, wait_ms int) returns json
+-- Two charges without a command, as charge makes them: JSON, the array of charge_plain and the seq
+-- of the tally, which is less than 0 and has its time, or charge's answer as an object.
+create function metered.charge_total(of_scope text, key bigint, units bigint, max_units bigint,
+    win interval, note jsonb, standing boolean, total_scope text, total_key bigint,
+    total_units bigint, total_note jsonb, total_first boolean, ahead interval, wait_ms int) returns json
 language plpgsql volatile
 as $$
 declare
@@ -33,16 +35,18 @@ begin
             return array_to_json(array[{pair answer}]);
         end if;
     end if;
-    return metered._charged_json(metered.charge(metered._with_total(of_scope, key, units, max_units, win, note,
-        total_scope, total_key, total_units, total_note, total_first), ahead, wait_ms, standing));
+    return metered._charged_json(metered.charge(metered._with_total(of_scope, key, units, max_units,
+        win, note, total_scope, total_key, total_units, total_note, total_first), ahead, wait_ms, standing));
 end
 $$;
 
--- Ends a command that has two such charges, as complete_command_plain ends one with one: JSON, the time
--- of the record in microseconds and the array of charge_total, or complete_command's answer as an object.
+-- Ends a command that has two such charges, as complete_command_plain ends one with one: JSON, the
+-- time of the record in microseconds and the array of charge_total, or complete_command's answer as
+-- an object.
 create function metered.complete_command_total(of_tenant text, of_id text, marker text,
-    of_fingerprint bytea, issued timestamptz, of_result bytea, name text, jobs bigint[], of_scope text,
-    key bigint, units bigint, max_units bigint, win interval, note jsonb, standing boolean,
+    of_fingerprint bytea, issued timestamptz, of_result bytea, name text, jobs bigint[],
+    of_scope text, key bigint, units bigint, max_units bigint, win interval, note jsonb,
+    standing boolean,
     total_scope text, total_key bigint, total_units bigint, total_note jsonb, total_first boolean,
     ahead interval, wait_ms int) returns json
 language plpgsql volatile
@@ -56,26 +60,29 @@ begin
     if metered._goes_short() and current_setting('metered_tx.command', true) = marker then
         {short pair: lock = {short lock}, also = true};
         if e_seq is not null then
-            insert into {pair record: holds = string_to_array(nullif(current_setting('metered_tx.holds', true), ''), chr(30)), jobs = jobs};
+            insert into {pair record: jobs = jobs,
+                holds = string_to_array(nullif(current_setting('metered_tx.holds', true), ''), chr(30))};
             if done_at is null then
                 perform metered._recorded_meanwhile();
             end if;
-            unused := set_config('metered_tx.command', '', true) || set_config('metered_tx.holds', '', true);
+            unused := set_config('metered_tx.command', '', true)
+                || set_config('metered_tx.holds', '', true);
             close command_cursor;
             return array_to_json(array[done_at, {pair answer}]);
         end if;
     end if;
-    return metered._completed_json(row(of_tenant, of_id, null, issued, null, null, marker, standing, false,
-        name, jobs)::metered.new_command, of_fingerprint, of_result, metered._with_total(of_scope, key, units,
-        max_units, win, note, total_scope, total_key, total_units, total_note, total_first), ahead, wait_ms);
+    return metered._completed_json(row(of_tenant, of_id, null, issued, null, null, marker, standing,
+        false, name, jobs)::metered.new_command, of_fingerprint, of_result, metered._with_total(of_scope,
+        key, units, max_units, win, note, total_scope, total_key, total_units, total_note, total_first),
+        ahead, wait_ms);
 end
 $$;
 
 -- A whole command that does nothing but two such charges, as run_command_plain does it.
 create function metered.run_command_total(of_tenant text, of_id text, id_key bigint,
     of_fingerprint bytea, issued timestamptz, max_future interval, of_result bytea, name text,
-    of_scope text, key bigint, units bigint, max_units bigint, win interval, note jsonb, standing boolean,
-    total_scope text, total_key bigint, total_units bigint, total_note jsonb, total_first boolean,
+    of_scope text, key bigint, units bigint, max_units bigint, win interval, note jsonb,
+    standing boolean, total_scope text, total_key bigint, total_units bigint, total_note jsonb, total_first boolean,
     ahead interval, wait_ms int) returns json
 language plpgsql volatile
 as $$
@@ -87,7 +94,8 @@ begin
     if metered._goes_short() and coalesce(current_setting('metered_tx.command', true), '') = ''
         and metered._try_lock(id_key)
     then
-        {short pair: lock = {counted lock}, also = ({known id: tenant = of_tenant, id = of_id, issued = issued, future = max_future}) is not true};
+        {short pair: lock = {counted lock}, also = ({known id: tenant = of_tenant, id = of_id,
+            issued = issued, future = max_future}) is not true};
         if e_seq is not null then
             insert into {pair record: holds = null, jobs = null};
             if done_at is null then
@@ -96,9 +104,10 @@ begin
             return array_to_json(array[done_at, {pair answer}]);
         end if;
     end if;
-    answer := metered.begin_command_plain(of_tenant, of_id, id_key, issued, max_future, null, 'whole', wait_ms, false);
-    return coalesce(answer, metered.complete_command_total(of_tenant, of_id, 'whole', of_fingerprint, issued,
-        of_result, name, null, of_scope, key, units, max_units, win, note, standing, total_scope, total_key,
-        total_units, total_note, total_first, ahead, wait_ms));
+    answer := metered.begin_command_plain(of_tenant, of_id, id_key, issued, max_future, null, 'whole',
+        wait_ms, false);
+    return coalesce(answer, metered.complete_command_total(of_tenant, of_id, 'whole', of_fingerprint,
+        issued, of_result, name, null, of_scope, key, units, max_units, win, note, standing,
+        total_scope, total_key, total_units, total_note, total_first, ahead, wait_ms));
 end
 $$;
