@@ -12,7 +12,7 @@ import (
 )
 
 // A reference in a database stands for what it stood for when it was written, by this build or by one whose grants had a field
-// for each kind of end. The hashes were written by such builds: of version 1 by 0.1.0, and all by the last one that had the fields.
+// for each kind of end. The last build that had the fields wrote the hashes.
 func TestFingerprint_OfAReferenceIsAsItWasWritten(t *testing.T) {
 	t.Parallel()
 	at := time.Date(2026, 11, 21, 13, 0, 0, 1500, time.FixedZone("", 3600))
