@@ -706,6 +706,40 @@ create unique index tokens_sole on metered.tokens (purpose, subject) where sole 
 -- The order of purge_tokens.
 create index tokens_purge on metered.tokens ((coalesce(ended_at, expires_at)));
 
+-- Commands that committed, by the caller's id: written with the command's own writes, so that a record exists exactly where they do. An event
+-- of charge_each has one, too, with the result null and one scope. Its issued_at is the time of the id, or else when it occurred. Refusals,
+-- too, where the caller asked for the refusal to be remembered.
+create table metered.operations (
+    at          timestamptz not null,   -- when the command was completed
+    issued_at   timestamptz,            -- the time that the id carries, if it does
+    tenant      text collate "C" not null, -- keeps the ids of tenants apart
+    id          text collate "C" not null, -- chosen by the caller
+    fingerprint bytea       not null,   -- a version byte and a SHA-256
+    result      bytea       not null,   -- JSON, byte for byte as it was returned
+    scopes      text[],                 -- the charged scopes, for the receipt
+    amounts     bigint[],               -- the amount of each charge
+    seqs        bigint[],               -- the number of each entry
+    ats         timestamptz[],          -- the time of each entry
+    holds       text[],                 -- JSON: the holds that it placed, captured or released, and the draws of its own steps
+    refusal     json,                   -- the reason of a refusal, whose result is empty
+    name        text collate "C",       -- the command's name, or null
+    jobs        bigint[],               -- the ids of River's jobs that it made
+    primary key (tenant, id)
+);
+
+create index operations_at on metered.operations (at);
+
+-- The latest time of an id whose record was purged. Never decreases. Always found by its key: with sequential scans off, one would look so
+-- expensive that each is compiled first (jit), for 50 ms.
+create table metered.operations_horizon (
+    at  timestamptz not null,           -- ids of this time and before are retired
+    one boolean primary key default true check (one) -- there is one row
+);
+
+insert into metered.operations_horizon (at) values ('-infinity');
+
+-- The tables of jobs: keys that were used, and jobs in line.
+
 -- Which job a key was used for. No foreign key: River deletes finished jobs after a day, and a key must be remembered for longer than its job.
 create table metered.job_keys (
     job_id     bigint      not null,    -- river_job.id
@@ -787,38 +821,6 @@ create table metered.parked_scopes (
 ) with (fillfactor = 70);
 
 create index parked_scopes_wake on metered.parked_scopes (wake_at);
-
--- Commands that committed, by the caller's id: written with the command's own writes, so that a record exists exactly where they do. An event
--- of charge_each has one, too, with the result null and one scope. Its issued_at is the time of the id, or else when it occurred. Refusals,
--- too, where the caller asked for the refusal to be remembered.
-create table metered.operations (
-    at          timestamptz not null,   -- when the command was completed
-    issued_at   timestamptz,            -- the time that the id carries, if it does
-    tenant      text collate "C" not null, -- keeps the ids of tenants apart
-    id          text collate "C" not null, -- chosen by the caller
-    fingerprint bytea       not null,   -- a version byte and a SHA-256
-    result      bytea       not null,   -- JSON, byte for byte as it was returned
-    scopes      text[],                 -- the charged scopes, for the receipt
-    amounts     bigint[],               -- the amount of each charge
-    seqs        bigint[],               -- the number of each entry
-    ats         timestamptz[],          -- the time of each entry
-    holds       text[],                 -- JSON: the holds that it placed, captured or released, and the draws of its own steps
-    refusal     json,                   -- the reason of a refusal, whose result is empty
-    name        text collate "C",       -- the command's name, or null
-    jobs        bigint[],               -- the ids of River's jobs that it made
-    primary key (tenant, id)
-);
-
-create index operations_at on metered.operations (at);
-
--- The latest time of an id whose record was purged. Never decreases. Always found by its key: with sequential scans off, one would look so
--- expensive that each is compiled first (jit), for 50 ms.
-create table metered.operations_horizon (
-    at  timestamptz not null,           -- ids of this time and before are retired
-    one boolean primary key default true check (one) -- there is one row
-);
-
-insert into metered.operations_horizon (at) values ('-infinity');
 
 -- Advisory locks of one server count there alone. Where the schema is a shard of a Citus cluster, they are taken on the node that has the tables,
 -- whichever node a call came through: by queries of a table with one row, which Citus runs there.
@@ -3018,6 +3020,9 @@ begin
     end if;
 end
 $$;
+
+-- How units that come pay debts back in the fold, on arrays: no function reads or writes a table.
+-- See debts.sql.
 
 -- Overdraft by use, with so many units more for one use, or for none.
 create function metered._with_debt(debts metered.lot_debts[], of_use text, units bigint) returns metered.lot_debts[]
@@ -7482,6 +7487,8 @@ begin
 end
 $$;
 
+-- What a charge would meet, and what counts in a scope: answers of the same rules that write nothing.
+
 -- The answer of _check_limits to charges as if due holds had ended, without ending them. Lots for the use of a charge raise its lifetime limits.
 create function metered._check_now(charges metered.new_charge[], tips metered.ledger[], clk timestamptz, ahead interval,
     out used bigint[], out held bigint[], out refused jsonb)
@@ -7744,6 +7751,29 @@ begin
                 'charge', true));
         end loop;
     end if;
+end
+$$;
+
+-- The part of refused charges that limits admit: each cut by its own limits, or evenly, all cut by as many units as the one that is cut most. Null if
+-- nothing is left.
+create function metered._as_far_as_admitted(charges metered.new_charge[], refused jsonb, evenly boolean) returns metered.new_charge[]
+language plpgsql immutable
+as $$
+declare
+    c    metered.new_charge;
+    less bigint[] := metered._beyond_limits(charges, refused);
+    most bigint := case when evenly then (select max(x) from unnest(less) x) end;
+    i    int := 0;
+    fit  metered.new_charge[];
+begin
+    foreach c in array charges loop
+        i := i + 1;
+        c.amount := c.amount - coalesce(most, less[i]);
+        if c.amount > 0 then
+            fit := fit || c;
+        end if;
+    end loop;
+    return fit;
 end
 $$;
 
@@ -10813,29 +10843,6 @@ begin
         raise exception 'the hold does not allow it' using errcode = 'MT007', detail = answer;
     end if;
     return answer;
-end
-$$;
-
--- The part of refused charges that limits admit: each cut by its own limits, or evenly, all cut by as many units as the one that is cut most. Null if
--- nothing is left.
-create function metered._as_far_as_admitted(charges metered.new_charge[], refused jsonb, evenly boolean) returns metered.new_charge[]
-language plpgsql immutable
-as $$
-declare
-    c    metered.new_charge;
-    less bigint[] := metered._beyond_limits(charges, refused);
-    most bigint := case when evenly then (select max(x) from unnest(less) x) end;
-    i    int := 0;
-    fit  metered.new_charge[];
-begin
-    foreach c in array charges loop
-        i := i + 1;
-        c.amount := c.amount - coalesce(most, less[i]);
-        if c.amount > 0 then
-            fit := fit || c;
-        end if;
-    end loop;
-    return fit;
 end
 $$;
 
@@ -16389,6 +16396,24 @@ comment on column metered.tokens.sole is 'minted by replace_token';
 comment on column metered.tokens.purpose is 'the right that it grants';
 comment on column metered.tokens.subject is 'the user or thing that it is for';
 comment on column metered.tokens.payload is 'json, not jsonb: it comes back byte for byte';
+comment on table metered.operations is 'Commands that committed, by the caller''s id: written with the command''s own writes, so that a record exists exactly where they do. An event of charge_each has one, too, with the result null and one scope. Its issued_at is the time of the id, or else when it occurred. Refusals, too, where the caller asked for the refusal to be remembered.';
+comment on column metered.operations.at is 'when the command was completed';
+comment on column metered.operations.issued_at is 'the time that the id carries, if it does';
+comment on column metered.operations.tenant is 'keeps the ids of tenants apart';
+comment on column metered.operations.id is 'chosen by the caller';
+comment on column metered.operations.fingerprint is 'a version byte and a SHA-256';
+comment on column metered.operations.result is 'JSON, byte for byte as it was returned';
+comment on column metered.operations.scopes is 'the charged scopes, for the receipt';
+comment on column metered.operations.amounts is 'the amount of each charge';
+comment on column metered.operations.seqs is 'the number of each entry';
+comment on column metered.operations.ats is 'the time of each entry';
+comment on column metered.operations.holds is 'JSON: the holds that it placed, captured or released, and the draws of its own steps';
+comment on column metered.operations.refusal is 'the reason of a refusal, whose result is empty';
+comment on column metered.operations.name is 'the command''s name, or null';
+comment on column metered.operations.jobs is 'the ids of River''s jobs that it made';
+comment on table metered.operations_horizon is 'The latest time of an id whose record was purged. Never decreases. Always found by its key: with sequential scans off, one would look so expensive that each is compiled first (jit), for 50 ms.';
+comment on column metered.operations_horizon.at is 'ids of this time and before are retired';
+comment on column metered.operations_horizon.one is 'there is one row';
 comment on table metered.job_keys is 'Which job a key was used for. No foreign key: River deletes finished jobs after a day, and a key must be remembered for longer than its job.';
 comment on column metered.job_keys.job_id is 'river_job.id';
 comment on column metered.job_keys.created_at is 'when the key was claimed';
@@ -16430,24 +16455,6 @@ comment on column metered.parked_scopes.started is 'jobs of the line that starte
 comment on column metered.parked_scopes.since is 'when counting began: the line''s rate is of an hour or two at most';
 comment on column metered.parked_scopes.trouble is 'why the last look failed';
 comment on column metered.parked_scopes.scope is 'the scope';
-comment on table metered.operations is 'Commands that committed, by the caller''s id: written with the command''s own writes, so that a record exists exactly where they do. An event of charge_each has one, too, with the result null and one scope. Its issued_at is the time of the id, or else when it occurred. Refusals, too, where the caller asked for the refusal to be remembered.';
-comment on column metered.operations.at is 'when the command was completed';
-comment on column metered.operations.issued_at is 'the time that the id carries, if it does';
-comment on column metered.operations.tenant is 'keeps the ids of tenants apart';
-comment on column metered.operations.id is 'chosen by the caller';
-comment on column metered.operations.fingerprint is 'a version byte and a SHA-256';
-comment on column metered.operations.result is 'JSON, byte for byte as it was returned';
-comment on column metered.operations.scopes is 'the charged scopes, for the receipt';
-comment on column metered.operations.amounts is 'the amount of each charge';
-comment on column metered.operations.seqs is 'the number of each entry';
-comment on column metered.operations.ats is 'the time of each entry';
-comment on column metered.operations.holds is 'JSON: the holds that it placed, captured or released, and the draws of its own steps';
-comment on column metered.operations.refusal is 'the reason of a refusal, whose result is empty';
-comment on column metered.operations.name is 'the command''s name, or null';
-comment on column metered.operations.jobs is 'the ids of River''s jobs that it made';
-comment on table metered.operations_horizon is 'The latest time of an id whose record was purged. Never decreases. Always found by its key: with sequential scans off, one would look so expensive that each is compiled first (jit), for 50 ms.';
-comment on column metered.operations_horizon.at is 'ids of this time and before are retired';
-comment on column metered.operations_horizon.one is 'there is one row';
 comment on function metered.lock_scopes(text[], int) is 'Takes the locks of scopes for a caller that then reads, charges or credits.';
 comment on table metered.cell is 'The number of the cell that this schema is: see package cells. Other schemas have no row.';
 comment on column metered.cell.no is 'from 0 on';

@@ -30,7 +30,7 @@ create type metered.claimant as (
 
 -- A fingerprint: a version byte`},
 	{"sql/tables.sql", fmt.Sprintf("(version) values (%d);", schema.Version), fmt.Sprintf("(version) values (%d);", schema.Version+1)},
-	{"sql/tables.sql", "    primary key (queue, key)\n);\n", `    claimant   text,                    -- who claimed it; null of the build before
+	{"sql/jobtables.sql", "    primary key (queue, key)\n);\n", `    claimant   text,                    -- who claimed it; null of the build before
     primary key (queue, key)
 );
 

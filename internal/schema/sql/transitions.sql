@@ -118,29 +118,6 @@ begin
 end
 $$;
 
--- The part of refused charges that limits admit: each cut by its own limits, or evenly, all cut by as many units as the one that is cut most. Null if
--- nothing is left.
-create function metered._as_far_as_admitted(charges metered.new_charge[], refused jsonb, evenly boolean) returns metered.new_charge[]
-language plpgsql immutable
-as $$
-declare
-    c    metered.new_charge;
-    less bigint[] := metered._beyond_limits(charges, refused);
-    most bigint := case when evenly then (select max(x) from unnest(less) x) end;
-    i    int := 0;
-    fit  metered.new_charge[];
-begin
-    foreach c in array charges loop
-        i := i + 1;
-        c.amount := c.amount - coalesce(most, less[i]);
-        if c.amount > 0 then
-            fit := fit || c;
-        end if;
-    end loop;
-    return fit;
-end
-$$;
-
 -- Captures holds, all or none: spends all their units (used is null), or units of the scopes of one
 -- hold. A scope whose amount is null spends all, and its limits only report thresholds. refused is null, or why nothing was written.
 --

@@ -1,0 +1,124 @@
+-- What a charge would meet, and what counts in a scope: answers of the same rules that write nothing.
+
+-- The answer of _check_limits to charges as if due holds had ended, without ending them. Lots for the use of a charge raise its lifetime limits.
+create function metered._check_now(charges metered.new_charge[], tips metered.ledger[], clk timestamptz, ahead interval,
+    out used bigint[], out held bigint[], out refused jsonb)
+language plpgsql stable
+as $$
+declare
+    tip     metered.ledger;
+    c       metered.new_charge;
+    verdict record;
+    before  metered.ledger[] := tips;
+    asked   metered.new_charge[];   -- charges as they came, if one is for a use
+    i       int := 0;
+    told    record;
+begin
+    foreach tip in array tips loop
+        held := held || tip.held - case when tip.next_due <= clk then metered._due_units(tip.scope, tip.next_due, clk) else 0 end;
+    end loop;
+    tips := metered._without_lapsing(tips, clk);
+    foreach c in array charges loop
+        i := i + 1;
+        if c.note ? 'use' and before[i].lots_end is not null then
+            asked := coalesce(asked, charges);
+            charges[i].limits := metered._raised(c.limits, metered._kept_for(before[i], c.note ->> 'use', clk), tips[i].spent - tips[i].refunded - tips[i].credited + held[i]
+                + case when tips[i].next_due <= clk then metered._minima(tips[i], null, clk) else 0 end);
+        end if;
+    end loop;
+    verdict := metered._check_limits(charges, tips, held, clk, ahead, null, null, null);
+    used := verdict.used;
+    refused := verdict.refused;
+    if asked is not null then
+        told := metered._told_use(asked, charges, null, used, refused);
+        used := told.used;
+        refused := told.refused;
+    end if;
+end
+$$;
+
+-- The answer of charge at this moment, without a lock and without writing. STABLE, so that
+-- all its statements see one snapshot.
+create function metered.check_charge(charges metered.new_charge[], ahead interval,
+    out used bigint[], out held bigint[], out refused jsonb, out periods timestamptz[])
+language plpgsql stable
+as $$
+declare
+    c    metered.new_charge;
+    tips metered.ledger[];
+    clk  timestamptz := metered.clock();
+    a    record;
+begin
+    foreach c in array charges loop
+        tips := tips || metered._last_entry(c.scope);
+        if c.must_exist then
+            refused := metered._with_absent(refused, c.scope, metered._absence(c.scope));
+        end if;
+    end loop;
+    if refused is not null then
+        return;
+    end if;
+    a := metered._check_now(charges, tips, clk, ahead);
+    used := a.used;
+    held := a.held;
+    refused := a.refused;
+    periods := metered._periods_of(charges, tips, clk);
+end
+$$;
+
+-- The state of each scope, for each pair with a window. Window 0 is
+-- the lifetime, and a null one is a period. with_leases: spends of open leases are used, and not held.
+create function metered.usage(scopes text[], windows interval[], periods metered.period[], with_leases boolean)
+returns table (used bigint, held bigint, spent bigint, refunded bigint, credited bigint, seq bigint, due_us bigint, leased bigint,
+    starts_at timestamptz, ends_at timestamptz)
+language plpgsql stable
+as $$
+declare
+    clk   timestamptz := metered.clock();
+    since timestamptz;
+    tip   metered.ledger;
+    l     record;
+    p     timestamptz[];
+begin
+    for i in 1..cardinality(scopes) loop
+        tip := metered._last_entry(scopes[i]);
+        tip.credited := tip.credited - case when tip.lots_end is not null then metered._lapsing(tip, clk) else 0 end;
+        p := case when windows[i] is null then metered._period_at(periods[i], greatest(clk, tip.at)) end;
+        starts_at := p[1];
+        ends_at := p[2];
+        since := coalesce(greatest(clk, tip.at) - windows[i], starts_at - interval '0.000001');
+        if windows[i] = interval '0' then
+            used := tip.spent - tip.refunded - tip.credited;
+        elsif tip.at <= since then
+            used := 0;
+        else
+            used := (metered._spent_since(tip, since)).used;
+        end if;
+        held := tip.held;
+        spent := tip.spent;
+        if tip.tallied then
+            used := used + metered._tallied_units(tip, case when windows[i] is distinct from interval '0' then since end);
+            spent := spent + metered._tallied_units(tip, null);
+        end if;
+        if tip.next_due <= clk then
+            held := held - metered._due_units(scopes[i], tip.next_due, clk);
+            used := used + metered._minima(tip, case when windows[i] is distinct from interval '0' then since end, clk);
+            spent := spent + metered._minima(tip, null, clk);
+        end if;
+        refunded := tip.refunded;
+        credited := tip.credited;
+        seq := tip.seq;
+        leased := 0;
+        if held > 0 and with_leases then    -- spends of leases count, before they are in the chain
+            l := metered._leased(scopes[i]);
+            leased := l.unspent;
+            held := held - l.unspent - l.spent;
+            used := used + l.spent;
+            spent := spent + l.spent;
+        end if;
+        due_us := case when held > 0 then
+            extract(epoch from metered._first_due(scopes[i], tip.next_due, clk) - clk) * 1000000 end;
+        return next;
+    end loop;
+end
+$$;
