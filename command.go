@@ -231,7 +231,8 @@ func (c *Client) prepare(cmd Command, do work) (*operation, error) {
 		op.First = op.takeSticky
 	}
 	if cmd.Token != nil {
-		if op.Token, err = inTokens.Present(c.Tokens, cmd.Token.Purpose, cmd.Token.Subject, cmd.Token.Presented); err != nil {
+		if op.Token, err = inTokens.Present(c.Tokens, cmd.Token.Purpose, cmd.Token.Subject,
+			cmd.Token.Presented); err != nil {
 			return nil, err
 		}
 	}
@@ -268,10 +269,12 @@ func (o Order) check() error {
 // moves.
 func (c *Client) owns(cmd Command) error {
 	if !c.home.Owns(cmd.Tenant) {
-		return misuse("Command.Tenant", "is %q, want %q, or that and a part after a slash", cmd.Tenant, c.home.Tenant)
+		return misuse("Command.Tenant", "is %q, want %q, or that and a part after a slash",
+			cmd.Tenant, c.home.Tenant)
 	}
 	if cmd.Token != nil && !c.home.Owns(cmd.Token.Subject) {
-		return misuse("Command.Token.Subject", "is %q, want %q, or that and a part after a slash", cmd.Token.Subject, c.home.Tenant)
+		return misuse("Command.Token.Subject", "is %q, want %q, or that and a part after a slash",
+			cmd.Token.Subject, c.home.Tenant)
 	}
 	return nil
 }
@@ -354,7 +357,8 @@ func (op *operation) run(ctx context.Context, tx pgx.Tx) (err error) {
 		op.receipt, err = op.tx.charged.Receipt(op.rec.Answer)
 	}
 	for _, r := range op.tx.upTo {
-		op.receipt.Entries, op.receipt.Crossed = append(op.receipt.Entries, r.Entries...), append(op.receipt.Crossed, r.Crossed...)
+		op.receipt.Entries, op.receipt.Crossed = append(op.receipt.Entries, r.Entries...),
+			append(op.receipt.Crossed, r.Crossed...)
 	}
 	return err
 }
@@ -364,14 +368,16 @@ func (op *operation) run(ctx context.Context, tx pgx.Tx) (err error) {
 func (op *operation) refusedItself(err error) bool {
 	var subscriber *holds.SubscriberError
 	var crossing *fault.Listener
-	return err != nil && fault.Refused(err) && !op.Failed && !errors.As(err, &subscriber) && !errors.As(err, &crossing)
+	return err != nil && fault.Refused(err) && !op.Failed && !errors.As(err, &subscriber) &&
+		!errors.As(err, &crossing)
 }
 
 // record records a refusal, unless there is a record by now.
 func (op *operation) record(ctx context.Context, refusal error) (command.Record, error) {
 	raw := refusalJSON(refusal)
 	if len(raw) > maxResultBytes {
-		return command.Record{}, fmt.Errorf("%w: %d bytes, want at most %d", ErrResult, len(raw), maxResultBytes)
+		return command.Record{}, fmt.Errorf("%w: %d bytes, want at most %d", ErrResult, len(raw),
+			maxResultBytes)
 	}
 	refused := op.Refused(raw)
 	defer func() { op.RoundTrips += refused.RoundTrips }()
@@ -417,7 +423,8 @@ func (c *Client) reportRefusal(ctx context.Context, cmd Command, op *operation, 
 	c.refusals.Add(time.Now(), err)
 	if c.cfg.OnRefusal != nil && fault.Refused(err) {
 		cmd.Token = nil
-		c.cfg.OnRefusal(ctx, RefusedCommand{Command: cmd, Err: err, Sticky: op != nil && op.stickyRefused, Replayed: op != nil && op.rec.Refusal != nil})
+		c.cfg.OnRefusal(ctx, RefusedCommand{Command: cmd, Err: err,
+			Sticky: op != nil && op.stickyRefused, Replayed: op != nil && op.rec.Refusal != nil})
 	}
 	return err
 }

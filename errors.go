@@ -97,7 +97,8 @@ type RunningError struct {
 }
 
 func (e *RunningError) Error() string {
-	return fmt.Sprintf("%v: operation %q of tenant %q, for another %v unless it is renewed", errRunning, e.ID, e.Tenant, e.RetryAfter)
+	return fmt.Sprintf("%v: operation %q of tenant %q, for another %v unless it is renewed",
+		errRunning, e.ID, e.Tenant, e.RetryAfter)
 }
 
 func (e *RunningError) Unwrap() error { return errRunning }
@@ -134,7 +135,8 @@ type RenewalError struct {
 }
 
 func (e *RenewalError) Error() string {
-	return fmt.Sprintf("%v: operation %q can be settled until %s: %v", errNotRenewed, e.ID, e.Due.Format(time.RFC3339), e.Cause)
+	return fmt.Sprintf("%v: operation %q can be settled until %s: %v", errNotRenewed, e.ID,
+		e.Due.Format(time.RFC3339), e.Cause)
 }
 
 func (e *RenewalError) Unwrap() error { return errNotRenewed }

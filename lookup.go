@@ -80,7 +80,8 @@ func (c *Client) Lookup(ctx context.Context, db budget.Querier, tenant, id strin
 	op := Operation{Tenant: tenant, ID: id}
 	look := func(ctx context.Context, db budget.Querier) error {
 		err := answer.QueryRow(ctx, db, c.sql.lookup, tenant, id).
-			Scan(&rec.Result, &rec.Scopes, &rec.Amounts, &rec.Seqs, &rec.Ats, &rec.Holds, &rec.At, &issued, &rec.Refusal, &op.Name, &op.Jobs)
+			Scan(&rec.Result, &rec.Scopes, &rec.Amounts, &rec.Seqs, &rec.Ats, &rec.Holds, &rec.At,
+				&issued, &rec.Refusal, &op.Name, &op.Jobs)
 		if errors.Is(err, pgx.ErrNoRows) {
 			return fmt.Errorf("%w: %q of tenant %q", ErrUnknownOperation, id, tenant)
 		}
@@ -114,7 +115,8 @@ const drawnPrefix = `{"drawn"`
 // recorded has the charges, holds and draws of an operation's record.
 func recorded(rec command.Record) (receipt budget.Receipt, all []holds.Hold, draws []wallet.Drawn, err error) {
 	for i, scope := range rec.Scopes {
-		receipt.Entries = append(receipt.Entries, budget.Posted{Scope: scope, Amount: rec.Amounts[i], Seq: rec.Seqs[i], At: rec.Ats[i]})
+		receipt.Entries = append(receipt.Entries,
+			budget.Posted{Scope: scope, Amount: rec.Amounts[i], Seq: rec.Seqs[i], At: rec.Ats[i]})
 	}
 	for _, raw := range rec.Holds {
 		if strings.HasPrefix(raw, drawnPrefix) {
@@ -127,7 +129,8 @@ func recorded(rec command.Record) (receipt budget.Receipt, all []holds.Hold, dra
 			}
 			d := one.Drawn
 			if d.At = d.At.UTC(); one.Charge {
-				receipt.Entries = append(receipt.Entries, budget.Posted{Scope: d.Wallet, Amount: d.Amount, Seq: d.Seq, At: d.At})
+				receipt.Entries = append(receipt.Entries,
+					budget.Posted{Scope: d.Wallet, Amount: d.Amount, Seq: d.Seq, At: d.At})
 			} else {
 				draws = append(draws, d)
 			}
@@ -177,7 +180,8 @@ func (c *Client) PurgeOperations(ctx context.Context, pool *pgxpool.Pool, opts P
 	if err := c.check.Usable(ctx, pool); err != nil {
 		return 0, err
 	}
-	deleted, err := o.Run(ctx, c.observer, "operations", pool, c.sql.purgeable, c.sql.purge, c.cfg.LockTimeout.Milliseconds())
+	deleted, err := o.Run(ctx, c.observer, "operations", pool, c.sql.purgeable, c.sql.purge,
+		c.cfg.LockTimeout.Milliseconds())
 	if err != nil {
 		return deleted, fault.Failed("metered", "purge operations", err)
 	}
@@ -204,7 +208,8 @@ func refusalJSON(err error) string {
 	r := refusal{Code: fault.Code(err), Text: err.Error(), Attempts: errors.Is(err, ErrTooManyAttempts)}
 	var token *tokens.InvalidError
 	switch {
-	case errors.As(err, &r.Exceeded), errors.As(err, &r.Scopes), errors.As(err, &r.RefundExceeds), errors.As(err, &r.Taken), errors.As(err, &r.State),
+	case errors.As(err, &r.Exceeded), errors.As(err, &r.Scopes), errors.As(err, &r.RefundExceeds),
+		errors.As(err, &r.Taken), errors.As(err, &r.State),
 		errors.As(err, &r.Excess):
 	case errors.As(err, &token):
 		r.Token = token.Reason()
@@ -290,7 +295,8 @@ func Resume[R any](ctx context.Context, c *Client, r Reservation) (*Session[R], 
 	if err := r.recorded(op); err != nil {
 		return nil, err
 	}
-	out := Outcome[R]{Raw: op.Result, Replayed: true, Receipt: op.Receipt, Holds: op.Holds, At: op.At, Draws: op.Draws}
+	out := Outcome[R]{Raw: op.Result, Replayed: true, Receipt: op.Receipt, Holds: op.Holds,
+		At: op.At, Draws: op.Draws}
 	if err := json.Unmarshal(op.Result, &out.Result); err != nil {
 		return nil, fmt.Errorf("metered: read the result of operation %q: %w", r.ID, err)
 	}
@@ -302,7 +308,8 @@ func Resume[R any](ctx context.Context, c *Client, r Reservation) (*Session[R], 
 // repetition of Open. An empty one is any, as in holds.Book.Get.
 func (r *Reservation) recorded(op Operation) error {
 	if r.Holder != "" && (len(op.Holds) == 0 || op.Holds[0].Holder != r.Holder) {
-		return fmt.Errorf("%w: operation %q of tenant %q is not one of holder %q", ErrConflict, r.ID, r.Tenant, r.Holder)
+		return fmt.Errorf("%w: operation %q of tenant %q is not one of holder %q", ErrConflict,
+			r.ID, r.Tenant, r.Holder)
 	}
 	return op.Refusal
 }

@@ -155,9 +155,11 @@ func lendable(of string, cmd Command) error {
 }
 
 // run runs a command in tx, or in a transaction of its own if that is nil.
-func run[R any](ctx context.Context, c *Client, tx pgx.Tx, cmd Command, fn Func[R]) (out Outcome[R], err error) {
+func run[R any](ctx context.Context, c *Client, tx pgx.Tx, cmd Command,
+	fn Func[R]) (out Outcome[R], err error) {
 	var op *operation
-	ctx, span := c.observer.Start(ctx, observe.Op{Work: observe.Command, Name: cmd.Name, Tenant: cmd.Tenant, ID: cmd.ID})
+	ctx, span := c.observer.Start(ctx, observe.Op{Work: observe.Command, Name: cmd.Name,
+		Tenant: cmd.Tenant, ID: cmd.ID})
 	returned := false // else the function panics
 	defer func() { c.ended(ctx, span, op, tx != nil, returned, err) }()
 	op, err = c.prepare(cmd, encoded(fn, &out.Result))
@@ -379,14 +381,19 @@ func New(pool *pgxpool.Pool, cfg Config) (*Client, error) {
 	if cfg.Leases != nil && inLeases.Schema(cfg.Leases) != name {
 		return nil, invalid("Config.Leases", "is of schema %q, want %q", inLeases.Schema(cfg.Leases), name)
 	}
-	c := &Client{pool: pool, cfg: cfg, observer: observed.New(cfg.Observer), refusals: &refusals.Recent{}, schema: name, check: migrate.NewCheck(schema.Current(), name), sql: statements{
-		lookup: name.SQL(lookupSQL), purge: name.SQL(purge.Operations), purgeable: name.SQL(purgeableSQL), notify: fmt.Sprintf(notifyJobsSQL, riverJobs(cfg.River)),
-	}}
+	c := &Client{pool: pool, cfg: cfg, observer: observed.New(cfg.Observer),
+		refusals: &refusals.Recent{}, schema: name, check: migrate.NewCheck(schema.Current(), name),
+		sql: statements{
+			lookup: name.SQL(lookupSQL), purge: name.SQL(purge.Operations),
+			purgeable: name.SQL(purgeableSQL),
+			notify:    fmt.Sprintf(notifyJobsSQL, riverJobs(cfg.River)),
+		}}
 	if err := c.checkNotify(); err != nil {
 		return nil, err
 	}
 	c.engine = command.New(pool, command.Config{
-		Schema: name, LockTimeout: cfg.LockTimeout, MaxFuture: cfg.MaxFuture, ResolveTimeout: cfg.ResolveTimeout, MaxAttempts: cfg.MaxAttempts,
+		Schema: name, LockTimeout: cfg.LockTimeout, MaxFuture: cfg.MaxFuture,
+		ResolveTimeout: cfg.ResolveTimeout, MaxAttempts: cfg.MaxAttempts,
 		Observer: c.observer, Usable: c.check.Usable,
 	})
 	if err := c.setUpPieces(); err != nil {
@@ -408,7 +415,8 @@ func (c *Client) setUpPieces() (err error) {
 		return fmt.Errorf("metered: Config.Holds: %w", err)
 	}
 	c.Tokens, err = tokens.New(tokens.Config{
-		Schema: c.cfg.Schema, Prefix: c.cfg.TokenPrefix, LockTimeout: c.cfg.LockTimeout, Observer: c.cfg.Observer,
+		Schema: c.cfg.Schema, Prefix: c.cfg.TokenPrefix, LockTimeout: c.cfg.LockTimeout,
+		Observer: c.cfg.Observer,
 	})
 	if err != nil {
 		return fmt.Errorf("metered: %w", err)
@@ -471,7 +479,8 @@ func (c *Client) Secret(tenant, operationID, label string) (tokens.Secret, error
 // again, up to Config.MaxAttempts times: fn must have no effect outside tx, and must not end it
 // (ErrTxControl, and its commits stay). An error of fn rolls back. Others: ErrCommitUnknown,
 // ErrTxFailed, ErrNested and budget.ErrSerialization.
-func (c *Client) RunTx(ctx context.Context, opts pgx.TxOptions, fn func(ctx context.Context, tx pgx.Tx) error) error {
+func (c *Client) RunTx(ctx context.Context, opts pgx.TxOptions,
+	fn func(ctx context.Context, tx pgx.Tx) error) error {
 	if err := cmp.Or(c.made(), notNil("fn", fn)); err != nil {
 		return err
 	}
@@ -492,11 +501,13 @@ func (c *Client) RunTx(ctx context.Context, opts pgx.TxOptions, fn func(ctx cont
 
 // here looks again for something that is missing, where the tenant certainly lives, as it does
 // inside a command: it may have been away.
-func (c *Client) here(ctx context.Context, missing error, look func(context.Context, budget.Querier) error) error {
+func (c *Client) here(ctx context.Context, missing error,
+	look func(context.Context, budget.Querier) error) error {
 	if c.home == nil || c.engine.Inside(ctx) {
 		return missing
 	}
-	return c.RunTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(ctx context.Context, tx pgx.Tx) error { return look(ctx, tx) })
+	return c.RunTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted},
+		func(ctx context.Context, tx pgx.Tx) error { return look(ctx, tx) })
 }
 
 func (c *Client) runTx(ctx context.Context, opts pgx.TxOptions, fn func(context.Context, pgx.Tx) error) error {
@@ -522,8 +533,10 @@ func Warm(ctx context.Context, conn *pgx.Conn, schema string) error {
 		return err
 	}
 	cfg := budget.Config{Schema: name.String(), LockTimeout: 5 * time.Second, MaxFuture: 5 * time.Minute}
-	c := &Client{cfg: Config{Config: cfg}, schema: name, observer: observed.New(nil), refusals: &refusals.Recent{}}
-	c.engine = command.New(nil, command.Config{Schema: name, LockTimeout: c.cfg.LockTimeout, MaxFuture: c.cfg.MaxFuture})
+	c := &Client{cfg: Config{Config: cfg}, schema: name, observer: observed.New(nil),
+		refusals: &refusals.Recent{}}
+	c.engine = command.New(nil, command.Config{Schema: name, LockTimeout: c.cfg.LockTimeout,
+		MaxFuture: c.cfg.MaxFuture})
 	if err := c.setUpPieces(); err != nil {
 		return err
 	}
@@ -548,9 +561,11 @@ func (c *Client) warm(ctx context.Context, tx pgx.Tx) error {
 		return []holds.Line{{Scope: of + "/line" + NewID(), Amount: 1, Limits: limits}}
 	}
 	daily := budget.Per(9, budget.Day, time.UTC, time.Time{})
-	rate := []budget.Charge{{Scope: of + "/rate" + NewID(), Amount: 1, Limits: []budget.Limit{budget.PerWindow(9, time.Minute), budget.Lifetime(9)}}}
+	rate := []budget.Charge{{Scope: of + "/rate" + NewID(), Amount: 1,
+		Limits: []budget.Limit{budget.PerWindow(9, time.Minute), budget.Lifetime(9)}}}
 	commands := []Command{
-		{ID: NewID(), Tenant: of, Charges: rate, Holds: []holds.Placement{{Lines: line(daily), TTL: time.Minute}}},
+		{ID: NewID(), Tenant: of, Charges: rate,
+			Holds: []holds.Placement{{Lines: line(daily), TTL: time.Minute}}},
 		{ID: NewID(), Tenant: of, Holds: []holds.Placement{{Lines: line(), TTL: time.Minute}}},
 	}
 	for _, r := range []Reservation{{Lines: line(daily), Charges: rate}, {Lines: line()}} {
@@ -560,12 +575,14 @@ func (c *Client) warm(ctx context.Context, tx pgx.Tx) error {
 		if err != nil {
 			return err
 		}
-		opened, err := open.Scan(answer.QueryRow(ctx, tx, open.SQL, open.Args(ledger.Sending{WaitMS: 1, Tenant: of, Operation: r.ID})...))
+		opened, err := open.Scan(answer.QueryRow(ctx, tx, open.SQL,
+			open.Args(ledger.Sending{WaitMS: 1, Tenant: of, Operation: r.ID})...))
 		if err != nil {
 			return nil
 		}
 		s.id = opened[0].ID
-		if _, err := c.Holds.Extend(ctx, tx, holds.Extend{Tenant: of, IDs: []string{s.id}, By: time.Second}); err != nil {
+		if _, err := c.Holds.Extend(ctx, tx,
+			holds.Extend{Tenant: of, IDs: []string{s.id}, By: time.Second}); err != nil {
 			return nil
 		}
 		capture, err := inHolds.Capture(c.Holds, s.capture(Cost{All: true}))

@@ -70,10 +70,12 @@ func Migrate(ctx context.Context, pool *pgxpool.Pool, opts MigrateOptions) (Migr
 		return MigrateReport{}, err
 	}
 	r, err := migrate.Run(ctx, pool, migrate.Options{
-		Release: schema.Current(), Schema: n, DropPrevious: opts.DropPrevious, River: opts.River, RiverSchema: opts.RiverSchema, OnWait: opts.OnWait,
+		Release: schema.Current(), Schema: n, DropPrevious: opts.DropPrevious, River: opts.River,
+		RiverSchema: opts.RiverSchema, OnWait: opts.OnWait,
 	})
 	return MigrateReport{
-		From: r.From, To: r.To, Repaired: differences(r.Repaired), Dropped: r.Dropped, Previous: r.Previous, River: r.River,
+		From: r.From, To: r.To, Repaired: differences(r.Repaired), Dropped: r.Dropped,
+		Previous: r.Previous, River: r.River,
 	}, err
 }
 

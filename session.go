@@ -227,7 +227,8 @@ func (c *Client) reserve(ctx context.Context, tx pgx.Tx, r Reservation) (_ *sess
 		refused.Charges, refused.Holds = s.r.Charges, []holds.Placement{s.request()}
 		return nil, c.reportRefusal(ctx, refused, nil, err)
 	case s.hold.State != holds.Held: // it was placed by an attempt whose answer was lost, and has ended since
-		return nil, &LostError{ID: r.ID, Cause: &holds.StateError{ID: s.hold.ID, State: s.hold.State, Hold: s.hold}}
+		return nil, &LostError{ID: r.ID, Cause: &holds.StateError{ID: s.hold.ID,
+			State: s.hold.State, Hold: s.hold}}
 	}
 	s.id, s.deadline = s.hold.ID, began.Add(s.hold.Remaining())
 	inHolds.Tell(ctx, c.observer, call.Kind, []holds.Hold{s.hold}, tx != nil)
@@ -252,7 +253,8 @@ func (s *session) forsake(ctx context.Context, placed func(ctx context.Context, 
 func (s *session) request() holds.Placement {
 	r := &s.r
 	return holds.Placement{
-		Tenant: r.Tenant, Holder: r.Holder, Lines: r.Lines, UpTo: r.UpTo, Charges: r.Charges, TTL: r.TTL, Grace: r.Grace, Metadata: r.Metadata, Note: r.Note,
+		Tenant: r.Tenant, Holder: r.Holder, Lines: r.Lines, UpTo: r.UpTo, Charges: r.Charges,
+		TTL: r.TTL, Grace: r.Grace, Metadata: r.Metadata, Note: r.Note,
 	}
 }
 
@@ -276,7 +278,8 @@ func (s *session) prepare() (*holdsCall, *command.Operation, error) {
 	call, err := inHolds.Open(s.client.Holds, s.request(), &ledger.Opening{
 		Operation: r.ID,
 		Command: func() string {
-			sent := ledger.Command{Tenant: r.Tenant, ID: r.ID, Key: op.Key, IssuedAt: issuedAt(s.command(nil)), MaxFuture: s.client.cfg.MaxFuture}
+			sent := ledger.Command{Tenant: r.Tenant, ID: r.ID, Key: op.Key,
+				IssuedAt: issuedAt(s.command(nil)), MaxFuture: s.client.cfg.MaxFuture}
 			return sent.String()
 		},
 		Plain: func() []any {
@@ -288,7 +291,8 @@ func (s *session) prepare() (*holdsCall, *command.Operation, error) {
 			if r.Input != nil {
 				identity = []byte("session of input\x00" + r.Holder)
 			}
-			s.fingerprint, _ = fingerprint(s.command(nil), ledger.PresentedToken{}, []*ledger.Placing{{Identity: identity}})
+			s.fingerprint, _ = fingerprint(s.command(nil), ledger.PresentedToken{},
+				[]*ledger.Placing{{Identity: identity}})
 			return s.fingerprint
 		},
 		Refused: s.refused,
@@ -453,7 +457,8 @@ func (s *Session[R]) settle(ctx context.Context, tx pgx.Tx, used Cost, fn Func[R
 	}
 	for i, l := range used.Lines {
 		if !slices.ContainsFunc(h.r.Lines, func(of holds.Line) bool { return of.Scope == l.Scope }) {
-			return Outcome[R]{}, invalid(fmt.Sprintf("Cost.Lines[%d].Scope", i), "%q is not held: the Reservation has no line of it", l.Scope)
+			return Outcome[R]{}, invalid(fmt.Sprintf("Cost.Lines[%d].Scope", i),
+				"%q is not held: the Reservation has no line of it", l.Scope)
 		}
 	}
 	h.own(call)
@@ -492,7 +497,8 @@ func (s *session) agrees(used Cost, recorded []holds.Hold) error {
 				amount = used.Lines[at].Amount
 			}
 		}
-		cut := (used.Over == holds.OverUpTo || used.Over == holds.OverEvenly) && l.Amount <= l.Captured && l.Captured < amount
+		cut := (used.Over == holds.OverUpTo || used.Over == holds.OverEvenly) &&
+			l.Amount <= l.Captured && l.Captured < amount
 		if amount != l.Captured && !cut {
 			return fmt.Errorf("%w: operation %q of tenant %q was settled with %d units of scope %q, and now with %d",
 				ErrConflict, s.r.ID, s.r.Tenant, l.Captured, l.Scope, amount)
@@ -508,9 +514,15 @@ func (s *session) capture(used Cost) holds.Capture {
 	lines := slices.Clone(used.Lines)
 	fitting := used.Over == holds.OverIfFits || used.Over == holds.OverUpTo || used.Over == holds.OverEvenly
 	for _, l := range s.r.Lines {
-		limits := slices.DeleteFunc(slices.Clone(l.Limits), func(l budget.Limit) bool { _, known := inBudget.TellsSpent(l); return !known && !fitting })
+		limits := slices.DeleteFunc(slices.Clone(l.Limits),
+			func(l budget.Limit) bool {
+				_,
+					known := inBudget.TellsSpent(l)
+				return !known && !fitting
+			})
 		at := slices.IndexFunc(lines, func(of holds.Line) bool { return of.Scope == l.Scope })
-		tells := slices.ContainsFunc(limits, func(l budget.Limit) bool { tells, _ := inBudget.TellsSpent(l); return tells })
+		tells := slices.ContainsFunc(limits,
+			func(l budget.Limit) bool { tells, _ := inBudget.TellsSpent(l); return tells })
 		if at < 0 && used.All && tells {
 			lines = append(lines, holds.Line{Scope: l.Scope, Limits: limits})
 		} else if at >= 0 && lines[at].Limits == nil {
@@ -518,7 +530,8 @@ func (s *session) capture(used Cost) holds.Capture {
 		}
 	}
 	return holds.Capture{
-		Tenant: s.r.Tenant, IDs: []string{s.id}, Holder: s.r.Holder, All: used.All, Lines: lines, Over: used.Over,
+		Tenant: s.r.Tenant, IDs: []string{s.id}, Holder: s.r.Holder, All: used.All, Lines: lines,
+		Over:   used.Over,
 		Entity: used.Entity, Note: cmp.Or(used.Note, s.r.Note),
 	}
 }
@@ -553,14 +566,16 @@ func (s *session) release(ctx context.Context, reason string, until time.Time) (
 	note.Reason = cmp.Or(reason, note.Reason)
 	ctx, span := c.observer.Start(ctx, observe.Op{Work: observe.Call, Name: "holds.release"})
 	defer func() { span.End(err) }()
-	call, err := inHolds.Release(c.Holds, holds.Release{Tenant: s.r.Tenant, IDs: []string{s.id}, Holder: s.r.Holder, Note: note})
+	call, err := inHolds.Release(c.Holds,
+		holds.Release{Tenant: s.r.Tenant, IDs: []string{s.id}, Holder: s.r.Holder, Note: note})
 	if err != nil {
 		return err
 	}
 	var refusal error
 	var released []holds.Hold
 	step := command.Judged(call, &refusal, func(all []holds.Hold) { released = all })
-	err = c.engine.Once(ctx, &command.Operation{Tenant: s.r.Tenant, ID: s.r.ID, Until: until, Enter: c.home.Statement()}, step)
+	err = c.engine.Once(ctx, &command.Operation{Tenant: s.r.Tenant, ID: s.r.ID, Until: until,
+		Enter: c.home.Statement()}, step)
 	lost, state := (*command.Indefinite)(nil), (*holds.StateError)(nil)
 	switch err = cmp.Or(err, refusal); {
 	case errors.As(err, &lost):
@@ -726,33 +741,35 @@ func (s *session) renew(ctx context.Context) error {
 	defer cancel()
 	began := time.Now()
 	var h holds.Hold
-	err := s.client.RunTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(ctx context.Context, tx pgx.Tx) (err error) {
-		book := s.client.Holds
-		if h, err = book.Get(ctx, tx, s.r.Tenant, s.id, s.r.Holder); err != nil {
-			if s.pending && errors.Is(err, holds.ErrUnknown) {
-				return errPending
+	err := s.client.RunTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted},
+		func(ctx context.Context, tx pgx.Tx) (err error) {
+			book := s.client.Holds
+			if h, err = book.Get(ctx, tx, s.r.Tenant, s.id, s.r.Holder); err != nil {
+				if s.pending && errors.Is(err, holds.ErrUnknown) {
+					return errPending
+				}
+				return err
+			}
+			s.pending = false // only this goroutine uses it once the session has started
+			by := s.r.TTL - h.Remaining()
+			if !h.Ceiling.IsZero() {
+				by = min(by, h.Ceiling.Sub(h.Deadline))
+			}
+			switch by = by.Truncate(time.Microsecond); {
+			case h.State != holds.Held:
+				return &holds.StateError{ID: h.ID, State: h.State, Hold: h}
+			case h.Remaining() == 0:
+				return errInGrace
+			case by <= 0:
+				return nil
+			}
+			all, err := book.Extend(ctx, tx, holds.Extend{Tenant: s.r.Tenant, IDs: []string{s.id},
+				Holder: s.r.Holder, By: by, Note: s.r.Note})
+			if err == nil {
+				h = all[0]
 			}
 			return err
-		}
-		s.pending = false // only this goroutine uses it once the session has started
-		by := s.r.TTL - h.Remaining()
-		if !h.Ceiling.IsZero() {
-			by = min(by, h.Ceiling.Sub(h.Deadline))
-		}
-		switch by = by.Truncate(time.Microsecond); {
-		case h.State != holds.Held:
-			return &holds.StateError{ID: h.ID, State: h.State, Hold: h}
-		case h.Remaining() == 0:
-			return errInGrace
-		case by <= 0:
-			return nil
-		}
-		all, err := book.Extend(ctx, tx, holds.Extend{Tenant: s.r.Tenant, IDs: []string{s.id}, Holder: s.r.Holder, By: by, Note: s.r.Note})
-		if err == nil {
-			h = all[0]
-		}
-		return err
-	})
+		})
 	if err != nil {
 		return s.lost(err)
 	}

@@ -96,7 +96,8 @@ func (op *operation) attempt(ctx context.Context, bare pgx.Tx) (command.Ending, 
 	if err != nil {
 		return command.Ending{}, err
 	}
-	end := command.Ending{Result: result, Steps: slices.Concat(tx.entries, tx.holds, tx.draws), Notice: tx.notice(), Jobs: tx.jobIDs}
+	end := command.Ending{Result: result, Steps: slices.Concat(tx.entries, tx.holds, tx.draws),
+		Notice: tx.notice(), Jobs: tx.jobIDs}
 	if tx.charged != nil {
 		end.Charges = &tx.charged.Charging
 		if pool := op.client.cfg.Leases; pool != nil {
@@ -220,7 +221,8 @@ func (t *Tx) Enqueue(ctx context.Context, args river.JobArgs, opts *jobs.Options
 		}
 	}
 	if opts != nil && (opts.Key != "" || opts.Hold != nil) && !t.client.home.Owns(opts.Tenant) { // its key would stay behind when the tenant moves
-		return jobs.Result{}, misuse("Options.Tenant", "is %q, want %q, or that and a part after a slash", opts.Tenant, t.client.home.Tenant)
+		return jobs.Result{}, misuse("Options.Tenant",
+			"is %q, want %q, or that and a part after a slash", opts.Tenant, t.client.home.Tenant)
 	}
 	r, park, err := inJobs.Enqueue(ctx, t.client.enqueuer, t, args, opts)
 	switch {
@@ -249,15 +251,18 @@ func (t *Tx) Secret(label string) (tokens.Secret, error) {
 // Place returns the hold's id. Outcome.Holds has the hold. A cleanup enqueues its job now, with the
 // errors of Enqueue.
 func (t *Tx) Place(ctx context.Context, r holds.Placement, cleanup *holdjobs.Cleanup) (id string, err error) {
-	return t.place(ctx, cleanup, r.Tenant, r.TTL+r.Grace, func() (*holdsCall, error) { return inHolds.Place(t.client.Holds, r) })
+	return t.place(ctx, cleanup, r.Tenant, r.TTL+r.Grace,
+		func() (*holdsCall, error) { return inHolds.Place(t.client.Holds, r) })
 }
 
 // Claim is as Place, also for a claim that its holder has already.
 func (t *Tx) Claim(ctx context.Context, c holds.Claim, cleanup *holdjobs.Cleanup) (id string, err error) {
-	return t.place(ctx, cleanup, c.Tenant, c.TTL+c.Grace, func() (*holdsCall, error) { return inHolds.Claim(t.client.Holds, c) })
+	return t.place(ctx, cleanup, c.Tenant, c.TTL+c.Grace,
+		func() (*holdsCall, error) { return inHolds.Claim(t.client.Holds, c) })
 }
 
-func (t *Tx) place(ctx context.Context, cleanup *holdjobs.Cleanup, tenant string, ttl time.Duration, prepare func() (*holdsCall, error)) (string, error) {
+func (t *Tx) place(ctx context.Context, cleanup *holdjobs.Cleanup, tenant string, ttl time.Duration,
+	prepare func() (*holdsCall, error)) (string, error) {
 	if err := t.open(); err != nil {
 		return "", err
 	}
@@ -334,7 +339,8 @@ var (
 		Claim(b *holds.Book, c holds.Claim) (*ledger.Call[[]holds.Hold], error)
 		Decode(raw []byte) (holds.Hold, error)
 		Extend(b *holds.Book, e holds.Extend) (*ledger.Call[[]holds.Hold], error)
-		OfSession(ctx context.Context, b *holds.Book, db budget.Querier, tenant, operation, holder string) (holds.Hold, []byte, error)
+		OfSession(ctx context.Context, b *holds.Book, db budget.Querier, tenant, operation,
+			holder string) (holds.Hold, []byte, error)
 		Open(b *holds.Book, r holds.Placement, o *ledger.Opening) (*ledger.Call[[]holds.Hold], error)
 		Place(b *holds.Book, r holds.Placement) (*ledger.Call[[]holds.Hold], error)
 		Release(b *holds.Book, r holds.Release) (*ledger.Call[[]holds.Hold], error)
@@ -344,7 +350,8 @@ var (
 	}]("holds")
 
 	inJobs = lend.Borrow[interface {
-		Enqueue(ctx context.Context, e *jobs.Enqueuer, tx pgx.Tx, args river.JobArgs, opts *jobs.Options) (jobs.Result, *ledger.Call[jobs.Result], error)
+		Enqueue(ctx context.Context, e *jobs.Enqueuer, tx pgx.Tx, args river.JobArgs,
+			opts *jobs.Options) (jobs.Result, *ledger.Call[jobs.Result], error)
 	}]("jobs")
 
 	inLeases = lend.Borrow[interface {
@@ -386,7 +393,8 @@ type CommandNotice struct {
 
 // Listen calls handle with each CommandNotice of Clients with Config.NotifyJobs or NotifyChargesFrom, as
 // holds.Book.Listen. For exactly once, enqueue a job.
-func (c *Client) Listen(ctx context.Context, pool *pgxpool.Pool, opts holds.ListenOptions, handle func(context.Context, CommandNotice) error) error {
+func (c *Client) Listen(ctx context.Context, pool *pgxpool.Pool, opts holds.ListenOptions,
+	handle func(context.Context, CommandNotice) error) error {
 	if err := cmp.Or(c.made(), notNil("pool", pool), notNil("handle", handle)); err != nil {
 		return err
 	}
@@ -462,7 +470,8 @@ func (t *Tx) enqueued(r jobs.Result) {
 		t.jobIDs = append(t.jobIDs, r.JobID)
 	}
 	if t.client.cfg.NotifyJobs && r.Created {
-		t.jobs = append(t.jobs, jobs.Enqueued{ID: r.JobID, Queue: r.Job.Queue, Kind: r.Job.Kind, Key: jobs.Key(r.Job), Tenant: jobs.Tenant(r.Job)})
+		t.jobs = append(t.jobs, jobs.Enqueued{ID: r.JobID, Queue: r.Job.Queue, Kind: r.Job.Kind,
+			Key: jobs.Key(r.Job), Tenant: jobs.Tenant(r.Job)})
 	}
 }
 
@@ -519,5 +528,6 @@ func (t *Tx) notice() *command.Statement {
 	if len(ids) == 0 {
 		return &command.Statement{SQL: notifySQL, Args: []any{t.client.channel(), text}}
 	}
-	return &command.Statement{SQL: t.client.sql.notify, Args: []any{t.client.channel(), text, ids, saidJobs, len(charges) > 0 || cut}}
+	return &command.Statement{SQL: t.client.sql.notify,
+		Args: []any{t.client.channel(), text, ids, saidJobs, len(charges) > 0 || cut}}
 }

@@ -48,7 +48,8 @@ func (l *Ledger) ChargeEach(ctx context.Context, tx pgx.Tx, charges ...Charge) (
 			return nil, located("charges", i, err)
 		}
 	}
-	return l.observedEach(ctx, "budget.charge_each", func(ctx context.Context) ([]Result, error) { return l.eachIn(ctx, tx, items) })
+	return l.observedEach(ctx, "budget.charge_each",
+		func(ctx context.Context) ([]Result, error) { return l.eachIn(ctx, tx, items) })
 }
 
 // eachIn makes charges in a transaction of a caller's: if some have thresholds in a savepoint,
@@ -85,12 +86,14 @@ func (l *Ledger) newItem(c Charge) (*item, error) {
 		return nil, err
 	}
 	a := &item{limits: c.Limits, charge: ledger.Charge{
-		Scope: c.Scope, Key: l.LockKey(c.Scope), Amount: c.Amount, Note: c.Note.json(), MustExist: c.MustExist || l.mustExist,
-		Limits: make([]ledger.Limit, len(c.Limits)),
+		Scope: c.Scope, Key: l.LockKey(c.Scope), Amount: c.Amount, Note: c.Note.json(),
+		MustExist: c.MustExist || l.mustExist,
+		Limits:    make([]ledger.Limit, len(c.Limits)),
 	}}
 	for i, limit := range c.Limits {
 		if limit.query != nil {
-			return nil, located(".Limits", i, invalid(".MaxFrom", "is not for a batch: its scopes are locked and charged in one statement"))
+			return nil, located(".Limits", i,
+				invalid(".MaxFrom", "is not for a batch: its scopes are locked and charged in one statement"))
 		}
 		a.charge.Limits[i] = limit.sent()
 	}
@@ -105,12 +108,14 @@ select nth, coalesce(seq, 0), coalesce(at, 'epoch'), used, coalesce(held, 0), re
 from metered.charge_each($1::metered.new_charge[], $2::metered.new_event[], $3::interval, $4::interval, $5::interval, $6::int, $7::bool)`
 
 // each makes charges. With skipBusy those whose lock is not free get ErrBusy, and nobody waits.
-func (l *Ledger) each(ctx context.Context, db Querier, items []*item, skipBusy, telling bool) ([]Result, error) {
+func (l *Ledger) each(ctx context.Context, db Querier, items []*item, skipBusy,
+	telling bool) ([]Result, error) {
 	charges, events := make([]ledger.Charge, len(items)), make([]*ledger.Event, len(items))
 	for i, a := range items {
 		charges[i], events[i] = a.charge, a.event
 	}
-	rows, err := answer.Query(ctx, db, l.sql.each, ledger.Charges(ledger.Telling(charges, telling)), ledger.Events(events),
+	rows, err := answer.Query(ctx, db, l.sql.each, ledger.Charges(ledger.Telling(charges, telling)),
+		ledger.Events(events),
 		interval(l.tolerance), interval(l.late), interval(l.future), l.waitMS(), skipBusy)
 	if err != nil {
 		return nil, failed("charge each", err)
@@ -158,7 +163,8 @@ var statusErrors = map[string]error{
 }
 
 func (a *item) result(row *eachRow) Result {
-	posted := Posted{Scope: a.charge.Scope, Amount: a.charge.Amount, Seq: row.seq, At: row.at, Replayed: row.status == "replay"}
+	posted := Posted{Scope: a.charge.Scope, Amount: a.charge.Amount, Seq: row.seq, At: row.at,
+		Replayed: row.status == "replay"}
 	switch kind := statusErrors[row.status]; {
 	case kind != nil && a.event != nil:
 		return Result{Err: fmt.Errorf("%w: event %q of tenant %q", kind, a.event.ID, a.event.Tenant)}
@@ -169,7 +175,9 @@ func (a *item) result(row *eachRow) Result {
 	case row.status != "":
 		var detail string
 		_ = json.Unmarshal(row.refused, &detail) // null without one
-		return Result{Err: failed("charge", &pgconn.PgError{Severity: "ERROR", SeverityUnlocalized: "ERROR", Code: row.status, Message: "refused in a batch", Detail: detail})}
+		return Result{Err: failed("charge",
+			&pgconn.PgError{Severity: "ERROR", SeverityUnlocalized: "ERROR", Code: row.status,
+				Message: "refused in a batch", Detail: detail})}
 	case len(row.refused) > 0:
 		m := &merged{charges: []ledger.Charge{a.charge}, limits: [][]Limit{a.limits}}
 		return Result{Err: m.exceeded(row.refused)}

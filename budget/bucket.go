@@ -138,7 +138,8 @@ func nextHour(t time.Time) time.Time {
 	for {
 		_, offset := t.Zone()
 		ends := zoneEnds(t)
-		next := t.Add(time.Duration(3600-mod(t.Unix()+int64(offset), 3600))*time.Second - time.Duration(t.Nanosecond()))
+		left := 3600 - mod(t.Unix()+int64(offset), 3600)
+		next := t.Add(time.Duration(left)*time.Second - time.Duration(t.Nanosecond()))
 		if ends.IsZero() || next.Before(ends) {
 			return next
 		}

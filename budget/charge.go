@@ -116,7 +116,8 @@ func (l *Ledger) prepareCharge(charges ...Charge) (*ledger.ChargeCall[Receipt], 
 	sql, _ := call.Short(l.sql.chargePlain, l.sql.chargeTotal)
 	if sql == "" {
 		call.Call.Args = func(s ledger.Sending) []any {
-			return []any{ledger.Summed(ledger.Telling(call.Charges, s.Telling)), call.Tolerance, s.WaitMS, call.Standing}
+			return []any{ledger.Summed(ledger.Telling(call.Charges, s.Telling)), call.Tolerance,
+				s.WaitMS, call.Standing}
 		}
 		return call, nil
 	}
@@ -160,7 +161,8 @@ func (l *Ledger) prepareUpTo(charges ...Charge) (*ledger.ChargeCall[Receipt], er
 	}
 	for i, c := range charges {
 		if c.Amount != charges[0].Amount {
-			return nil, invalid(index("charges", i, ".Amount"), "%d is not that of the first charge, %d", c.Amount, charges[0].Amount)
+			return nil, invalid(index("charges", i, ".Amount"),
+				"%d is not that of the first charge, %d", c.Amount, charges[0].Amount)
 		}
 		if i == len(call.Charges) || call.Charges[i].Scope != c.Scope {
 			return nil, invalid(index("charges", i, ".Scope"), "%q has a charge already", c.Scope)
@@ -172,7 +174,8 @@ func (l *Ledger) prepareUpTo(charges ...Charge) (*ledger.ChargeCall[Receipt], er
 	var a ledger.Answer
 	call.Call.Scan = func(row pgx.Row) (Receipt, error) {
 		a = ledger.Answer{}
-		if err := row.Scan(&a.Amount, &a.Seqs, &a.Ats, &a.Used, &a.Held, &a.Refused, &a.Periods, &a.Crossed); err != nil {
+		if err := row.Scan(&a.Amount, &a.Seqs, &a.Ats, &a.Used, &a.Held, &a.Refused, &a.Periods,
+			&a.Crossed); err != nil {
 			return Receipt{}, call.Failed(err)
 		}
 		return call.Receipt(a)
@@ -182,7 +185,8 @@ func (l *Ledger) prepareUpTo(charges ...Charge) (*ledger.ChargeCall[Receipt], er
 }
 
 // charge carries out a call of charges in tx.
-func (l *Ledger) charge(ctx context.Context, tx pgx.Tx, name string, prepare func(*Ledger, ...Charge) (*ledger.ChargeCall[Receipt], error),
+func (l *Ledger) charge(ctx context.Context, tx pgx.Tx, name string,
+	prepare func(*Ledger, ...Charge) (*ledger.ChargeCall[Receipt], error),
 	charges []Charge) (r Receipt, err error) {
 	if err := notNil("tx", tx); err != nil {
 		return Receipt{}, err
@@ -196,12 +200,14 @@ func (l *Ledger) charge(ctx context.Context, tx pgx.Tx, name string, prepare fun
 	call := p.Call
 	if len(call.Queries) > 0 {
 		lock := ledger.LockAllArgs(l.waitMS(), call.Locks)
-		if err := ledger.Ask(ctx, tx, l.sql.lockAll, lock, call.Queries, func(err error) error { return failed("charge", err) }); err != nil {
+		if err := ledger.Ask(ctx, tx, l.sql.lockAll, lock, call.Queries,
+			func(err error) error { return failed("charge", err) }); err != nil {
 			return Receipt{}, err
 		}
 	}
 	return ledger.SilentlyIn(ctx, tx, "budget", func(tx pgx.Tx, telling bool) (Receipt, error) {
-		r, err := call.Scan(answer.QueryRow(ctx, tx, call.SQL, call.Args(ledger.Sending{WaitMS: l.waitMS(), Telling: telling})...))
+		r, err := call.Scan(answer.QueryRow(ctx, tx, call.SQL,
+			call.Args(ledger.Sending{WaitMS: l.waitMS(), Telling: telling})...))
 		if err == nil {
 			err = l.tellCrossings(ctx, tx, r.Crossed)
 		}

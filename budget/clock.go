@@ -28,7 +28,8 @@ order by t.scope collate "C"`
 
 // ClockAhead yields scopes whose last entry is ahead of the clock by more than tolerance, 0 for
 // Config.ClockTolerance.
-func (l *Ledger) ClockAhead(ctx context.Context, db Querier, tolerance time.Duration) iter.Seq2[ClockState, error] {
+func (l *Ledger) ClockAhead(ctx context.Context, db Querier,
+	tolerance time.Duration) iter.Seq2[ClockState, error] {
 	return func(yield func(ClockState, error) bool) {
 		if err := cmp.Or(l.made(), notNil("db", db)); err != nil {
 			yield(ClockState{}, err)
@@ -64,7 +65,8 @@ func (l *Ledger) ClockAhead(ctx context.Context, db Querier, tolerance time.Dura
 }
 
 // aheadOf returns those of the scopes that are ahead.
-func (l *Ledger) aheadOf(ctx context.Context, db Querier, scopes []string, tolerance time.Duration) ([]ClockState, error) {
+func (l *Ledger) aheadOf(ctx context.Context, db Querier, scopes []string,
+	tolerance time.Duration) ([]ClockState, error) {
 	rows, err := answer.Query(ctx, db, l.sql.ahead, scopes, interval(tolerance))
 	if err != nil {
 		return nil, failed("scopes ahead", err)
@@ -97,7 +99,8 @@ func (l *Ledger) RepairClock(ctx context.Context, tx pgx.Tx, scope string, note 
 	}
 	r := ClockState{Scope: scope}
 	var aheadUS int64
-	err := answer.QueryRow(ctx, tx, l.sql.repair, scope, l.LockKey(scope), l.waitMS(), note.json()).Scan(&r.Seq, &r.At, &aheadUS)
+	err := answer.QueryRow(ctx, tx, l.sql.repair, scope, l.LockKey(scope), l.waitMS(),
+		note.json()).Scan(&r.Seq, &r.At, &aheadUS)
 	if err != nil {
 		return ClockState{}, failed("repair clock", err)
 	}

@@ -46,7 +46,8 @@ func (l *Ledger) prepareCredit(c Credit) (*ledger.Call[Posted], error) {
 	return &ledger.Call[Posted]{
 		SQL: l.sql.credit, Locks: ledger.Locks{Keys: []int64{key}},
 		Args: func(s ledger.Sending) []any {
-			return []any{c.Scope, key, c.Amount, c.MustExist || l.mustExist, s.WaitMS, s.Origin(c.Note.json()), s.Raising}
+			return []any{c.Scope, key, c.Amount, c.MustExist || l.mustExist, s.WaitMS,
+				s.Origin(c.Note.json()), s.Raising}
 		},
 		Scan: func(row pgx.Row) (Posted, error) {
 			p := Posted{Scope: c.Scope, Amount: c.Amount}

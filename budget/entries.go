@@ -119,7 +119,8 @@ where scope = $1 and seq > $2 and seq < $3 `
 )
 
 // Entries yields a scope's entries. A purge leaves a gap after entry 1.
-func (l *Ledger) Entries(ctx context.Context, db Querier, scope string, opts EntriesOptions) iter.Seq2[Entry, error] {
+func (l *Ledger) Entries(ctx context.Context, db Querier, scope string,
+	opts EntriesOptions) iter.Seq2[Entry, error] {
 	return func(yield func(Entry, error) bool) {
 		after, before, err := l.between(ctx, db, scope, opts)
 		if err != nil {
@@ -142,7 +143,8 @@ func (l *Ledger) Entries(ctx context.Context, db Querier, scope string, opts Ent
 				yield(Entry{}, failed("entries", err))
 				return
 			}
-			page, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (Entry, error) { return scanEntry(row) })
+			page, err := pgx.CollectRows(rows,
+				func(row pgx.CollectableRow) (Entry, error) { return scanEntry(row) })
 			if err != nil {
 				yield(Entry{}, failed("entries", err))
 				return
@@ -167,7 +169,8 @@ func (l *Ledger) Entries(ctx context.Context, db Querier, scope string, opts Ent
 
 // between is the part of a chain that opts selects: the entries after one number, and before
 // another.
-func (l *Ledger) between(ctx context.Context, db Querier, scope string, opts EntriesOptions) (after, before int64, err error) {
+func (l *Ledger) between(ctx context.Context, db Querier, scope string,
+	opts EntriesOptions) (after, before int64, err error) {
 	if err := cmp.Or(l.made(), notNil("db", db), checkScope("scope", scope)); err != nil {
 		return 0, 0, err
 	}
@@ -189,7 +192,8 @@ func (l *Ledger) between(ctx context.Context, db Querier, scope string, opts Ent
 	if len(times) == 0 {
 		return after, before, nil
 	}
-	if err := cmp.Or(checkTime("EntriesOptions.From", opts.From), checkTime("EntriesOptions.To", opts.To)); err != nil {
+	if err := cmp.Or(checkTime("EntriesOptions.From", opts.From),
+		checkTime("EntriesOptions.To", opts.To)); err != nil {
 		return 0, 0, err
 	}
 	if len(times) == 2 && !times[0].Before(times[1]) {
@@ -215,9 +219,11 @@ func scanEntry(row pgx.CollectableRow, more ...any) (Entry, error) {
 	var at int64
 	var due *int64
 	var occurred string
-	err := row.Scan(append([]any{&e.Scope, &e.Seq, &kind, &e.Amount, &at, &e.Epoch, &e.Spent, &e.Refunded, &e.Credited, &e.Held,
+	err := row.Scan(append([]any{&e.Scope, &e.Seq, &kind, &e.Amount, &at, &e.Epoch, &e.Spent,
+		&e.Refunded, &e.Credited, &e.Held,
 		&due, &e.Ref, &e.Hold, &e.OperationTenant, &e.Operation,
-		&e.Note.Actor, &e.Note.Tenant, &e.Note.Correlation, &e.Note.Reason, &e.Note.Use, &occurred}, more...)...)
+		&e.Note.Actor, &e.Note.Tenant, &e.Note.Correlation, &e.Note.Reason, &e.Note.Use, &occurred},
+		more...)...)
 	if err != nil {
 		return Entry{}, err
 	}

@@ -221,5 +221,6 @@ func clockError(err error) error {
 	if errors.As(err, &pgErr) {
 		_ = json.Unmarshal([]byte(pgErr.Detail), &detail) // the schema wrote it
 	}
-	return fmt.Errorf("%w: scope %q by %v: %w", ErrClock, detail.Scope, time.Duration(detail.AheadUS)*time.Microsecond, err)
+	return fmt.Errorf("%w: scope %q by %v: %w", ErrClock, detail.Scope,
+		time.Duration(detail.AheadUS)*time.Microsecond, err)
 }

@@ -51,11 +51,13 @@ func (l *Ledger) Ingest(ctx context.Context, tx pgx.Tx, events ...UsageEvent) ([
 			return nil, located("events", i, err)
 		}
 	}
-	return l.observedEach(ctx, "budget.ingest", func(ctx context.Context) ([]Result, error) { return l.eachIn(ctx, tx, items) })
+	return l.observedEach(ctx, "budget.ingest",
+		func(ctx context.Context) ([]Result, error) { return l.eachIn(ctx, tx, items) })
 }
 
 // eachOnce is each for charges among which an event may be several times.
-func (l *Ledger) eachOnce(ctx context.Context, db Querier, items []*item, skipBusy, telling bool) ([]Result, error) {
+func (l *Ledger) eachOnce(ctx context.Context, db Querier, items []*item, skipBusy,
+	telling bool) ([]Result, error) {
 	type id struct{ tenant, id string }
 	first := make(map[id]int) // in distinct
 	place := make([]int, len(items))
@@ -93,7 +95,8 @@ func (l *Ledger) newEventItem(e *UsageEvent) (*item, error) {
 	if e.ID == "" {
 		return nil, invalid(".ID", "is empty")
 	}
-	if err := cmp.Or(checkText(".ID", e.ID, maxIDBytes), checkText(".Tenant", e.Tenant, maxIDBytes)); err != nil {
+	if err := cmp.Or(checkText(".ID", e.ID, maxIDBytes),
+		checkText(".Tenant", e.Tenant, maxIDBytes)); err != nil {
 		return nil, err
 	}
 	if at := e.OccurredAt; !at.IsZero() && (at.Year() < 1 || at.Year() > 9999) {

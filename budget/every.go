@@ -67,7 +67,8 @@ func (u Unit) lasts() (months, days int) {
 		return 0, 0
 	}
 	for _, of := range units {
-		if months, days = n*of.months, n*of.days; name == string(of.Unit)+"s" && months <= maxMonths && days <= maxDays && unitOf(months, days) == u {
+		if months, days = n*of.months, n*of.days; name == string(of.Unit)+"s" &&
+			months <= maxMonths && days <= maxDays && unitOf(months, days) == u {
 			return months, days
 		}
 	}

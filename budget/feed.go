@@ -119,7 +119,8 @@ const (
 
 	feedSQL = `select ` + feedColumns + `metered.read_feed($1::int, $2::bigint, $3::int) f) x order by no`
 
-	consumeFeedSQL = `select ` + feedColumns + `metered.consume_feed($1::text, $2::int, $3::interval, $4::bool) f) x order by no`
+	consumeFeedSQL = `select ` + feedColumns +
+		`metered.consume_feed($1::text, $2::int, $3::interval, $4::bool) f) x order by no`
 
 	feedConsumersSQL = `
 select consumer, consumed, unread, (extract(epoch from unread_since) * 1e6)::bigint, (extract(epoch from moved_at) * 1e6)::bigint,
@@ -165,7 +166,8 @@ func (l *Ledger) numberFeed(ctx context.Context, db Querier) (numbered int64, mo
 // transactions. Entries that were purged behind the cursor are a *FeedGapError.
 //
 // What each entry is used for must happen once for good: see ConsumeFeed.
-func (l *Ledger) Feed(ctx context.Context, db Querier, after FeedCursor, opts FeedOptions) iter.Seq2[FeedEntry, error] {
+func (l *Ledger) Feed(ctx context.Context, db Querier, after FeedCursor,
+	opts FeedOptions) iter.Seq2[FeedEntry, error] {
 	return func(yield func(FeedEntry, error) bool) {
 		history, number, err := after.parts()
 		if err = cmp.Or(l.made(), notNil("db", db), err, opts.check(0)); err == nil {
@@ -208,8 +210,10 @@ func (l *Ledger) Feed(ctx context.Context, db Querier, after FeedCursor, opts Fe
 // The first call with a name makes the consumer. Its row is locked until the end of tx: a second
 // process that consumes by that name waits. It gives no numbers: see NumberFeed, and RunFeed,
 // which most programs want. A *FeedGapError ends tx. DropFeedConsumer and a new beginning get over it.
-func (l *Ledger) ConsumeFeed(ctx context.Context, tx pgx.Tx, consumer string, opts FeedOptions) ([]FeedEntry, error) {
-	if err := cmp.Or(l.made(), notNil("tx", tx), checkText("consumer", consumer, maxIDBytes), opts.check(feedPage)); err != nil {
+func (l *Ledger) ConsumeFeed(ctx context.Context, tx pgx.Tx, consumer string,
+	opts FeedOptions) ([]FeedEntry, error) {
+	if err := cmp.Or(l.made(), notNil("tx", tx), checkText("consumer", consumer, maxIDBytes),
+		opts.check(feedPage)); err != nil {
 		return nil, err
 	}
 	if consumer == "" {
@@ -371,5 +375,6 @@ func feedGap(err error) error {
 	if errors.As(err, &pgErr) {
 		_ = json.Unmarshal([]byte(pgErr.Detail), &detail) // the schema wrote it
 	}
-	return &FeedGapError{First: detail.First, Lost: detail.Lost, Start: feedCursor(detail.History, detail.First-1)}
+	return &FeedGapError{First: detail.First, Lost: detail.Lost,
+		Start: feedCursor(detail.History, detail.First-1)}
 }

@@ -113,7 +113,8 @@ func splits(err error) bool {
 	if untold := (*fault.Listener)(nil); errors.As(err, &untold) {
 		return !sqlstate.Collided(err)
 	}
-	return sqlstate.Class(state) == "22" || state == sqlstate.OutOfMemory || state == sqlstate.UnknownZone || state == sqlstate.Thresholds
+	return sqlstate.Class(state) == "22" || state == sqlstate.OutOfMemory ||
+		state == sqlstate.UnknownZone || state == sqlstate.Thresholds
 }
 
 func (l *lane) send(ctx context.Context, batch []*call, skipBusy bool) (results []Result, err error) {

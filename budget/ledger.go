@@ -106,9 +106,11 @@ func New(cfg Config) (*Ledger, error) {
 		cfg.ClockTolerance = defaultClockTolerance
 	}
 	if cfg.ClockTolerance < time.Microsecond || cfg.ClockTolerance > maxClockTolerance {
-		return nil, invalid("Config.ClockTolerance", "%v is not from 1µs to %v", cfg.ClockTolerance, maxClockTolerance)
+		return nil, invalid("Config.ClockTolerance", "%v is not from 1µs to %v", cfg.ClockTolerance,
+			maxClockTolerance)
 	}
-	cfg.MaxLateness, cfg.MaxFuture = cmp.Or(cfg.MaxLateness, defaultMaxLateness), cmp.Or(cfg.MaxFuture, defaultMaxFuture)
+	cfg.MaxLateness, cfg.MaxFuture = cmp.Or(cfg.MaxLateness, defaultMaxLateness),
+		cmp.Or(cfg.MaxFuture, defaultMaxFuture)
 	if cfg.MaxLateness < time.Second || cfg.MaxLateness > maxMaxLateness {
 		return nil, invalid("Config.MaxLateness", "%v is not from 1s to %v", cfg.MaxLateness, maxMaxLateness)
 	}
@@ -148,12 +150,20 @@ type statements struct {
 
 func render(n schema.Name) statements {
 	return statements{
-		lock: n.SQL(lockSQL), lockAll: n.SQL(ledger.LockAllSQL), charge: n.SQL(chargeSQL), chargePlain: n.SQL(chargePlainSQL), chargeTotal: n.SQL(chargeTotalSQL), upTo: n.SQL(upToSQL), each: n.SQL(eachSQL), check: n.SQL(checkSQL), usage: n.SQL(usageSQL),
+		lock: n.SQL(lockSQL), lockAll: n.SQL(ledger.LockAllSQL), charge: n.SQL(chargeSQL),
+		chargePlain: n.SQL(chargePlainSQL), chargeTotal: n.SQL(chargeTotalSQL),
+		upTo: n.SQL(upToSQL), each: n.SQL(eachSQL), check: n.SQL(checkSQL),
+		usage:  n.SQL(usageSQL),
 		credit: n.SQL(creditSQL), refund: n.SQL(refundSQL),
-		entries: n.SQL(entriesSQL), newest: n.SQL(newestSQL), search: n.SQL(searchSQL), usageAt: n.SQL(usageAtSQL),
-		scopes: n.SQL(scopesSQL), purge: n.SQL(purgeSQL), purgeable: n.SQL(purgeableSQL), ahead: n.SQL(aheadSQL), repair: n.SQL(repairSQL),
-		chain: n.SQL(chainSQL), anchors: n.SQL(anchorsSQL), tallies: n.SQL(talliesSQL), refundSums: n.SQL(refundSumsSQL), refunded: n.SQL(refundedSQL),
-		held: n.SQL(heldSQL), leases: n.SQL(leasesSQL), carved: n.SQL(carvedSQL), lots: n.SQL(lotsSQL), anyLots: n.SQL(anyLotsSQL), carried: n.SQL(carriedSQL), zones: n.SQL(zonesSQL),
+		entries: n.SQL(entriesSQL), newest: n.SQL(newestSQL), search: n.SQL(searchSQL),
+		usageAt: n.SQL(usageAtSQL),
+		scopes:  n.SQL(scopesSQL), purge: n.SQL(purgeSQL), purgeable: n.SQL(purgeableSQL),
+		ahead: n.SQL(aheadSQL), repair: n.SQL(repairSQL),
+		chain: n.SQL(chainSQL), anchors: n.SQL(anchorsSQL), tallies: n.SQL(talliesSQL),
+		refundSums: n.SQL(refundSumsSQL), refunded: n.SQL(refundedSQL),
+		held: n.SQL(heldSQL), leases: n.SQL(leasesSQL), carved: n.SQL(carvedSQL),
+		lots: n.SQL(lotsSQL), anyLots: n.SQL(anyLotsSQL), carried: n.SQL(carriedSQL),
+		zones:  n.SQL(zonesSQL),
 		create: n.SQL(createSQL), retire: n.SQL(retireSQL), resources: n.SQL(resourcesSQL),
 		number: n.SQL(numberFeedSQL), feed: n.SQL(feedSQL), consume: n.SQL(consumeFeedSQL),
 		consumers: n.SQL(feedConsumersSQL), dropConsumer: n.SQL(dropConsumerSQL),

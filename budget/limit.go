@@ -157,7 +157,8 @@ type limitJSON struct {
 
 func (l Limit) MarshalJSON() ([]byte, error) {
 	return json.Marshal(limitJSON{
-		Name: l.Name, Max: l.Max, WindowUS: l.Window.Microseconds(), Lifetime: l.Lifetime, Prepaid: l.Prepaid, Observe: l.Observe,
+		Name: l.Name, Max: l.Max, WindowUS: l.Window.Microseconds(), Lifetime: l.Lifetime,
+		Prepaid: l.Prepaid, Observe: l.Observe,
 		periodJSON: l.Period.json(), Thresholds: l.Thresholds(),
 	})
 }

@@ -36,7 +36,8 @@ func (l *Ledger) checkNote(field string, n Note) error {
 		return invalid(field+".Actor", "is empty, and Config.RequireActor is set")
 	}
 	for _, f := range []struct{ name, text string }{
-		{".Actor", n.Actor}, {".Tenant", n.Tenant}, {".Correlation", n.Correlation}, {".Reason", n.Reason}, {".Use", n.Use},
+		{".Actor", n.Actor}, {".Tenant", n.Tenant}, {".Correlation", n.Correlation},
+		{".Reason", n.Reason}, {".Use", n.Use},
 	} {
 		if err := checkText(field+f.name, f.text, maxNoteBytes); err != nil {
 			return err

@@ -41,7 +41,8 @@ func (l *Ledger) ChargeNow(ctx context.Context, pool *pgxpool.Pool, charge Charg
 	var r Receipt
 	err = pause.Collided(ctx, l.observer, "budget", maxAttempts, func() error {
 		return l.alone(ctx, pool, func(db Querier, telling bool) (crossed []Crossing, err error) {
-			r, err = call.Scan(answer.QueryRow(ctx, db, call.SQL, call.Args(ledger.Sending{WaitMS: l.waitMS(), Telling: telling})...))
+			r, err = call.Scan(answer.QueryRow(ctx, db, call.SQL,
+				call.Args(ledger.Sending{WaitMS: l.waitMS(), Telling: telling})...))
 			return r.Crossed, err
 		})
 	})
@@ -54,7 +55,8 @@ func (l *Ledger) ChargeNow(ctx context.Context, pool *pgxpool.Pool, charge Charg
 // alone runs one statement in a transaction of its own, which the server commits. If the statement
 // crosses thresholds, it runs in one that reports them before it commits. An error that leaves open
 // whether it committed is ErrCommitUnknown.
-func (l *Ledger) alone(ctx context.Context, pool *pgxpool.Pool, run func(db Querier, telling bool) ([]Crossing, error)) error {
+func (l *Ledger) alone(ctx context.Context, pool *pgxpool.Pool,
+	run func(db Querier, telling bool) ([]Crossing, error)) error {
 	return ledger.Silently(func(telling bool) error {
 		pins := answer.Textual(pool)
 		if !telling && !pins {

@@ -39,7 +39,8 @@ func tellRefused(ctx context.Context, to *observed.To, err error) {
 }
 
 // observedEach is a call whose results are each an answer.
-func (l *Ledger) observedEach(ctx context.Context, name string, each func(context.Context) ([]Result, error)) ([]Result, error) {
+func (l *Ledger) observedEach(ctx context.Context, name string,
+	each func(context.Context) ([]Result, error)) ([]Result, error) {
 	ctx, span := l.begin(ctx, name)
 	results, err := each(ctx)
 	l.tellResults(ctx, results)

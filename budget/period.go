@@ -128,9 +128,11 @@ func (p Period) json() periodJSON {
 // period is the JSON's period, which may be none.
 func (j periodJSON) period() (Period, error) {
 	if j.PeriodUS < 0 || j.PeriodUS > bounds.MaxWindow.Microseconds() {
-		return Period{}, invalid("period_us", "%d is not from 1 to %d", j.PeriodUS, bounds.MaxWindow.Microseconds())
+		return Period{}, invalid("period_us", "%d is not from 1 to %d", j.PeriodUS,
+			bounds.MaxWindow.Microseconds())
 	}
-	p := Period{Unit: j.Unit, Length: time.Duration(j.PeriodUS) * time.Microsecond, Zone: j.Zone, Anchor: anchored(j.Anchor)}
+	p := Period{Unit: j.Unit, Length: time.Duration(j.PeriodUS) * time.Microsecond, Zone: j.Zone,
+		Anchor: anchored(j.Anchor)}
 	if p.IsZero() {
 		return p, nil
 	}

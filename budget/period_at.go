@@ -19,7 +19,8 @@ func (p Period) At(t time.Time) (start, end time.Time, err error) {
 	}
 	t = t.UTC().Truncate(time.Microsecond)
 	if p.Unit == "" {
-		into := time.Duration(mod(t.UnixMicro()-p.Anchor.UnixMicro(), p.Length.Microseconds())) * time.Microsecond
+		into := time.Duration(mod(t.UnixMicro()-p.Anchor.UnixMicro(),
+			p.Length.Microseconds())) * time.Microsecond
 		return t.Add(-into), t.Add(p.Length - into), nil
 	}
 	loc, err := time.LoadLocation(p.Zone)

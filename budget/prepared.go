@@ -144,15 +144,22 @@ func (l *Ledger) prepare(charges ...Charge) (*ledger.ChargeCall[Receipt], error)
 	locks.Keys = slices.Compact(locks.Keys)
 	tolerance, standing := interval(l.tolerance), slices.Contains(m.quiet, false)
 	return &ledger.ChargeCall[Receipt]{
-		Charging: ledger.Charging{Charges: m.charges, Queries: queries, Locks: locks, Tolerance: tolerance, Standing: standing, Refused: m.exceeded, Failed: m.failed, Cross: m.cross},
+		Charging: ledger.Charging{Charges: m.charges, Queries: queries, Locks: locks,
+			Tolerance: tolerance, Standing: standing, Refused: m.exceeded, Failed: m.failed,
+			Cross: m.cross},
 		Call: ledger.Call[Receipt]{
 			SQL: l.sql.charge, Locks: locks, Scan: m.scan, Queries: queries,
 			Args: func(s ledger.Sending) []any {
-				return []any{ledger.Charges(ledger.Telling(m.charges, s.Telling)), tolerance, s.WaitMS, standing}
+				return []any{ledger.Charges(ledger.Telling(m.charges, s.Telling)), tolerance,
+					s.WaitMS, standing}
 			},
 		},
 		Receipt: m.receipt,
-		Crossed: func(crossed []byte) (r Receipt, err error) { r.Crossed, err = m.crossings(crossed); return r, err },
+		Crossed: func(crossed []byte) (r Receipt, err error) {
+			r.Crossed,
+				err = m.crossings(crossed)
+			return r, err
+		},
 	}, nil
 }
 
@@ -170,9 +177,11 @@ func (m *merged) query(i, j int) *ledger.Query {
 			case err != nil:
 				return fmt.Errorf("%w %s: %w", ErrLimitQuery, where, err)
 			case most == nil:
-				return fmt.Errorf("%w %s: it answered nothing, want an integer from 0 to %d", ErrLimitQuery, where, int64(bounds.MaxLimit))
+				return fmt.Errorf("%w %s: it answered nothing, want an integer from 0 to %d",
+					ErrLimitQuery, where, int64(bounds.MaxLimit))
 			case *most < 0 || *most > bounds.MaxLimit:
-				return fmt.Errorf("%w %s: %d is not from 0 to %d", ErrLimitQuery, where, *most, int64(bounds.MaxLimit))
+				return fmt.Errorf("%w %s: %d is not from 0 to %d", ErrLimitQuery, where, *most,
+					int64(bounds.MaxLimit))
 			}
 			set(*most)
 			return nil
@@ -188,12 +197,14 @@ func (m *merged) add(i int, c Charge) error {
 			return invalid("charges", "name more than %d scopes", bounds.MaxScopes)
 		}
 		m.at[c.Scope] = len(m.charges)
-		m.charges = append(m.charges, ledger.Charge{Scope: c.Scope, Amount: c.Amount, Note: c.Note.json(), Use: c.Note.Use, MustExist: c.MustExist})
+		m.charges = append(m.charges, ledger.Charge{Scope: c.Scope, Amount: c.Amount,
+			Note: c.Note.json(), Use: c.Note.Use, MustExist: c.MustExist})
 		m.limits, m.quiet = append(m.limits, slices.Clone(c.Limits)), append(m.quiet, c.NoStandings)
 		return nil
 	}
 	if m.charges[j].Amount += c.Amount; m.charges[j].Amount > bounds.MaxAmount {
-		return invalid(index("charges", i, ".Amount"), "the charges of scope %q add up to more than %d", c.Scope, int64(bounds.MaxAmount))
+		return invalid(index("charges", i, ".Amount"),
+			"the charges of scope %q add up to more than %d", c.Scope, int64(bounds.MaxAmount))
 	}
 	if m.charges[j].Note != c.Note.json() {
 		return invalid(index("charges", i, ".Note"), "differs from that of another charge of scope %q", c.Scope)
@@ -344,7 +355,8 @@ func (m *merged) exceeded(refused []byte) error {
 		scope, limit := m.limitAt(row.Limit)
 		r := Refusal{
 			Scope: m.charges[scope].Scope, Limit: limit,
-			Used: row.Used, Held: row.Held, OwnHeld: row.Own, Leased: row.Leased, Requested: m.charges[scope].Amount,
+			Used: row.Used, Held: row.Held, OwnHeld: row.Own, Leased: row.Leased,
+			Requested:  m.charges[scope].Amount,
 			Available:  available(limit.Max, row.Used, row.Held+row.Own+row.Leased),
 			RetryAfter: Never,
 		}
@@ -372,7 +384,8 @@ func (m *merged) limitAt(n int) (scope int, limit Limit) {
 }
 
 // do carries out a credit or a refund in tx.
-func do[E any](ctx context.Context, tx pgx.Tx, l *Ledger, name string, prepare func(*Ledger, E) (*ledger.Call[Posted], error), e E) (p Posted, err error) {
+func do[E any](ctx context.Context, tx pgx.Tx, l *Ledger, name string,
+	prepare func(*Ledger, E) (*ledger.Call[Posted], error), e E) (p Posted, err error) {
 	call, err := prepare(l, e)
 	if err != nil {
 		return Posted{}, err
@@ -391,7 +404,8 @@ func (l Limit) standing(before, amount, held int64) Standing {
 		return Standing{Limit: l, Held: held, Unknown: true}
 	}
 	used := before + amount
-	return Standing{Limit: l, Used: used, Held: held, Available: available(l.Max, used, held), Over: l.Observe && used > l.Max-held}
+	return Standing{Limit: l, Used: used, Held: held, Available: available(l.Max, used, held),
+		Over: l.Observe && used > l.Max-held}
 }
 
 // available is the amount that a limit still admits. Where a scope has so much credit that it would

@@ -126,7 +126,10 @@ func (l *Ledger) Purge(ctx context.Context, pool *pgxpool.Pool, opts PurgeOption
 	if opts.DryRun && opts.Forget != nil {
 		return report, invalid("PurgeOptions.DryRun", "is not for Forget")
 	}
-	purge, span := func(scope string) error { return l.countScope(ctx, pool, scope, opts, &report) }, observed.Span{}
+	purge, span := func(scope string) error {
+		return l.countScope(ctx, pool, scope, opts,
+			&report)
+	}, observed.Span{}
 	if !opts.DryRun {
 		ctx, span = l.observer.Start(ctx, observe.Op{Work: observe.Purge, Name: "entries"})
 		purge = func(scope string) error { return l.purgeScope(ctx, pool, scope, opts, &report) }
@@ -141,14 +144,16 @@ func (l *Ledger) Purge(ctx context.Context, pool *pgxpool.Pool, opts PurgeOption
 	return report, err
 }
 
-func (l *Ledger) purgeScope(ctx context.Context, pool *pgxpool.Pool, scope string, opts PurgeOptions, report *PurgeReport) error {
+func (l *Ledger) purgeScope(ctx context.Context, pool *pgxpool.Pool, scope string,
+	opts PurgeOptions, report *PurgeReport) error {
 	var upto int64
 	forget := opts.Forget != nil && opts.Forget(scope)
 	for done := false; !done; {
 		var deleted int64
 		var forgotten bool
 		var cutoff time.Time
-		err := answer.QueryRow(ctx, pool, l.sql.purge, scope, l.LockKey(scope), interval(opts.OlderThan), upto, opts.Batch, l.waitMS(), forget).
+		err := answer.QueryRow(ctx, pool, l.sql.purge, scope, l.LockKey(scope),
+			interval(opts.OlderThan), upto, opts.Batch, l.waitMS(), forget).
 			Scan(&deleted, &upto, &done, &forgotten, &cutoff)
 		if code := sqlstate.Of(err); code == sqlstate.SerializationFailure || code == sqlstate.DeadlockDetected {
 			continue // another purge was faster, and the default isolation is above READ COMMITTED
@@ -179,7 +184,8 @@ func (l *Ledger) purgeScope(ctx context.Context, pool *pgxpool.Pool, scope strin
 }
 
 // countScope adds to the report the entries that purgeScope would delete.
-func (l *Ledger) countScope(ctx context.Context, pool *pgxpool.Pool, scope string, opts PurgeOptions, report *PurgeReport) error {
+func (l *Ledger) countScope(ctx context.Context, pool *pgxpool.Pool, scope string,
+	opts PurgeOptions, report *PurgeReport) error {
 	var entries int64
 	err := readOnly(ctx, pool, func(tx pgx.Tx) error {
 		return answer.QueryRow(ctx, tx, l.sql.purgeable, scope, interval(opts.OlderThan)).Scan(&entries)
@@ -200,7 +206,8 @@ func (l *Ledger) countScope(ctx context.Context, pool *pgxpool.Pool, scope strin
 const scopesPage = 1000
 
 // eachScope calls f for every scope after one, in order, with no statement left open.
-func (l *Ledger) eachScope(ctx context.Context, pool *pgxpool.Pool, after string, f func(scope string) error) error {
+func (l *Ledger) eachScope(ctx context.Context, pool *pgxpool.Pool, after string,
+	f func(scope string) error) error {
 	for n := scopesPage; n == scopesPage; {
 		var scopes []string
 		err := readOnly(ctx, pool, func(tx pgx.Tx) (err error) {

@@ -110,7 +110,8 @@ from metered.resources where scope >= $1::text and scope > $2::text order by sco
 
 // Resources returns created and retired scopes, in order of bytes.
 func (l *Ledger) Resources(ctx context.Context, db Querier, f ResourceFilter) ([]Resource, error) {
-	if err := cmp.Or(l.made(), notNil("db", db), checkText("ResourceFilter.Prefix", f.Prefix, bounds.MaxScopeBytes),
+	if err := cmp.Or(l.made(), notNil("db", db),
+		checkText("ResourceFilter.Prefix", f.Prefix, bounds.MaxScopeBytes),
 		checkText("ResourceFilter.After", f.After, bounds.MaxScopeBytes)); err != nil {
 		return nil, err
 	}
@@ -118,7 +119,8 @@ func (l *Ledger) Resources(ctx context.Context, db Querier, f ResourceFilter) ([
 		return nil, invalid("ResourceFilter.Max", "%d is not from 0 to %d", f.Max, bounds.MaxResources)
 	}
 	// Planned for each page: a plan kept from when the table was small reads all of it.
-	all, err := collectResources(ctx, db, "resources", l.sql.resources, pgx.QueryExecModeExec, f.Prefix, f.After, cmp.Or(f.Max, bounds.MaxResources))
+	all, err := collectResources(ctx, db, "resources", l.sql.resources, pgx.QueryExecModeExec,
+		f.Prefix, f.After, cmp.Or(f.Max, bounds.MaxResources))
 	if end := slices.IndexFunc(all, func(r Resource) bool { return !strings.HasPrefix(r.Scope, f.Prefix) }); end >= 0 {
 		all = all[:end]
 	}
@@ -166,7 +168,8 @@ type scopesKind struct {
 
 // kinds are the errors that it is.
 func (e *ScopeError) kinds() []scopesKind {
-	return slices.DeleteFunc([]scopesKind{{errScopeUnknown, e.Unknown}, {errScopeRetired, e.Retired}, {errScopeClosed, e.Closed}},
+	return slices.DeleteFunc([]scopesKind{{errScopeUnknown, e.Unknown},
+		{errScopeRetired, e.Retired}, {errScopeClosed, e.Closed}},
 		func(k scopesKind) bool { return len(k.scopes) == 0 })
 }
 

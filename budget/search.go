@@ -50,7 +50,8 @@ from (select (f.entry).*, f.matched, f.more from metered.search_entries($1::text
     row($7::text, $8::text, $9::text::jsonb), $10::text) f) x`
 
 // SearchEntries scans up to Look entries of a scope, without an index: From and To leave fewer.
-func (l *Ledger) SearchEntries(ctx context.Context, db Querier, scope string, search EntrySearch) (found EntriesFound, err error) {
+func (l *Ledger) SearchEntries(ctx context.Context, db Querier, scope string,
+	search EntrySearch) (found EntriesFound, err error) {
 	if err := search.check(); err != nil {
 		return EntriesFound{}, err
 	}
@@ -96,7 +97,9 @@ func orNull(text string) *string {
 
 func (s *EntrySearch) check() error {
 	for _, f := range []struct{ name, text string }{
-		{"Note.Actor", s.Note.Actor}, {"Note.Tenant", s.Note.Tenant}, {"Note.Correlation", s.Note.Correlation}, {"Note.Reason", s.Note.Reason}, {"Note.Use", s.Note.Use},
+		{"Note.Actor", s.Note.Actor}, {"Note.Tenant", s.Note.Tenant},
+		{"Note.Correlation", s.Note.Correlation}, {"Note.Reason", s.Note.Reason},
+		{"Note.Use", s.Note.Use},
 		{"Operation", s.Operation}, {"OperationTenant", s.OperationTenant}, {"Name", s.Name},
 	} {
 		if err := checkText("EntrySearch."+f.name, f.text, maxIDBytes); err != nil {

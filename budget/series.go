@@ -53,7 +53,8 @@ from metered.usage_at($1::text, $2::timestamptz[])`
 // UsageBetween returns the use of a scope from a time (zero: the beginning) until before another,
 // to the microsecond. A purged range is a *PurgedError, and leaves the transaction usable. To miss
 // no charge that is yet to commit, call Lock first, at READ COMMITTED.
-func (l *Ledger) UsageBetween(ctx context.Context, db Querier, scope string, from, to time.Time) (RangeUsage, error) {
+func (l *Ledger) UsageBetween(ctx context.Context, db Querier, scope string, from,
+	to time.Time) (RangeUsage, error) {
 	from, to, err := l.checkRange(db, scope, from, to)
 	if err != nil {
 		return RangeUsage{}, err
@@ -93,7 +94,8 @@ func (l *Ledger) Series(
 // checkRange returns the range in microseconds. Times are rounded up, which leaves the same entries
 // in the range.
 func (l *Ledger) checkRange(db Querier, scope string, from, to time.Time) (time.Time, time.Time, error) {
-	err := cmp.Or(l.made(), notNil("db", db), checkScope("scope", scope), checkTime("from", from), checkTime("to", to))
+	err := cmp.Or(l.made(), notNil("db", db), checkScope("scope", scope), checkTime("from", from),
+		checkTime("to", to))
 	from, to = upToMicro(from), upToMicro(to)
 	if err == nil && !from.Before(to) {
 		err = invalid("to", "is not after from")
@@ -116,7 +118,8 @@ type sums struct{ seq, spent, refunded, credited, refundedAfter, unsettled int64
 
 // sumsAt asks for the sums before each of up to 2,000 + 1 times, which ascend, from one snapshot.
 // The server must show these times in a location, which may be nil, as the program does.
-func (l *Ledger) sumsAt(ctx context.Context, db Querier, scope string, times []time.Time, in *time.Location) ([]sums, error) {
+func (l *Ledger) sumsAt(ctx context.Context, db Querier, scope string, times []time.Time,
+	in *time.Location) ([]sums, error) {
 	var zone *string
 	var shown []int64 // as microseconds of UTC
 	if in != nil && strings.Contains(in.String(), "/") {
@@ -140,7 +143,8 @@ func (l *Ledger) sumsAt(ctx context.Context, db Querier, scope string, times []t
 			return s, err
 		}
 		if differs != nil {
-			return s, fmt.Errorf("%w as the program does: %s at %s", ErrTimeZone, *zone, time.UnixMicro(*differs).In(in).Format(time.RFC3339))
+			return s, fmt.Errorf("%w as the program does: %s at %s", ErrTimeZone, *zone,
+				time.UnixMicro(*differs).In(in).Format(time.RFC3339))
 		}
 		if knownFrom != nil {
 			purged = &PurgedError{Scope: scope, KnownFrom: time.UnixMicro(*knownFrom).In(times[0].Location())}
@@ -157,7 +161,8 @@ func (l *Ledger) sumsAt(ctx context.Context, db Querier, scope string, times []t
 	return all, cmp.Or(err, purged)
 }
 
-func (l *Ledger) ranges(ctx context.Context, db Querier, scope string, edges []time.Time, in *time.Location) ([]RangeUsage, error) {
+func (l *Ledger) ranges(ctx context.Context, db Querier, scope string, edges []time.Time,
+	in *time.Location) ([]RangeUsage, error) {
 	at, err := l.sumsAt(ctx, db, scope, edges, in)
 	if err != nil {
 		return nil, err

@@ -155,7 +155,8 @@ func (l Limit) makeThresholds() *sentThresholds {
 func (l Limit) checkThresholds(all []Threshold) error {
 	const field = ".Tell"
 	if len(l.Name) > bounds.MaxThresholdNameBytes || strings.Contains(l.Name, "\n") {
-		return invalid(field, "is for a limit whose Name has at most %d bytes, in one line", bounds.MaxThresholdNameBytes)
+		return invalid(field, "is for a limit whose Name has at most %d bytes, in one line",
+			bounds.MaxThresholdNameBytes)
 	}
 	for i, t := range all {
 		if t.Name == tooMany {
@@ -248,7 +249,9 @@ func checkKeys(limits []Limit) error {
 		}
 		for i, key := range l.sentThresholds().keys {
 			if slices.Contains(keys, key) {
-				return invalid("thresholds", "two are called %q: give the limits names (Limit.Named)", l.Thresholds()[i].Name)
+				return invalid("thresholds",
+					"two are called %q: give the limits names (Limit.Named)",
+					l.Thresholds()[i].Name)
 			}
 			keys = append(keys, key)
 		}
@@ -272,9 +275,12 @@ func (l *Ledger) tellCrossings(ctx context.Context, tx pgx.Tx, crossings []Cross
 			err = errSwallowed // else whatever comes next in tx would fail for it
 		}
 		if err != nil {
-			return &fault.Listener{Err: err, Doing: fmt.Sprintf("budget: OnThreshold: scope %q crosses %q", c.Scope, c.Threshold.Name)}
+			return &fault.Listener{Err: err,
+				Doing: fmt.Sprintf("budget: OnThreshold: scope %q crosses %q", c.Scope,
+					c.Threshold.Name)}
 		}
-		l.observer.Event(ctx, observe.Event{Kind: observe.Threshold, Name: c.Limit.word() + "/" + c.Threshold.Name, N: 1, Pending: true})
+		l.observer.Event(ctx, observe.Event{Kind: observe.Threshold,
+			Name: c.Limit.word() + "/" + c.Threshold.Name, N: 1, Pending: true})
 	}
 	return nil
 }

@@ -84,7 +84,8 @@ func (l *Ledger) Usage(ctx context.Context, db Querier, queries ...Query) ([]Usa
 		i++
 		var due *int64
 		var start, end *time.Time
-		err := row.Scan(&u.Used, &u.Held, &u.Spent, &u.Refunded, &u.Credited, &u.Seq, &due, &u.Leased, &start, &end)
+		err := row.Scan(&u.Used, &u.Held, &u.Spent, &u.Refunded, &u.Credited, &u.Seq, &due,
+			&u.Leased, &start, &end)
 		if start != nil && end != nil {
 			u.PeriodStart, u.PeriodEnd = start.UTC(), end.UTC()
 		}

@@ -173,7 +173,8 @@ func (l *Ledger) Verify(ctx context.Context, pool *pgxpool.Pool, opts VerifyOpti
 		if v.full() {
 			return nil
 		}
-		return pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{BeginQuery: beginVerifySQL}, func(tx pgx.Tx) error { return v.scope(ctx, tx, scope) })
+		return pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{BeginQuery: beginVerifySQL},
+			func(tx pgx.Tx) error { return v.scope(ctx, tx, scope) })
 	}
 	if opts.Scope == "" {
 		err := l.eachScope(ctx, pool, opts.After, one)
@@ -220,7 +221,8 @@ func (v *verification) scope(ctx context.Context, tx pgx.Tx, scope string) error
 		page, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (Entry, error) {
 			e := Entry{Scope: scope}
 			var kind string
-			err := row.Scan(&e.Seq, &kind, &e.Amount, &e.At, &e.Epoch, &e.Spent, &e.Refunded, &e.Credited, &e.Held, &e.Ref, &e.Hold)
+			err := row.Scan(&e.Seq, &kind, &e.Amount, &e.At, &e.Epoch, &e.Spent, &e.Refunded,
+				&e.Credited, &e.Held, &e.Ref, &e.Hold)
 			e.Kind = kinds[kind]
 			return e, err
 		})
@@ -237,7 +239,9 @@ func (v *verification) scope(ctx context.Context, tx pgx.Tx, scope string) error
 			// In a closed scope, only earlier holds end and are captured. Its lots end, and one may
 			// go on in another: a credit after its rollover.
 			goesOn := e.Kind == EntryCredit && prev.Kind == EntryRollOver && prev.Amount == e.Amount
-			if closed && (e.Kind == EntryHold || e.Kind == EntryCredit && !goesOn || e.Kind == EntryRefund || e.Kind == EntryClose || e.Kind == EntryCharge && e.Hold == "") {
+			if closed && (e.Kind == EntryHold || e.Kind == EntryCredit && !goesOn ||
+				e.Kind == EntryRefund || e.Kind == EntryClose || e.Kind == EntryCharge &&
+				e.Hold == "") {
 				v.differs(e, "kind", e.Kind, "one that ends what was held: the scope is closed")
 			}
 			closed = closed || e.Kind == EntryClose
@@ -250,13 +254,15 @@ func (v *verification) scope(ctx context.Context, tx pgx.Tx, scope string) error
 		}
 	}
 	v.decide(false) // nothing says which of the two was edited
-	if err := cmp.Or(v.pairs(ctx, tx, "anchor", v.ledger.sql.anchors, scope, first), v.pairs(ctx, tx, "tallies", v.ledger.sql.tallies, scope)); err != nil {
+	if err := cmp.Or(v.pairs(ctx, tx, "anchor", v.ledger.sql.anchors, scope, first),
+		v.pairs(ctx, tx, "tallies", v.ledger.sql.tallies, scope)); err != nil {
 		return err
 	}
 	if err := v.refundSums(ctx, tx, scope, first); err != nil {
 		return err
 	}
-	if err := cmp.Or(v.held(ctx, tx, prev), v.leases(ctx, tx, scope, v.ledger.sql.leases), v.leases(ctx, tx, scope, v.ledger.sql.carved),
+	if err := cmp.Or(v.held(ctx, tx, prev), v.leases(ctx, tx, scope, v.ledger.sql.leases),
+		v.leases(ctx, tx, scope, v.ledger.sql.carved),
 		v.lots(ctx, tx, scope, first)); err != nil {
 		return err
 	}
@@ -295,11 +301,13 @@ func (v *verification) entry(prev, e Entry) {
 		got, want int64
 	}{
 		{"seq", e.Seq, want.Seq}, {"epoch", int64(e.Epoch), int64(want.Epoch)}, {"spent", e.Spent, want.Spent},
-		{"refunded", e.Refunded, want.Refunded}, {"credited", e.Credited, want.Credited}, {"held", e.Held, want.Held},
+		{"refunded", e.Refunded, want.Refunded}, {"credited", e.Credited, want.Credited},
+		{"held", e.Held, want.Held},
 	} {
 		switch {
 		case sum.got != sum.want:
-			wrong = append(wrong, Difference{e.Scope, e.Seq, sum.field, fmt.Sprint(sum.got), fmt.Sprint(sum.want)})
+			wrong = append(wrong, Difference{e.Scope, e.Seq, sum.field, fmt.Sprint(sum.got),
+				fmt.Sprint(sum.want)})
 		case sum.got < 0:
 			v.differs(e, sum.field, sum.got, "0 or more")
 			negative = true
@@ -347,7 +355,8 @@ func following(prev, e Entry) (want Entry, known bool) {
 func (v *verification) sums(prev, e Entry, wrong []Difference) {
 	was := v.edited
 	as := e
-	as.Amount = max(distance(e.Spent, prev.Spent), distance(e.Refunded, prev.Refunded), distance(e.Credited, prev.Credited), distance(e.Held, prev.Held))
+	as.Amount = max(distance(e.Spent, prev.Spent), distance(e.Refunded, prev.Refunded),
+		distance(e.Credited, prev.Credited), distance(e.Held, prev.Held))
 	want, _ := following(prev, as)
 	fits := as.Amount >= 1 && want.Seq == e.Seq && want.Epoch == e.Epoch && want.Spent == e.Spent &&
 		want.Refunded == e.Refunded && want.Credited == e.Credited && want.Held == e.Held
@@ -396,7 +405,8 @@ func distance(a, b int64) int64 { return max(a-b, b-a) }
 // these with their sum.
 func (v *verification) held(ctx context.Context, tx pgx.Tx, last Entry) error {
 	var open, leased, sum, wrong int64
-	if err := answer.QueryRow(ctx, tx, v.ledger.sql.held, pgx.QueryExecModeExec, last.Scope).Scan(&open, &leased, &sum, &wrong); err != nil {
+	if err := answer.QueryRow(ctx, tx, v.ledger.sql.held, pgx.QueryExecModeExec,
+		last.Scope).Scan(&open, &leased, &sum, &wrong); err != nil {
 		return failed("verify holds", err)
 	}
 	if open+leased != last.Held {
@@ -426,7 +436,8 @@ func (v *verification) leases(ctx context.Context, tx pgx.Tx, scope, sql string)
 			most = max(most, *captured)
 		}
 		if granted != nil && most > *granted {
-			v.differs(at, fmt.Sprintf("units spent from lease %d", no), most, fmt.Sprintf("at most the %d that it was granted", *granted))
+			v.differs(at, fmt.Sprintf("units spent from lease %d", no), most,
+				fmt.Sprintf("at most the %d that it was granted", *granted))
 		}
 		return nil
 	})
@@ -454,7 +465,8 @@ func (v *verification) refundSums(ctx context.Context, tx pgx.Tx, scope string, 
 	}
 	var level, block, got, want int64
 	_, err = pgx.ForEachRow(rows, []any{&level, &block, &got, &want}, func() error {
-		v.differs(Entry{Scope: scope, Seq: block << (4 * level)}, fmt.Sprintf("refund sum of level %d", level), got, want)
+		v.differs(Entry{Scope: scope, Seq: block << (4 * level)},
+			fmt.Sprintf("refund sum of level %d", level), got, want)
 		return nil
 	})
 	if err != nil {

@@ -215,7 +215,8 @@ func (v *verification) zones(ctx context.Context, tx pgx.Tx, scope string) error
 	}
 	for _, n := range needs {
 		if !slices.Contains(v.known, strings.ToLower(n.Zone)) {
-			v.differs(Entry{Scope: scope, Seq: n.Seq}, fmt.Sprintf("zone of lot %d", n.Lot), n.Zone, "one that the server knows")
+			v.differs(Entry{Scope: scope, Seq: n.Seq}, fmt.Sprintf("zone of lot %d", n.Lot), n.Zone,
+				"one that the server knows")
 		}
 	}
 	return nil

@@ -29,7 +29,8 @@ type Trial struct {
 // WhatIf tries a limit by window or period on the history of scopes, from a time until before
 // another (docs/plans.md). Refunded units do not count, and held ones when they are captured. A
 // purged range is a *PurgedError. At REPEATABLE READ refunds made meanwhile do not count.
-func (l *Ledger) WhatIf(ctx context.Context, db Querier, limit Limit, from, to time.Time, scopes ...string) ([]Trial, error) {
+func (l *Ledger) WhatIf(ctx context.Context, db Querier, limit Limit, from, to time.Time,
+	scopes ...string) ([]Trial, error) {
 	if err := cmp.Or(l.made(), notNil("db", db), limit.check("limit")); err != nil {
 		return nil, err
 	}
@@ -158,7 +159,8 @@ func (h *history) look(parts []span) (again []span) {
 	}
 	for _, p := range parts {
 		bound := h.known[p.to] - h.known[h.base(p, p.from)]
-		if p.to-p.from > 1 && h.known[p.to] > h.known[p.from] && (bound > h.most || bound > h.limit.Max && p.from < h.first) {
+		if p.to-p.from > 1 && h.known[p.to] > h.known[p.from] &&
+			(bound > h.most || bound > h.limit.Max && p.from < h.first) {
 			again = append(again, p)
 		}
 	}

@@ -89,16 +89,19 @@ var inMetered = lend.Borrow[interface {
 // good. It sends no SQL. Between cells that share a pool a tenant moves in one transaction.
 func New(clients []*metered.Client) (*Router, error) {
 	if len(clients) < 1 || len(clients) > maxCells {
-		return nil, fault.Invalid(errArgument, "clients", "are %d, want 1 to %d", len(clients), maxCells)
+		return nil, fault.Invalid(errArgument, "clients", "are %d, want 1 to %d", len(clients),
+			maxCells)
 	}
 	r := &Router{known: map[string]place{}}
 	for i, client := range clients {
 		pool, name := inMetered.Place(client)
 		if pool == nil {
-			return nil, fault.Misuse(errArgument, fmt.Sprintf("clients[%d]", i), "was not made by metered.New")
+			return nil, fault.Misuse(errArgument, fmt.Sprintf("clients[%d]", i),
+				"was not made by metered.New")
 		}
 		if slices.ContainsFunc(r.cells, func(c cell) bool { return c.pool == pool && c.schema == name }) {
-			return nil, fault.Misuse(errArgument, fmt.Sprintf("clients[%d]", i), "is of the schema of another one")
+			return nil, fault.Misuse(errArgument, fmt.Sprintf("clients[%d]", i),
+				"is of the schema of another one")
 		}
 		r.cells = append(r.cells, cell{client, pool, name})
 	}
@@ -109,8 +112,10 @@ func (r *Router) check(tenant string) error {
 	if err := fault.Made(errArgument, "router", r != nil && len(r.cells) > 0); err != nil {
 		return err
 	}
-	if tenant == "" || slices.Contains(strings.Split(tenant, "/"), "") || strings.Count(tenant, "/") >= maxParts {
-		return fault.Invalid(errArgument, "tenant", "%q is not 1 to %d parts with slashes between them", tenant, maxParts)
+	if tenant == "" || slices.Contains(strings.Split(tenant, "/"), "") ||
+		strings.Count(tenant, "/") >= maxParts {
+		return fault.Invalid(errArgument, "tenant",
+			"%q is not 1 to %d parts with slashes between them", tenant, maxParts)
 	}
 	return fault.Text(errArgument, "tenant", tenant, maxTenantBytes)
 }
@@ -154,7 +159,8 @@ func (r *Router) place(tenant string) place {
 //
 // A session that moved along with its tenant is ErrMoved at Settle and Cancel, and is not renewed:
 // go on with metered.Resume, in its grace at the latest.
-func (r *Router) Run(ctx context.Context, tenant string, fn func(ctx context.Context, c *metered.Client) error) error {
+func (r *Router) Run(ctx context.Context, tenant string,
+	fn func(ctx context.Context, c *metered.Client) error) error {
 	if err := r.check(tenant); err != nil {
 		return err
 	}
@@ -230,7 +236,8 @@ func (c cell) setNumbers(ctx context.Context, tx pgx.Tx, from int64) error {
 		_, err := tx.Exec(ctx, sql, from, river)
 		return err
 	}
-	sql = strings.NewReplacer("$1", fmt.Sprint(from), "$2", "'"+strings.ReplaceAll(river, "'", "''")+"'").Replace(sql)
+	sql = strings.NewReplacer("$1", fmt.Sprint(from), "$2",
+		"'"+strings.ReplaceAll(river, "'", "''")+"'").Replace(sql)
 	var failed *string
 	err := tx.QueryRow(ctx, setAllNumbersSQL, sql).Scan(&failed)
 	if err == nil && failed != nil {
@@ -250,26 +257,30 @@ func (r *Router) SetUp(ctx context.Context) error {
 		return err
 	}
 	for i, c := range r.cells {
-		err := pgx.BeginTxFunc(ctx, c.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
-			var known, used bool
-			var no, of int
-			if err := tx.QueryRow(ctx, c.schema.SQL(usedSQL)).Scan(&known, &used); err != nil {
-				return err
-			}
-			if !known && used && i > 0 {
-				return fault.Misuse(errArgument, fmt.Sprintf("clients[%d]", i), "is of a schema with holds, leases or lots: it can only be the first")
-			}
-			if err := tx.QueryRow(ctx, c.schema.SQL(setUpSQL), i, len(r.cells)).Scan(&no, &of); err != nil {
-				return err
-			}
-			if no != i || of != len(r.cells) {
-				return fmt.Errorf("%w: schema %s is cell %d of %d, and not %d of %d", fault.ErrNotCell, c.schema, no, of, i, len(r.cells))
-			}
-			if i == 0 {
-				return nil
-			}
-			return c.setNumbers(ctx, tx, int64(i)*numbersPerCell)
-		})
+		err := pgx.BeginTxFunc(ctx, c.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted},
+			func(tx pgx.Tx) error {
+				var known, used bool
+				var no, of int
+				if err := tx.QueryRow(ctx, c.schema.SQL(usedSQL)).Scan(&known, &used); err != nil {
+					return err
+				}
+				if !known && used && i > 0 {
+					return fault.Misuse(errArgument, fmt.Sprintf("clients[%d]", i),
+						"is of a schema with holds, leases or lots: it can only be the first")
+				}
+				if err := tx.QueryRow(ctx, c.schema.SQL(setUpSQL), i, len(r.cells)).Scan(&no,
+					&of); err != nil {
+					return err
+				}
+				if no != i || of != len(r.cells) {
+					return fmt.Errorf("%w: schema %s is cell %d of %d, and not %d of %d",
+						fault.ErrNotCell, c.schema, no, of, i, len(r.cells))
+				}
+				if i == 0 {
+					return nil
+				}
+				return c.setNumbers(ctx, tx, int64(i)*numbersPerCell)
+			})
 		if err != nil && fault.Code(err) == "" {
 			err = fault.Failed("cells", "set up", err)
 		}

@@ -65,7 +65,8 @@ func (r *Router) Move(ctx context.Context, m Move) error {
 	case m.To < 0 || m.To >= len(r.cells):
 		return fault.Invalid(errArgument, "Move.To", "%d is not from 0 to %d", m.To, len(r.cells)-1)
 	case m.LockTimeout < time.Millisecond || m.LockTimeout > time.Hour:
-		return fault.Invalid(errArgument, "Move.LockTimeout", "%v is not from 1ms to 1h", m.LockTimeout)
+		return fault.Invalid(errArgument, "Move.LockTimeout", "%v is not from 1ms to 1h",
+			m.LockTimeout)
 	case slices.ContainsFunc(m.Tables, func(t Table) bool { return t.Name == "" }):
 		return fault.Misuse(errArgument, "Move.Tables", "has one without a name")
 	}
@@ -172,12 +173,13 @@ func (r *Router) locate(ctx context.Context, tenant string) (at int, row tenantR
 
 // in runs a step in a transaction of a cell.
 func (c cell) in(ctx context.Context, step func(tx pgx.Tx) error) error {
-	return pgx.BeginTxFunc(ctx, c.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, beginSQL, pgx.QueryExecModeSimpleProtocol); err != nil {
-			return err
-		}
-		return step(tx)
-	})
+	return pgx.BeginTxFunc(ctx, c.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted},
+		func(tx pgx.Tx) error {
+			if _, err := tx.Exec(ctx, beginSQL, pgx.QueryExecModeSimpleProtocol); err != nil {
+				return err
+			}
+			return step(tx)
+		})
 }
 
 // depart packs the rows of a tenant, which lives in the cell at. In one database it does the rest,
@@ -214,7 +216,8 @@ func (r *Router) settle(ctx context.Context, tenant string, at int, back bool) e
 
 // finish takes the next step of a move of the rows that are packed in a cell. The new cell's row
 // decides: whether they have arrived there, or, with back, never will.
-func (r *Router) finish(ctx context.Context, tenant string, at int, packed tenantRow, back bool) error {
+func (r *Router) finish(ctx context.Context, tenant string, at int, packed tenantRow,
+	back bool) error {
 	from, to := r.cells[at], r.cells[packed.cell]
 	there, err := to.row(ctx, to.pool, tenant)
 	if err != nil {
@@ -223,7 +226,8 @@ func (r *Router) finish(ctx context.Context, tenant string, at int, packed tenan
 	switch {
 	case there.moves > packed.moves || there.moves == packed.moves && there.cell == packed.cell:
 		first := r.cells[r.first(tenant)]
-		if err := first.in(ctx, first.telling(ctx, tenant, place{packed.cell, packed.moves})); err != nil {
+		if err := first.in(ctx, first.telling(ctx, tenant,
+			place{packed.cell, packed.moves})); err != nil {
 			return err
 		}
 		return from.in(ctx, func(tx pgx.Tx) error { return r.clear(ctx, tx, tenant, at, packed) })
@@ -263,7 +267,8 @@ func (c cell) telling(ctx context.Context, tenant string, p place) func(tx pgx.T
 }
 
 // clear deletes the packed rows of a move that has arrived.
-func (r *Router) clear(ctx context.Context, tx pgx.Tx, tenant string, at int, packed tenantRow) error {
+func (r *Router) clear(ctx context.Context, tx pgx.Tx, tenant string, at int,
+	packed tenantRow) error {
 	c := r.cells[at]
 	tag, err := tx.Exec(ctx, c.schema.SQL(clearSQL), tenant, packed.moves)
 	if err == nil && tag.RowsAffected() == 1 {

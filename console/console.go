@@ -134,7 +134,8 @@ func (c Config) complete() (Config, error) {
 			*d.value = d.d
 		}
 		if *d.value < d.least || *d.value > d.most {
-			return c, fault.Invalid(errArgument, d.field, "is %v, want %v to %v", *d.value, d.least, d.most)
+			return c, fault.Invalid(errArgument, d.field, "is %v, want %v to %v", *d.value, d.least,
+				d.most)
 		}
 	}
 	for _, n := range []struct {
@@ -155,7 +156,8 @@ func (c Config) complete() (Config, error) {
 	if c.RiverUI != "" {
 		u, err := url.Parse(c.RiverUI)
 		if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
-			return c, fault.Invalid(errArgument, "Config.RiverUI", "is not the address of a page: http or https, and a host")
+			return c, fault.Invalid(errArgument, "Config.RiverUI",
+				"is not the address of a page: http or https, and a host")
 		}
 	}
 	if c.Title == "" {

@@ -17,8 +17,10 @@ import (
 // functions are those of the templates.
 func functions(zone *time.Location) template.FuncMap {
 	return template.FuncMap{
-		"name": printable, "middle": middle, "number": numberOf, "rate": perSecond, "count": count, "span": span, "until": until,
-		"length": length, "drawing": drawing, "window": window, "limit": limitText, "units": heldUnits, "session": inspect.IsSession, "period": each,
+		"name": printable, "middle": middle, "number": numberOf, "rate": perSecond, "count": count,
+		"span": span, "until": until,
+		"length": length, "drawing": drawing, "window": window, "limit": limitText,
+		"units": heldUnits, "session": inspect.IsSession, "period": each,
 		"time": func(t time.Time) template.HTML { return timeHTML(t, zone) },
 		"more": func(all, shown int) int { return all - shown },
 		"next": func(seq int64) int64 { return seq + 1 },
@@ -158,7 +160,8 @@ func timeHTML(t time.Time, zone *time.Location) template.HTML {
 		return "–"
 	}
 	const layout = "2006-01-02 15:04:05"
-	return template.HTML(fmt.Sprintf(`<time datetime="%s">%s</time>`, t.UTC().Format(time.RFC3339Nano), t.In(zone).Format(layout)))
+	return template.HTML(fmt.Sprintf(`<time datetime="%s">%s</time>`,
+		t.UTC().Format(time.RFC3339Nano), t.In(zone).Format(layout)))
 }
 
 // drawing is the address of a variant of a drawing. The template would cut a list of addresses at

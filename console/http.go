@@ -44,7 +44,8 @@ type page struct {
 }
 
 var nav = []struct{ Name, Path string }{
-	{"Overview", "./"}, {"Scopes", "scopes"}, {"Holds", "holds"}, {"Leases", "leases"}, {"Operations", "operations"},
+	{"Overview", "./"}, {"Scopes", "scopes"}, {"Holds", "holds"}, {"Leases", "leases"},
+	{"Operations", "operations"},
 }
 
 // view reads the data of a page.
@@ -70,7 +71,8 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	header.Set("Cache-Control", "no-store")
 	if r.Method != http.MethodGet && r.Method != http.MethodHead {
 		header.Set("Allow", "GET, HEAD")
-		http.Error(w, "only GET and HEAD are answered: nothing can be changed here", http.StatusMethodNotAllowed)
+		http.Error(w, "only GET and HEAD are answered: nothing can be changed here",
+			http.StatusMethodNotAllowed)
 		return
 	}
 	name := strings.TrimPrefix(r.URL.Path, "/")
@@ -105,10 +107,12 @@ type shown struct {
 // parse makes the templates of the pages.
 func (h *Handler) parse() map[string]shown {
 	pages := map[string]shown{}
-	layout := template.Must(template.New("").Funcs(functions(h.cfg.Location)).ParseFS(pageFiles, "page/layout.html"))
+	layout := template.Must(template.New("").Funcs(functions(h.cfg.Location)).ParseFS(pageFiles,
+		"page/layout.html"))
 	for name, v := range h.views() {
 		file := "page/" + cmp.Or(name, "overview") + ".html"
-		pages[name] = shown{template.Must(template.Must(layout.Clone()).ParseFS(pageFiles, file)), v}
+		pages[name] = shown{template.Must(template.Must(layout.Clone()).ParseFS(pageFiles, file)),
+			v}
 	}
 	h.wrong = template.Must(template.Must(layout.Clone()).ParseFS(pageFiles, "page/error.html"))
 	return pages
@@ -120,7 +124,8 @@ func (h *Handler) inspected(ctx context.Context, q url.Values, v view) (p page, 
 		p, err = v(ctx, h.reader.On(tx), q)
 		return err
 	})
-	p.Site, p.Nav, p.Zone, p.River = h.cfg.Title, nav, h.cfg.Location.String(), strings.TrimRight(h.cfg.RiverUI, "/")
+	p.Site, p.Nav, p.Zone, p.River = h.cfg.Title, nav, h.cfg.Location.String(),
+		strings.TrimRight(h.cfg.RiverUI, "/")
 	return p, err
 }
 
@@ -139,7 +144,8 @@ func (h *Handler) servePage(w http.ResponseWriter, r *http.Request, s shown) {
 }
 
 // fragments are the parts of pages that are kept live.
-var fragments = map[string][]string{"": {"overview-live"}, "scope": {"scope-live", "scope-entries"}, "hold": {"hold-live"}}
+var fragments = map[string][]string{"": {"overview-live"}, "scope": {"scope-live", "scope-entries"},
+	"hold": {"hold-live"}}
 
 // serveLive sends the parts of a page that changed, whenever they did.
 func (h *Handler) serveLive(w http.ResponseWriter, r *http.Request) {
@@ -160,7 +166,8 @@ func (h *Handler) serveLive(w http.ResponseWriter, r *http.Request) {
 				err = fmt.Errorf("panic: %v", p)
 			}
 			if err != nil {
-				h.cfg.Logger.Warn("console: an open page could not be read", "page", name, "error", err)
+				h.cfg.Logger.Warn("console: an open page could not be read", "page", name, "error",
+					err)
 			}
 		}()
 		p, err := h.inspected(ctx, q, s.read)
@@ -175,18 +182,21 @@ func (h *Handler) serveLive(w http.ResponseWriter, r *http.Request) {
 }
 
 // serveDrawing sends an image. It is a document of its own, and has styles inside.
-func (h *Handler) serveDrawing(w http.ResponseWriter, r *http.Request, draw func(context.Context, *inspect.Reader, url.Values, look) ([]byte, error)) {
+func (h *Handler) serveDrawing(w http.ResponseWriter, r *http.Request,
+	draw func(context.Context, *inspect.Reader, url.Values, look) ([]byte, error)) {
 	var drawing []byte
 	q := r.URL.Query()
 	err := h.read(r.Context(), func(ctx context.Context, tx pgx.Tx) (err error) {
-		drawing, err = draw(ctx, h.reader.On(tx), q, look{dark: q.Get("dark") != "", narrow: q.Get("narrow") != ""})
+		drawing, err = draw(ctx, h.reader.On(tx), q,
+			look{dark: q.Get("dark") != "", narrow: q.Get("narrow") != ""})
 		return err
 	})
 	if err != nil {
 		h.sorry(w, r, err)
 		return
 	}
-	w.Header().Set("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'")
+	w.Header().Set("Content-Security-Policy",
+		"default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'")
 	w.Header().Set("Content-Type", "image/svg+xml")
 	_, _ = w.Write(drawing)
 }
@@ -201,7 +211,8 @@ type file struct {
 
 func init() {
 	for name, kind := range map[string]string{
-		"console.css": "text/css; charset=utf-8", "console.js": "text/javascript; charset=utf-8", "icon.svg": "image/svg+xml",
+		"console.css": "text/css; charset=utf-8", "console.js": "text/javascript; charset=utf-8",
+		"icon.svg": "image/svg+xml",
 	} {
 		body, _ := pageFiles.ReadFile("page/" + name) // it is there: it was embedded
 		files[name] = file{kind: kind, tag: fmt.Sprintf(`"%x"`, sha256.Sum256(body)), body: body}
@@ -248,20 +259,28 @@ func explained(err error) (status int, title, text string) {
 	case errors.Is(err, errNoPage):
 		return http.StatusNotFound, "Not found", "There is no such page."
 	case errors.Is(err, jobs.ErrNotParked):
-		return http.StatusNotFound, "Not parked", "No such job waits for budget: it has started, or was dropped."
-	case errors.Is(err, inspect.ErrUnknown), errors.Is(err, holds.ErrUnknown), errors.Is(err, holds.ErrRetired):
+		return http.StatusNotFound, "Not parked",
+			"No such job waits for budget: it has started, or was dropped."
+	case errors.Is(err, inspect.ErrUnknown), errors.Is(err, holds.ErrUnknown),
+		errors.Is(err, holds.ErrRetired):
 		return http.StatusNotFound, "Not found", "There is no such thing, or it was purged."
 	case errors.As(err, &argument):
-		return http.StatusBadRequest, "That cannot be asked", argument.Field + " " + argument.Reason + "."
+		return http.StatusBadRequest, "That cannot be asked", argument.Field + " " +
+			argument.Reason + "."
 	case errors.Is(err, errCrowded):
-		return http.StatusServiceUnavailable, "Too many at once", "The page may use so many of the program’s connections, and all of them are in use."
+		return http.StatusServiceUnavailable, "Too many at once",
+			"The page may use so many of the program’s connections, and all of them are in use."
 	case errors.Is(err, fault.ErrNotGranted):
-		return http.StatusInternalServerError, "Not granted", "The page’s role lacks the grants of metered.GrantReportingSQL."
+		return http.StatusInternalServerError, "Not granted",
+			"The page’s role lacks the grants of metered.GrantReportingSQL."
 	case errors.Is(err, fault.ErrNotMigrated):
-		return http.StatusInternalServerError, "Not migrated", "The schema is not there, or of an older version: run metered.Migrate."
-	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, fault.ErrBusy), sqlstate.Of(err) == sqlstate.QueryCanceled,
+		return http.StatusInternalServerError, "Not migrated",
+			"The schema is not there, or of an older version: run metered.Migrate."
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, fault.ErrBusy),
+		sqlstate.Of(err) == sqlstate.QueryCanceled,
 		sqlstate.Of(err) == sqlstate.IdleInTransaction:
 		return http.StatusServiceUnavailable, "Too slow", "The database did not answer in time."
 	}
-	return http.StatusInternalServerError, "It did not work", "The page could not be read. The program’s log says why."
+	return http.StatusInternalServerError, "It did not work",
+		"The page could not be read. The program’s log says why."
 }

@@ -34,7 +34,8 @@ func (l limits) Text() string {
 
 // limitsOf are the limits typed, or else those that the program knows, or else those of refusals on
 // record. wrong is the fault of the typed ones.
-func (h *Handler) limitsOf(ctx context.Context, in *inspect.Reader, scope, typed string) (l limits, wrong string, err error) {
+func (h *Handler) limitsOf(ctx context.Context, in *inspect.Reader, scope,
+	typed string) (l limits, wrong string, err error) {
 	if strings.TrimSpace(typed) != "" {
 		l.Typed = typed
 		if l.List, err = parseLimits(typed); err != nil {
@@ -86,7 +87,8 @@ func limitSource(l budget.Limit) string {
 	switch {
 	case l.Name == "":
 		return text
-	case strings.ContainsAny(l.Name, `,="`) || strings.TrimSpace(l.Name) != l.Name || printable(l.Name) != l.Name:
+	case strings.ContainsAny(l.Name, `,="`) || strings.TrimSpace(l.Name) != l.Name ||
+		printable(l.Name) != l.Name:
 		return strconv.Quote(l.Name) + "=" + text
 	}
 	return l.Name + "=" + text
@@ -105,7 +107,8 @@ func parseLimits(text string) (list []budget.Limit, err error) {
 				return nil, err
 			}
 			var equals bool
-			if rest, equals = strings.CutPrefix(strings.TrimSpace(rest[len(quoted):]), "="); !equals {
+			if rest, equals = strings.CutPrefix(strings.TrimSpace(rest[len(quoted):]),
+				"="); !equals {
 				return nil, fmt.Errorf("the name %q is not followed by =", name)
 			}
 		}

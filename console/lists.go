@@ -14,7 +14,8 @@ import (
 const listed = 50 // rows of a page
 
 func (h *Handler) scopes(ctx context.Context, in *inspect.Reader, q url.Values) (page, error) {
-	f := inspect.ScopeFilter{Prefix: q.Get("prefix"), After: q.Get("after"), Kind: inspect.ScopeKind(q.Get("kind")), Limit: listed}
+	f := inspect.ScopeFilter{Prefix: q.Get("prefix"), After: q.Get("after"),
+		Kind: inspect.ScopeKind(q.Get("kind")), Limit: listed}
 	if f.Kind == inspect.Planned {
 		f.Plan = inspect.PlanNames(q.Get("plan"))
 	}
@@ -34,32 +35,38 @@ func (h *Handler) scopes(ctx context.Context, in *inspect.Reader, q url.Values) 
 		plans[p.Wallet] = append(plans[p.Wallet], p)
 	}
 	return page{Title: "Scopes", Active: "Scopes", Data: map[string]any{
-		"Prefix": f.Prefix, "Kind": f.Kind, "Plan": f.Plan, "List": list, "Plans": plans, "Wallets": wallets != nil,
-		"Kinds": []inspect.ScopeKind{inspect.Wallets, inspect.Planned, inspect.Reached},
+		"Prefix": f.Prefix, "Kind": f.Kind, "Plan": f.Plan, "List": list, "Plans": plans,
+		"Wallets": wallets != nil,
+		"Kinds":   []inspect.ScopeKind{inspect.Wallets, inspect.Planned, inspect.Reached},
 	}}, err
 }
 
 func (h *Handler) holds(ctx context.Context, in *inspect.Reader, q url.Values) (page, error) {
 	scope, state := q.Get("scope"), holds.State(q.Get("state"))
-	list, err := in.Holds(ctx, inspect.HoldFilter{Scope: scope, State: state, After: q.Get("after"), Limit: listed})
+	list, err := in.Holds(ctx, inspect.HoldFilter{Scope: scope, State: state, After: q.Get("after"),
+		Limit: listed})
 	return page{Title: "Holds", Active: "Holds", Data: map[string]any{
 		"Scope": scope, "State": state, "List": list,
-		"States": []holds.State{holds.Held, holds.Captured, holds.Released, holds.Expired, holds.Returned},
+		"States": []holds.State{holds.Held, holds.Captured, holds.Released, holds.Expired,
+			holds.Returned},
 	}}, err
 }
 
 func (h *Handler) leases(ctx context.Context, in *inspect.Reader, q url.Values) (page, error) {
 	scope, state := q.Get("scope"), inspect.LeaseState(q.Get("state"))
-	list, err := in.Leases(ctx, inspect.LeaseFilter{Scope: scope, State: state, After: q.Get("after"), Limit: listed})
+	list, err := in.Leases(ctx, inspect.LeaseFilter{Scope: scope, State: state,
+		After: q.Get("after"), Limit: listed})
 	return page{Title: "Leases", Active: "Leases", Data: map[string]any{
 		"Scope": scope, "State": state, "List": list,
-		"States": []inspect.LeaseState{inspect.LeaseOpen, inspect.LeaseOut, inspect.LeaseEnded, inspect.LeaseSettled},
+		"States": []inspect.LeaseState{inspect.LeaseOpen, inspect.LeaseOut, inspect.LeaseEnded,
+			inspect.LeaseSettled},
 	}}, err
 }
 
 func (h *Handler) operations(ctx context.Context, in *inspect.Reader, q url.Values) (page, error) {
 	name, state := q.Get("name"), inspect.OperationState(q.Get("state"))
-	list, err := in.Operations(ctx, inspect.OperationFilter{Name: name, State: state, After: q.Get("after"), Limit: listed})
+	list, err := in.Operations(ctx, inspect.OperationFilter{Name: name, State: state,
+		After: q.Get("after"), Limit: listed})
 	return page{Title: "Operations", Active: "Operations", Data: map[string]any{
 		"Name": name, "State": state, "List": list,
 		"States": []inspect.OperationState{inspect.Committed, inspect.Refused},
@@ -73,7 +80,8 @@ func (h *Handler) hold(ctx context.Context, in *inspect.Reader, q url.Values) (p
 	if err != nil {
 		return page{}, err
 	}
-	unswept := d.Hold.State == holds.Expired && len(d.History) > 0 && d.History[len(d.History)-1].Kind != holds.EventExpired
+	unswept := d.Hold.State == holds.Expired && len(d.History) > 0 &&
+		d.History[len(d.History)-1].Kind != holds.EventExpired
 	return page{
 		Title: "Hold " + printable(d.Hold.ID), Active: "Holds", Now: d.Hold.Now,
 		Stream: streamOf("hold", url.Values{"tenant": {d.Hold.Tenant}, "id": {d.Hold.ID}}),
@@ -83,7 +91,8 @@ func (h *Handler) hold(ctx context.Context, in *inspect.Reader, q url.Values) (p
 
 func (h *Handler) operation(ctx context.Context, in *inspect.Reader, q url.Values) (page, error) {
 	d, err := in.Operation(ctx, q.Get("tenant"), q.Get("id"))
-	return page{Title: "Operation " + printable(d.ID), Active: "Operations", Now: d.Now, Data: d}, err
+	return page{Title: "Operation " + printable(d.ID), Active: "Operations", Now: d.Now, Data: d},
+		err
 }
 
 // job is a job that waits for budget, and what keeps it.

@@ -203,7 +203,8 @@ func event(html []byte) []byte {
 }
 
 // stream sends the messages of a topic to a browser, as server-sent events.
-func (h *Handler) stream(w http.ResponseWriter, r *http.Request, name string, draw func(context.Context) ([]byte, error)) {
+func (h *Handler) stream(w http.ResponseWriter, r *http.Request, name string,
+	draw func(context.Context) ([]byte, error)) {
 	w.Header().Set("Content-Type", "text/event-stream")
 	w.Header().Set("X-Accel-Buffering", "no") // for a proxy in between
 	if r.Method == http.MethodHead {

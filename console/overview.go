@@ -48,7 +48,8 @@ type overview struct {
 
 // nearlyOut returns the limits of scopes of which less than a quarter is left, the fullest first:
 // those of wallets and other prepaid credit apart.
-func (h *Handler) nearlyOut(ctx context.Context, in *inspect.Reader, scopes []string) (fullest *inspect.Room, limited, credit []inspect.Room, err error) {
+func (h *Handler) nearlyOut(ctx context.Context, in *inspect.Reader,
+	scopes []string) (fullest *inspect.Room, limited, credit []inspect.Room, err error) {
 	if h.cfg.Limits == nil {
 		return nil, nil, nil, nil
 	}
@@ -69,7 +70,8 @@ func (h *Handler) nearlyOut(ctx context.Context, in *inspect.Reader, scopes []st
 			limited = append(limited, room)
 		}
 	}
-	return fullest, limited[:min(nearlyShown, len(limited))], credit[:min(nearlyShown, len(credit))], nil
+	return fullest, limited[:min(nearlyShown, len(limited))],
+		credit[:min(nearlyShown, len(credit))], nil
 }
 
 // room fills the lists of scopes with little room left, of all scopes.
@@ -79,7 +81,8 @@ func (h *Handler) room(ctx context.Context, in *inspect.Reader, o *overview) err
 		return err
 	}
 	o.Looked = looked
-	if o.Fullest, o.Nearly, o.LowCredit, err = h.nearlyOut(ctx, in, sorted(append(scopes, o.lookedAt()...))); err != nil {
+	if o.Fullest, o.Nearly, o.LowCredit, err = h.nearlyOut(ctx, in,
+		sorted(append(scopes, o.lookedAt()...))); err != nil {
 		return err
 	}
 	o.Wallets, err = in.Rooms(ctx, sorted(wallets), inspect.Credit)
@@ -176,7 +179,8 @@ func (h *Handler) overview(ctx context.Context, in *inspect.Reader, _ url.Values
 	}
 	o.Latency = latencyOf(latest.Operations)
 	o.Latest = latest.Operations[:min(latestShown, len(latest.Operations))]
-	return page{Title: "Overview", Active: "Overview", Now: o.O.Now, Stream: streamOf("", nil), Data: o}, nil
+	return page{Title: "Overview", Active: "Overview", Now: o.O.Now, Stream: streamOf("", nil),
+		Data: o}, nil
 }
 
 // curve reads the curve of the limit that is nearest to its end, or else of the hottest scope with
@@ -199,7 +203,8 @@ func (h *Handler) curve(ctx context.Context, in *inspect.Reader, o *overview) er
 }
 
 // plot reads the curve of a limit of a scope.
-func (o *overview) plot(ctx context.Context, in *inspect.Reader, name string, limit budget.Limit) (err error) {
+func (o *overview) plot(ctx context.Context, in *inspect.Reader, name string,
+	limit budget.Limit) (err error) {
 	s := scope{Name: name}
 	if s.D, err = in.Scope(ctx, name); err != nil {
 		return err

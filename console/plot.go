@@ -58,7 +58,8 @@ const fontSize = 11
 
 // newCanvas draws the marks of both axes. Times are in seconds since 1970.
 func newCanvas(l look, height, from, to, low, high float64, times, values []tick) *canvas {
-	c := &canvas{theme: l.theme(), top: 6, right: l.width() - 18, bottom: height - 2*fontSize, x0: from, x1: to, y0: low, y1: high}
+	c := &canvas{theme: l.theme(), top: 6, right: l.width() - 18, bottom: height - 2*fontSize,
+		x0: from, x1: to, y0: low, y1: high}
 	widest := 0
 	for _, t := range values {
 		widest = max(widest, len([]rune(t.Label)))
@@ -81,7 +82,8 @@ func (c *canvas) x(v float64) float64 { return c.left + (v-c.x0)/(c.x1-c.x0)*(c.
 func (c *canvas) y(v float64) float64 { return c.bottom - (v-c.y0)/(c.y1-c.y0)*(c.bottom-c.top) }
 
 func (c *canvas) line(x0, y0, x1, y1 float64, colour, dashes string) {
-	fmt.Fprintf(c, `<path d="M%.1f %.1fL%.1f %.1f" stroke="%s" stroke-dasharray="%s"/>`, x0, y0, x1, y1, colour, dashes)
+	fmt.Fprintf(c, `<path d="M%.1f %.1fL%.1f %.1f" stroke="%s" stroke-dasharray="%s"/>`, x0, y0, x1,
+		y1, colour, dashes)
 }
 
 func (c *canvas) text(x, y float64, anchor, colour, text string) {
@@ -133,7 +135,8 @@ func (u usagePlot) svg(l look) []byte {
 	zero := c.y(max(lowest, 0))
 	fmt.Fprintf(c, `<polygon points="%.1f,%.1f%s %.1f,%.1[2]f" fill="%[5]s"/><polyline points="%[3]s" fill="none" stroke="%[6]s" stroke-width="1.6"/>`,
 		c.left, zero, curve.String(), c.right, c.theme.fill, c.theme.accent)
-	label, at := u.name+" "+strings.ReplaceAll(number(u.limit), "\u202f", " "), c.y(float64(u.limit))-4
+	label, at := u.name+" "+strings.ReplaceAll(number(u.limit), "\u202f", " "),
+		c.y(float64(u.limit))-4
 	if beyond {
 		label, at = label+", far above", c.top+fontSize
 	} else {
@@ -170,14 +173,16 @@ func (tl timeline) svg(l look) []byte {
 	for _, t := range times {
 		c.line(c.x(t.Value), c.top, c.x(t.Value), c.bottom, c.theme.grid, "")
 	}
-	colours := map[string]string{"held": c.theme.held, "captured": c.theme.captured, "released": c.theme.released, "expired": c.theme.expired}
+	colours := map[string]string{"held": c.theme.held, "captured": c.theme.captured,
+		"released": c.theme.released, "expired": c.theme.expired}
 	for i, s := range tl.holds {
 		left, right := c.x(max(seconds(s.from), from)), c.x(min(seconds(s.to), to))
 		colour, ok := colours[s.state]
 		if !ok {
 			colour = c.theme.released
 		}
-		fmt.Fprintf(c, `<rect x="%.1f" y="%.1f" width="%.1f" height="10" fill="%s"/>`, left, c.y(names[i].Value)-5, max(right-left, 2), colour)
+		fmt.Fprintf(c, `<rect x="%.1f" y="%.1f" width="%.1f" height="10" fill="%s"/>`, left,
+			c.y(names[i].Value)-5, max(right-left, 2), colour)
 	}
 	return c.done()
 }
@@ -220,10 +225,14 @@ func (p pace) label(at time.Time) string {
 }
 
 var paces = []pace{
-	{time.Second, "15:04:05"}, {5 * time.Second, "15:04:05"}, {15 * time.Second, "15:04:05"}, {time.Minute, "15:04"}, {5 * time.Minute, "15:04"},
-	{10 * time.Minute, "15:04"}, {30 * time.Minute, "15:04"}, {time.Hour, "15:04"}, {3 * time.Hour, "15:04"}, {6 * time.Hour, "15:04"},
-	{12 * time.Hour, "15:04"}, {24 * time.Hour, "Jan 2"}, {48 * time.Hour, "Jan 2"}, {7 * 24 * time.Hour, "Jan 2"},
-	{28 * 24 * time.Hour, "Jan 2006"}, {91 * 24 * time.Hour, "Jan 2006"}, {365 * 24 * time.Hour, "2006"},
+	{time.Second, "15:04:05"}, {5 * time.Second, "15:04:05"}, {15 * time.Second, "15:04:05"},
+	{time.Minute, "15:04"}, {5 * time.Minute, "15:04"},
+	{10 * time.Minute, "15:04"}, {30 * time.Minute, "15:04"}, {time.Hour, "15:04"},
+	{3 * time.Hour, "15:04"}, {6 * time.Hour, "15:04"},
+	{12 * time.Hour, "15:04"}, {24 * time.Hour, "Jan 2"}, {48 * time.Hour, "Jan 2"},
+	{7 * 24 * time.Hour, "Jan 2"},
+	{28 * 24 * time.Hour, "Jan 2006"}, {91 * 24 * time.Hour, "Jan 2006"},
+	{365 * 24 * time.Hour, "2006"},
 }
 
 func (c clock) Ticks(from, to float64) []tick {

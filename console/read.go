@@ -36,5 +36,6 @@ func (h *Handler) read(ctx context.Context, fn func(ctx context.Context, tx pgx.
 	const statements = 3 // the most time that a page may take, in timeouts
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), statements*h.cfg.Timeout)
 	defer cancel()
-	return pgx.BeginTxFunc(ctx, h.pool, pgx.TxOptions{BeginQuery: h.begin}, func(tx pgx.Tx) error { return fn(ctx, tx) })
+	return pgx.BeginTxFunc(ctx, h.pool, pgx.TxOptions{BeginQuery: h.begin},
+		func(tx pgx.Tx) error { return fn(ctx, tx) })
 }

@@ -99,7 +99,8 @@ func (s *scope) explain(ctx context.Context, in *inspect.Reader) error {
 	if s.LimitsWrong != "" || !asked && len(s.Limits.List) == 0 {
 		return nil
 	}
-	e, err := in.Explain(ctx, budget.Charge{Scope: s.Name, Amount: amount, Limits: s.Limits.List, Note: budget.Note{Use: s.Use}})
+	e, err := in.Explain(ctx, budget.Charge{Scope: s.Name, Amount: amount, Limits: s.Limits.List,
+		Note: budget.Note{Use: s.Use}})
 	if errors.Is(err, budget.ErrArgument) {
 		s.LimitsWrong = "The use is not a text of up to 255 bytes."
 		return nil
@@ -125,7 +126,8 @@ func (s *scope) fill(ctx context.Context, in *inspect.Reader, q url.Values) (err
 	if s.Before, err = strconv.ParseInt(q.Get("before"), 10, 64); err != nil || s.Before < 0 {
 		s.Before = 0
 	}
-	for e, err := range in.Ledger.Entries(ctx, in.DB, s.Name, budget.EntriesOptions{NewestFirst: true, Before: s.Before, Max: entriesShown}) {
+	for e, err := range in.Ledger.Entries(ctx, in.DB, s.Name,
+		budget.EntriesOptions{NewestFirst: true, Before: s.Before, Max: entriesShown}) {
 		if err != nil {
 			return err
 		}
@@ -152,7 +154,8 @@ func (s *scope) fill(ctx context.Context, in *inspect.Reader, q url.Values) (err
 		return err
 	}
 	s.Holds = held.Holds
-	out, err := in.Leases(ctx, inspect.LeaseFilter{Scope: s.Name, State: inspect.LeaseOpen, Limit: leasesShown})
+	out, err := in.Leases(ctx, inspect.LeaseFilter{Scope: s.Name, State: inspect.LeaseOpen,
+		Limit: leasesShown})
 	if s.Leases = out.Leases; err != nil || s.D.Wallet == nil {
 		return err
 	}

@@ -61,7 +61,8 @@ func (p plotted) Alt() string {
 	}
 	const layout = "2006-01-02 15:04"
 	return fmt.Sprintf("From %s to %s: %s at first, %s now; the lowest was %s and the highest %s; the limit is %s.",
-		first.At.Format(layout), last.At.Format(layout), number(first.Used), number(last.Used), number(low.Used), number(high.Used), number(drawnAt(p.Limit)))
+		first.At.Format(layout), last.At.Format(layout), number(first.Used), number(last.Used),
+		number(low.Used), number(high.Used), number(drawnAt(p.Limit)))
 }
 
 // drawnAt is the height at which a plot draws a limit. For prepaid credit it is the overdraft.
@@ -73,12 +74,15 @@ func drawnAt(l budget.Limit) int64 {
 }
 
 // plotted reads the data of a limit's plot.
-func (s *scope) plotted(ctx context.Context, in *inspect.Reader, limit budget.Limit) (plotted, error) {
-	p := plotted{Limit: limit, Drawing: "usage.svg?" + url.Values{"scope": {s.Name}, "limit": {limitSource(limit)}}.Encode()}
+func (s *scope) plotted(ctx context.Context, in *inspect.Reader,
+	limit budget.Limit) (plotted, error) {
+	p := plotted{Limit: limit, Drawing: "usage.svg?" +
+		url.Values{"scope": {s.Name}, "limit": {limitSource(limit)}}.Encode()}
 	var err error
 	p.Points, err = usageOver(ctx, in, s.D, limit)
 	if purged := (*budget.PurgedError)(nil); errors.As(err, &purged) {
-		p.Wrong = "What counted is not known: the window reaches purged entries, before " + purged.KnownFrom.Format(time.RFC3339) + "."
+		p.Wrong = "What counted is not known: the window reaches purged entries, before " +
+			purged.KnownFrom.Format(time.RFC3339) + "."
 		err = nil
 	}
 	return p, err
@@ -86,7 +90,8 @@ func (s *scope) plotted(ctx context.Context, in *inspect.Reader, limit budget.Li
 
 // usageOver is the usage of a limit over time, or the prepaid credit left, without holds. It is the
 // ledger's present view: a refund counts at the time of its charge.
-func usageOver(ctx context.Context, in *inspect.Reader, d inspect.ScopeDetail, limit budget.Limit) ([]usagePoint, error) {
+func usageOver(ctx context.Context, in *inspect.Reader, d inspect.ScopeDetail,
+	limit budget.Limit) ([]usagePoint, error) {
 	if limit.Lifetime || limit.Prepaid {
 		list, err := lifetimeOver(ctx, in, d)
 		for i := range list {
@@ -102,13 +107,15 @@ func usageOver(ctx context.Context, in *inspect.Reader, d inspect.ScopeDetail, l
 	bucket := max(limit.Window/points, time.Microsecond).Truncate(time.Microsecond)
 	to := d.Now.Add(time.Microsecond) // an entry of this moment counts
 	// The first point needs a window before it.
-	ranges, err := in.Ledger.Series(ctx, in.DB, d.Scope.Scope, to.Add(-2*points*bucket), to, budget.Unit(bucket.String()), nil)
+	ranges, err := in.Ledger.Series(ctx, in.DB, d.Scope.Scope, to.Add(-2*points*bucket), to,
+		budget.Unit(bucket.String()), nil)
 	if purged := (*budget.PurgedError)(nil); errors.As(err, &purged) {
 		known := int(to.Sub(purged.KnownFrom) / bucket)
 		if known < points {
 			return nil, err
 		}
-		ranges, err = in.Ledger.Series(ctx, in.DB, d.Scope.Scope, to.Add(-time.Duration(known)*bucket), to, budget.Unit(bucket.String()), nil)
+		ranges, err = in.Ledger.Series(ctx, in.DB, d.Scope.Scope,
+			to.Add(-time.Duration(known)*bucket), to, budget.Unit(bucket.String()), nil)
 	}
 	if err != nil {
 		return nil, err
@@ -128,14 +135,16 @@ func usageOver(ctx context.Context, in *inspect.Reader, d inspect.ScopeDetail, l
 }
 
 // periodOver is the usage of a period since it began.
-func periodOver(ctx context.Context, in *inspect.Reader, d inspect.ScopeDetail, period budget.Period) ([]usagePoint, error) {
+func periodOver(ctx context.Context, in *inspect.Reader, d inspect.ScopeDetail,
+	period budget.Period) ([]usagePoint, error) {
 	usages, err := in.Ledger.Usage(ctx, in.DB, budget.Query{Scope: d.Scope.Scope, Period: period})
 	if err != nil {
 		return nil, err
 	}
 	from, to := usages[0].PeriodStart, d.Now.Add(time.Microsecond)
 	bucket := max(to.Sub(from)/points, time.Microsecond).Truncate(time.Microsecond)
-	ranges, err := in.Ledger.Series(ctx, in.DB, d.Scope.Scope, from, to, budget.Unit(bucket.String()), nil)
+	ranges, err := in.Ledger.Series(ctx, in.DB, d.Scope.Scope, from, to,
+		budget.Unit(bucket.String()), nil)
 	if err != nil {
 		return nil, err
 	}
@@ -149,11 +158,13 @@ func periodOver(ctx context.Context, in *inspect.Reader, d inspect.ScopeDetail, 
 }
 
 // lifetimeOver is the usage of a lifetime, backwards from the present one.
-func lifetimeOver(ctx context.Context, in *inspect.Reader, d inspect.ScopeDetail) ([]usagePoint, error) {
+func lifetimeOver(ctx context.Context, in *inspect.Reader,
+	d inspect.ScopeDetail) ([]usagePoint, error) {
 	to := d.Now.Add(time.Microsecond)
 	length := min(max(to.Sub(d.First), leastRange), lifetimeAgo).Truncate(time.Microsecond)
 	bucket := (length / points).Truncate(time.Microsecond)
-	ranges, err := in.Ledger.Series(ctx, in.DB, d.Scope.Scope, to.Add(-points*bucket), to, budget.Unit(bucket.String()), nil)
+	ranges, err := in.Ledger.Series(ctx, in.DB, d.Scope.Scope, to.Add(-points*bucket), to,
+		budget.Unit(bucket.String()), nil)
 	if err != nil {
 		return nil, err
 	}
@@ -168,7 +179,8 @@ func lifetimeOver(ctx context.Context, in *inspect.Reader, d inspect.ScopeDetail
 }
 
 // usageSVG draws the usage of a limit.
-func (h *Handler) usageSVG(ctx context.Context, in *inspect.Reader, q url.Values, l look) ([]byte, error) {
+func (h *Handler) usageSVG(ctx context.Context, in *inspect.Reader, q url.Values,
+	l look) ([]byte, error) {
 	list, err := parseLimits(q.Get("limit"))
 	if err != nil || len(list) != 1 {
 		return nil, errNoPage
@@ -181,11 +193,13 @@ func (h *Handler) usageSVG(ctx context.Context, in *inspect.Reader, q url.Values
 	if err != nil {
 		return nil, err
 	}
-	return usagePlot{points: drawn, limit: drawnAt(list[0]), name: limitText(list[0]), zone: h.cfg.Location}.svg(l), nil
+	return usagePlot{points: drawn, limit: drawnAt(list[0]), name: limitText(list[0]),
+		zone: h.cfg.Location}.svg(l), nil
 }
 
 // holdsSVG draws when the newest holds of a scope began and ended.
-func (h *Handler) holdsSVG(ctx context.Context, in *inspect.Reader, q url.Values, l look) ([]byte, error) {
+func (h *Handler) holdsSVG(ctx context.Context, in *inspect.Reader, q url.Values,
+	l look) ([]byte, error) {
 	list, err := in.Holds(ctx, inspect.HoldFilter{Scope: q.Get("scope"), Limit: holdsShown})
 	if err != nil {
 		return nil, err

@@ -25,7 +25,8 @@ type walk struct {
 
 // look goes on, and returns the scopes of which least is left, and the wallets. looked is not 0
 // while the first walk has not come to the end: it has looked at so many.
-func (w *walk) look(ctx context.Context, h *Handler, in *inspect.Reader) (scopes, wallets []string, looked int, err error) {
+func (w *walk) look(ctx context.Context, h *Handler,
+	in *inspect.Reader) (scopes, wallets []string, looked int, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.current == nil && !time.Now().Before(w.next) {

@@ -120,9 +120,12 @@ func New(ledger *budget.Ledger, cfg Config) (*Book, error) {
 			return nil, invalid(index("Config.Subscribers", i, ""), "is nil")
 		}
 	}
-	b := &Book{ledger: ledger, cfg: cfg, schema: name, wait: wait, sql: render(name), observer: inBudget.Observer(ledger)}
+	b := &Book{ledger: ledger, cfg: cfg, schema: name, wait: wait, sql: render(name),
+		observer: inBudget.Observer(ledger)}
 	if b.channel() != nil && len(b.Channel()) > listen.MaxNameBytes {
-		return nil, invalid("Config.Notify", "the channel %q is longer than the 63 bytes of a name: use a shorter schema", b.Channel())
+		return nil, invalid("Config.Notify",
+			"the channel %q is longer than the 63 bytes of a name: use a shorter schema",
+			b.Channel())
 	}
 	return b, nil
 }
@@ -156,20 +159,25 @@ func (b *Book) waitMS() int32 { return int32(b.wait / time.Millisecond) }
 
 // statements are the package's SQL, rendered for one schema.
 type statements struct {
-	place, placePlain, look, open, openPlain, lockAll, capture, capturePlain, release, releaseCaptured, extend, giveBack, expire string
-	get, ofSession, claimed, list, claims, due, history                                                                          string
-	sweep, sweepScope, announced, purge, purgeable                                                                               string
+	place, placePlain, look, open, openPlain, lockAll, capture, capturePlain, release,
+	releaseCaptured, extend, giveBack, expire string
+	get, ofSession, claimed, list, claims, due,
+	history string
+	sweep, sweepScope, announced, purge, purgeable string
 }
 
 func render(n schema.Name) statements {
 	return statements{
-		place: n.SQL(placeSQL), look: n.SQL(lookSQL), open: n.SQL(openSQL), placePlain: n.SQL(placePlainSQL), openPlain: n.SQL(openPlainSQL),
-		capturePlain: n.SQL(capturePlainSQL), lockAll: n.SQL(ledger.LockAllSQL), capture: n.SQL(captureSQL), release: n.SQL(releaseSQL),
+		place: n.SQL(placeSQL), look: n.SQL(lookSQL), open: n.SQL(openSQL),
+		placePlain: n.SQL(placePlainSQL), openPlain: n.SQL(openPlainSQL),
+		capturePlain: n.SQL(capturePlainSQL), lockAll: n.SQL(ledger.LockAllSQL),
+		capture: n.SQL(captureSQL), release: n.SQL(releaseSQL),
 		releaseCaptured: n.SQL(releaseCapturedSQL),
 		extend:          n.SQL(extendSQL), giveBack: n.SQL(returnSQL), expire: n.SQL(expireSQL),
 		get: n.SQL(getSQL), ofSession: n.SQL(ofSessionSQL), claimed: n.SQL(claimedSQL), list: n.SQL(listSQL),
 		claims: n.SQL(listClaimsSQL), due: n.SQL(dueSQL), history: n.SQL(historySQL),
-		sweep: n.SQL(sweepSQL), sweepScope: n.SQL(sweepScopeSQL), announced: n.SQL(announcedSQL), purge: n.SQL(purgeSQL), purgeable: n.SQL(purgeableSQL),
+		sweep: n.SQL(sweepSQL), sweepScope: n.SQL(sweepScopeSQL), announced: n.SQL(announcedSQL),
+		purge: n.SQL(purgeSQL), purgeable: n.SQL(purgeableSQL),
 	}
 }
 

@@ -27,7 +27,8 @@ const (
 )
 
 // policies has the names that capture_holds in schema.sql knows.
-var policies = map[Over]string{OverRefused: "refuse", OverIfFits: "fit", OverUpTo: "upto", OverEvenly: "even", OverAllowed: "allow"}
+var policies = map[Over]string{OverRefused: "refuse", OverIfFits: "fit", OverUpTo: "upto",
+	OverEvenly: "even", OverAllowed: "allow"}
 
 // fits reports whether limits judge the excess.
 func (o Over) fits() bool { return o == OverIfFits || o == OverUpTo || o == OverEvenly }
@@ -99,7 +100,8 @@ func (b *Book) prepareCapture(c Capture) (*call, error) {
 	case !known:
 		return nil, invalid("Capture.Over", "%q is not a policy", c.Over)
 	case len(c.Lines) == 0 && !c.All:
-		return nil, invalid("Capture.Lines", "are none: set All to capture all that is held; if nothing was used, release it")
+		return nil, invalid("Capture.Lines",
+			"are none: set All to capture all that is held; if nothing was used, release it")
 	case c.All && slices.ContainsFunc(c.Lines, func(l Line) bool { return l.Amount != 0 }):
 		return nil, invalid("Capture.Lines", "have an Amount, and All captures all that is held")
 	case len(c.Lines) > 0 && len(c.IDs) > 1:
@@ -126,7 +128,8 @@ func (b *Book) prepareCapture(c Capture) (*call, error) {
 	}
 	terms := ledger.Capture{Closing: !c.Keep, Policy: policy, Entity: c.Entity}
 	var crossed []byte
-	plain := len(c.IDs) == 1 && !c.Keep && c.Over == OverRefused && (len(used) == 0 || len(used) == 1 && !c.All && len(used[0].Limits) == 0)
+	plain := len(c.IDs) == 1 && !c.Keep && c.Over == OverRefused &&
+		(len(used) == 0 || len(used) == 1 && !c.All && len(used[0].Limits) == 0)
 	scan := scanner(plain, func(err error) error { return b.captureFailed(c, err) }, func(refusal []byte) error { return b.captureRefused(c, refusal) }, &crossed)
 	call := &call{
 		SQL: b.sql.capture, Locks: locks, Kind: string(kind), Tell: b.teller(kind, c.Note),
@@ -138,7 +141,9 @@ func (b *Book) prepareCapture(c Capture) (*call, error) {
 			return priced.Cross(ctx, tx, crossed)
 		},
 		Args: func(s ledger.Sending) []any {
-			return []any{ids.String(), ledger.AllUsed(ledger.TellingUsed(used, s.Telling)), terms.String(), tolerance, s.WaitMS, s.Origin(inBudget.NoteJSON(c.Note)), b.channel(), s.Raising}
+			return []any{ids.String(), ledger.AllUsed(ledger.TellingUsed(used, s.Telling)),
+				terms.String(), tolerance, s.WaitMS, s.Origin(inBudget.NoteJSON(c.Note)),
+				b.channel(), s.Raising}
 		},
 		Scan: func(row pgx.Row) ([]Hold, error) {
 			all, err := scan(row)
@@ -155,7 +160,8 @@ func (b *Book) prepareCapture(c Capture) (*call, error) {
 		},
 	}
 	if plain {
-		call.SQL, call.Args = b.sql.capturePlain, func(s ledger.Sending) []any { return b.capturePlainArgs(c, used, s) }
+		call.SQL, call.Args = b.sql.capturePlain,
+			func(s ledger.Sending) []any { return b.capturePlainArgs(c, used, s) }
 	}
 	return call, nil
 }
@@ -190,19 +196,28 @@ func (b *Book) used(c Capture) (used []ledger.Used, tolerance any, err error) {
 			return nil, nil, invalid(index("Capture.Lines", i, ".Amount"), "%d is negative", line.Amount)
 		}
 		// The budget's own checks. A capture may be of 0 units, a charge may not.
-		priced, err := inBudget.Charges(b.ledger, budget.Charge{Scope: line.Scope, Amount: max(line.Amount, 1), Limits: line.Limits, Note: c.Note})
+		priced, err := inBudget.Charges(b.ledger,
+			budget.Charge{Scope: line.Scope, Amount: max(line.Amount, 1), Limits: line.Limits,
+				Note: c.Note})
 		if err != nil {
-			return nil, nil, renamed(err, "Capture.Lines", func(int) string { return index("Capture.Lines", i, "") })
+			return nil, nil, renamed(err, "Capture.Lines",
+				func(int) string { return index("Capture.Lines", i, "") })
 		}
 		if err == nil && len(priced.Queries) > 0 {
-			return nil, nil, invalid(index("Capture.Lines", i, ".Limits"), "have a MaxFrom, which is for placing and charging")
+			return nil, nil, invalid(index("Capture.Lines", i, ".Limits"),
+				"have a MaxFrom, which is for placing and charging")
 		}
 		if c.Over.fits() && len(line.Limits) == 0 { // everything would fit
-			return nil, nil, invalid(index("Capture.Lines", i, ".Limits"), "are none: OverIfFits, OverUpTo and OverEvenly need a limit to fit into")
+			return nil, nil, invalid(index("Capture.Lines", i, ".Limits"),
+				"are none: OverIfFits, OverUpTo and OverEvenly need a limit to fit into")
 		}
 		limits := priced.Charges[0].Limits
 		if c.Over == OverRefused || c.Over == OverAllowed { // they are for thresholds alone
-			limits = slices.DeleteFunc(slices.Clone(limits), func(l ledger.Limit) bool { return !l.Spent && (l.TellAt == nil || c.Over == OverRefused) })
+			limits = slices.DeleteFunc(slices.Clone(limits),
+				func(l ledger.Limit) bool {
+					return !l.Spent &&
+						(l.TellAt == nil || c.Over == OverRefused)
+				})
 		}
 		used = append(used, ledger.Used{Scope: line.Scope, Amount: line.Amount, Whole: c.All, Limits: limits})
 		tolerance = priced.Tolerance
@@ -229,7 +244,8 @@ func (b *Book) crossings(c Capture, crossed []byte) (*charging, error) {
 	}
 	charges := make([]budget.Charge, len(c.Lines))
 	for i, line := range c.Lines {
-		charges[i] = budget.Charge{Scope: line.Scope, Amount: max(line.Amount, 1), Limits: line.Limits, Note: c.Note}
+		charges[i] = budget.Charge{Scope: line.Scope, Amount: max(line.Amount, 1),
+			Limits: line.Limits, Note: c.Note}
 	}
 	return inBudget.Charges(b.ledger, charges...)
 }

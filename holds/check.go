@@ -76,7 +76,8 @@ func (b *Book) checkNote(field string, note budget.Note) error {
 		return invalid(field+".Actor", "is empty, and Config.RequireActor is set")
 	}
 	for _, f := range []struct{ name, text string }{
-		{".Actor", note.Actor}, {".Tenant", note.Tenant}, {".Correlation", note.Correlation}, {".Reason", note.Reason},
+		{".Actor", note.Actor}, {".Tenant", note.Tenant}, {".Correlation", note.Correlation},
+		{".Reason", note.Reason},
 	} {
 		if err := checkText(field+f.name, f.text); err != nil {
 			return err

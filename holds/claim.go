@@ -75,15 +75,19 @@ func (b *Book) prepareClaim(c Claim) (*call, error) {
 	if err != nil {
 		return nil, err
 	}
-	lines := append([]Line{{Scope: scope, Amount: 1, Limits: []budget.Limit{budget.Lifetime(1).Named("claim")}, MustExist: c.MustExist}}, c.Lines...)
+	lines := append([]Line{{Scope: scope, Amount: 1,
+		Limits: []budget.Limit{budget.Lifetime(1).Named("claim")}, MustExist: c.MustExist}},
+		c.Lines...)
 	for i, line := range lines[1:] {
 		if line.Scope == scope {
 			return nil, invalid(index("Claim.Lines", i, ".Scope"), "is that of the claim")
 		}
 	}
 	return b.preparePlace(Placement{
-		ID: claimIDs(scope) + uuidv7.New(), Tenant: c.Tenant, Holder: c.Holder, Lines: lines, Charges: c.Charges,
-		TTL: c.TTL, Grace: c.Grace, Metadata: c.Metadata, Note: c.Note, claim: scope, key: c.Key, reveal: c.Reveal,
+		ID: claimIDs(scope) + uuidv7.New(), Tenant: c.Tenant, Holder: c.Holder, Lines: lines,
+		Charges: c.Charges,
+		TTL:     c.TTL, Grace: c.Grace, Metadata: c.Metadata, Note: c.Note, claim: scope, key: c.Key,
+		reveal: c.Reveal,
 	})
 }
 
@@ -152,7 +156,8 @@ from (select metered.clock() as now) c, pg_catalog.unnest($1::text[]) with ordin
 order by k.n`
 
 // Claimed returns the active claims of up to 10,000 keys of a tenant, from one snapshot.
-func (b *Book) Claimed(ctx context.Context, db budget.Querier, tenant string, keys ...Key) (map[Key]Hold, error) {
+func (b *Book) Claimed(ctx context.Context, db budget.Querier, tenant string,
+	keys ...Key) (map[Key]Hold, error) {
 	if err := cmp.Or(b.made(), notNil("db", db)); err != nil {
 		return nil, err
 	}

@@ -71,7 +71,8 @@ func (b *Book) Due(ctx context.Context, db budget.Querier, f DueFilter) (Page, e
 	var rows [][]byte
 	var lastDue *time.Time
 	var lastNo *int64
-	err = answer.QueryRow(ctx, db, b.sql.due, tenant, f.ScopePrefix, after, afterNo, before, now, f.Max).Scan(&rows, &lastDue, &lastNo)
+	err = answer.QueryRow(ctx, db, b.sql.due, tenant, f.ScopePrefix, after, afterNo, before, now,
+		f.Max).Scan(&rows, &lastDue, &lastNo)
 	if err != nil {
 		return Page{}, failed("due", err)
 	}
@@ -95,7 +96,8 @@ func (f *DueFilter) check() (after *time.Time, no int64, err error) {
 	}
 	if f.After != "" {
 		var us int64
-		if _, err := fmt.Sscanf(f.After, "%d.%d", &us, &no); err != nil || fmt.Sprintf("%d.%d", us, no) != f.After {
+		if _, err := fmt.Sscanf(f.After, "%d.%d", &us, &no); err != nil ||
+			fmt.Sprintf("%d.%d", us, no) != f.After {
 			return nil, 0, invalid("DueFilter.After", "%q is not a Page.Next of Due", f.After)
 		}
 		at := time.UnixMicro(us)

@@ -38,8 +38,10 @@ var (
 
 	// inState has the code and the text of a *StateError.
 	inState = map[State]*fault.Sentinel{
-		Held: fault.New("hold_held", "holds: the hold is not captured"), Captured: fault.New("hold_captured", "holds: the hold was captured"),
-		Released: fault.New("hold_released", "holds: the hold was released"), Expired: fault.New("hold_expired", "holds: the hold has expired"),
+		Held:     fault.New("hold_held", "holds: the hold is not captured"),
+		Captured: fault.New("hold_captured", "holds: the hold was captured"),
+		Released: fault.New("hold_released", "holds: the hold was released"),
+		Expired:  fault.New("hold_expired", "holds: the hold has expired"),
 		Returned: fault.New("hold_returned", "holds: the hold was captured and given back"),
 	}
 )

@@ -100,7 +100,8 @@ order by e.version`
 
 // History returns a hold's transitions, oldest first, with Get's errors. An expiry is missing until
 // it is recorded, though Get says Expired.
-func (b *Book) History(ctx context.Context, db budget.Querier, tenant, id, holder string) ([]HistoryEvent, error) {
+func (b *Book) History(ctx context.Context, db budget.Querier, tenant, id,
+	holder string) ([]HistoryEvent, error) {
 	if err := cmp.Or(b.made(), notNil("db", db)); err != nil {
 		return nil, err
 	}
@@ -136,7 +137,8 @@ func (e *HistoryEvent) scan(row pgx.CollectableRow) error {
 	var deadline *time.Time
 	var detail []byte
 	var metadata *string
-	err := row.Scan(&e.Version, &kind, &e.At, &deadline, &e.Entity, &detail, &e.Note.Actor, &e.Note.Tenant, &e.Note.Correlation, &e.Note.Reason, &e.Note.Use,
+	err := row.Scan(&e.Version, &kind, &e.At, &deadline, &e.Entity, &detail, &e.Note.Actor,
+		&e.Note.Tenant, &e.Note.Correlation, &e.Note.Reason, &e.Note.Use,
 		&e.OperationTenant, &e.Operation, &metadata)
 	if err != nil {
 		return err
@@ -187,7 +189,8 @@ func Rebuild(snapshot Hold, history []HistoryEvent) (Hold, error) {
 		if e.Version <= snapshot.Version && e.Version > 0 {
 			continue
 		}
-		if e.Version != h.Version+1 || (e.Kind == EventPlaced) != (h.Version == 0) || e.Kind == EventPlaced && e.placed == nil {
+		if e.Version != h.Version+1 || (e.Kind == EventPlaced) != (h.Version == 0) ||
+			e.Kind == EventPlaced && e.placed == nil {
 			return Hold{}, fmt.Errorf("holds: the history of %q is not whole at version %d", e.ID, e.Version)
 		}
 		if h.State == Expired && h.Version == snapshot.Version {

@@ -55,7 +55,8 @@ type ListenOptions struct {
 //
 // Listen makes a connection of its own with pool's configuration, and again within 10s when it is
 // lost. It must lead to the primary, and not through a pooler in transaction mode.
-func (b *Book) Listen(ctx context.Context, pool *pgxpool.Pool, opts ListenOptions, handle func(context.Context, Notice) error) error {
+func (b *Book) Listen(ctx context.Context, pool *pgxpool.Pool, opts ListenOptions,
+	handle func(context.Context, Notice) error) error {
 	if err := cmp.Or(b.made(), notNil("pool", pool), notNil("handle", handle)); err != nil {
 		return err
 	}
@@ -74,7 +75,8 @@ func (b *Book) Listen(ctx context.Context, pool *pgxpool.Pool, opts ListenOption
 
 // announced are the kinds as schema.sql's function announce gets them.
 var announced = map[string]EventKind{
-	"placed": EventPlaced, "captured_part": EventCapturedPart, "returned_part": EventReturnedPart, "captured": EventCaptured, "extended": EventExtended,
+	"placed": EventPlaced, "captured_part": EventCapturedPart, "returned_part": EventReturnedPart,
+	"captured": EventCaptured, "extended": EventExtended,
 	"released": EventReleased, "expired": EventExpired, "returned": EventReturned,
 }
 
@@ -110,6 +112,7 @@ func parseNotice(payload string) (Notice, bool) {
 		}
 		n.Claim = &key
 	}
-	n.At, n.State, n.Holder, n.Deadline, n.Note, n.Lines, n.Cut = p.At.UTC(), states[*p.State], p.Holder, p.Deadline.UTC(), p.Note, p.Lines, p.Cut
+	n.At, n.State, n.Holder, n.Deadline, n.Note, n.Lines, n.Cut = p.At.UTC(), states[*p.State],
+		p.Holder, p.Deadline.UTC(), p.Note, p.Lines, p.Cut
 	return n, n.State != ""
 }

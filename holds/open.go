@@ -41,7 +41,8 @@ where h.tenant = $1 and h.id >= $2 and h.id < $3 and h.state = 'h' and h.due > c
 limit 1`
 
 // ofSession returns the open hold of an operation's session, and its fingerprint, or ErrUnknown.
-func (b *Book) ofSession(ctx context.Context, db budget.Querier, tenant, operation, holder string) (h Hold, fingerprint []byte, err error) {
+func (b *Book) ofSession(ctx context.Context, db budget.Querier, tenant, operation,
+	holder string) (h Hold, fingerprint []byte, err error) {
 	if err := checkNames(tenant, holder); err != nil {
 		return Hold{}, nil, err
 	}

@@ -27,7 +27,8 @@ func (b *Book) preparePark(r Placement) (*ledger.Parking, error) {
 		return nil, err
 	}
 	if len(priced.Queries) > 0 {
-		return nil, invalid("Placement.Lines", "have a limit with MaxFrom: a parked job asks jobs.Config.Limits")
+		return nil, invalid("Placement.Lines",
+			"have a limit with MaxFrom: a parked job asks jobs.Config.Limits")
 	}
 	priced.Charges = ledger.Silent(priced.Charges)
 	hold := ledger.NewHold{

@@ -122,8 +122,10 @@ func (b *Book) preparePlace(r Placement) (*call, error) {
 	}
 	charges := priced.Charges
 	hold := ledger.NewHold{
-		Tenant: r.Tenant, ID: r.ID, Chosen: chosen, Holder: r.Holder, Claim: r.claim, Fingerprint: r.fingerprint(charges), IssuedAt: issuedAt(r.ID),
-		TTL: r.TTL, Grace: r.Grace, Lifetime: b.lifetime(), Metadata: string(r.Metadata), Minimum: minima(r.Lines), Fewest: r.fewest(),
+		Tenant: r.Tenant, ID: r.ID, Chosen: chosen, Holder: r.Holder, Claim: r.claim,
+		Fingerprint: r.fingerprint(charges), IssuedAt: issuedAt(r.ID),
+		TTL: r.TTL, Grace: r.Grace, Lifetime: b.lifetime(), Metadata: string(r.Metadata),
+		Minimum: minima(r.Lines), Fewest: r.fewest(),
 	}
 	locks := priced.SummedLocks()
 	sent := ledger.Summed
@@ -144,20 +146,24 @@ func (b *Book) preparePlace(r Placement) (*call, error) {
 	}
 	c := &call{
 		Cross: func(ctx context.Context, tx pgx.Tx) error { return priced.Cross(ctx, tx, crossed) },
-		SQL:   b.sql.place, Locks: locks, Queries: priced.Queries, Kind: string(EventPlaced), Tell: b.teller(EventPlaced, r.Note),
+		SQL:   b.sql.place, Locks: locks, Queries: priced.Queries, Kind: string(EventPlaced),
+		Tell: b.teller(EventPlaced, r.Note),
 		Placing: &ledger.Placing{
 			ID: r.ID, Queries: priced.Queries, Identity: identity, LookSQL: b.sql.look,
 			LookArgs: func() []any {
-				return []any{hold.String(), ledger.Charges(fewest(charges, hold.Fewest)), priced.Tolerance, r.reveal}
+				return []any{hold.String(), ledger.Charges(fewest(charges, hold.Fewest)),
+					priced.Tolerance, r.reveal}
 			},
 			Looked: func(row pgx.Row) (refusal, err error) { return looked(priced, r.key, row) },
 		},
 		Args: func(s ledger.Sending) []any {
-			return []any{hold.String(), sent(ledger.Telling(charges, s.Telling)), priced.Tolerance, s.WaitMS, s.Origin(inBudget.NoteJSON(r.Note)), b.channel(), s.Raising, r.reveal}
+			return []any{hold.String(), sent(ledger.Telling(charges, s.Telling)), priced.Tolerance,
+				s.WaitMS, s.Origin(inBudget.NoteJSON(r.Note)), b.channel(), s.Raising, r.reveal}
 		},
 		Scan: func(row pgx.Row) ([]Hold, error) {
 			var a ledger.Placed
-			if err := row.Scan(&a.Status, &a.At, &a.Deadline, &a.Seqs, &a.Ats, &a.Refused, &a.Stored, &a.Crossed); err != nil {
+			if err := row.Scan(&a.Status, &a.At, &a.Deadline, &a.Seqs, &a.Ats, &a.Refused,
+				&a.Stored, &a.Crossed); err != nil {
 				return nil, placeFailed(priced, r.key, err)
 			}
 			crossed = a.Crossed
@@ -167,7 +173,8 @@ func (b *Book) preparePlace(r Placement) (*call, error) {
 	if priced.PlainHold() && r.claim == "" && hold.Minimum == nil && hold.Fewest == 0 {
 		c.SQL = b.sql.placePlain
 		c.Args = func(s ledger.Sending) []any {
-			return append(priced.PlainPlacing(hold, r.opening == nil, s), priced.Tolerance, s.WaitMS, b.channel(), s.Raising)
+			return append(priced.PlainPlacing(hold, r.opening == nil, s), priced.Tolerance,
+				s.WaitMS, b.channel(), s.Raising)
 		}
 		c.Scan = func(row pgx.Row) ([]Hold, error) {
 			var answer []byte
@@ -194,7 +201,9 @@ func (b *Book) check(r *Placement) (*charging, error) {
 		return nil, err
 	}
 	if r.TTL < b.cfg.MinTTL || r.TTL > b.cfg.MaxTTL {
-		return nil, invalid("Placement.TTL", "%v is not from Config.MinTTL, %v, to Config.MaxTTL, %v", r.TTL, b.cfg.MinTTL, b.cfg.MaxTTL)
+		return nil, invalid("Placement.TTL",
+			"%v is not from Config.MinTTL, %v, to Config.MaxTTL, %v", r.TTL, b.cfg.MinTTL,
+			b.cfg.MaxTTL)
 	}
 	if r.Grace < 0 || r.Grace > b.cfg.MaxTTL {
 		return nil, invalid("Placement.Grace", "%v is not from 0 to %v", r.Grace, b.cfg.MaxTTL)
@@ -209,7 +218,8 @@ func (b *Book) check(r *Placement) (*charging, error) {
 		r.Metadata = nil
 	}
 	if len(r.Metadata) > bounds.MaxMetadataBytes {
-		return nil, invalid("Placement.Metadata", "is %d bytes, want at most %d", len(r.Metadata), bounds.MaxMetadataBytes)
+		return nil, invalid("Placement.Metadata", "is %d bytes, want at most %d", len(r.Metadata),
+			bounds.MaxMetadataBytes)
 	}
 	if r.Metadata != nil && (!json.Valid(r.Metadata) || !utf8.Valid(r.Metadata)) {
 		return nil, invalid("Placement.Metadata", "is not JSON")
@@ -228,7 +238,8 @@ func (b *Book) check(r *Placement) (*charging, error) {
 	}
 	charges := make([]budget.Charge, 0, len(r.Lines)+len(r.Charges))
 	for _, line := range r.Lines {
-		charges = append(charges, budget.Charge{Scope: line.Scope, Amount: line.Amount, Limits: line.Limits, Note: r.Note, MustExist: line.MustExist})
+		charges = append(charges, budget.Charge{Scope: line.Scope, Amount: line.Amount,
+			Limits: line.Limits, Note: r.Note, MustExist: line.MustExist})
 	}
 	for i, c := range r.Charges {
 		if c.Note == (budget.Note{}) {
@@ -354,7 +365,8 @@ func (b *Book) placed(priced *charging, r Placement, a ledger.Placed) ([]Hold, e
 	}
 	for i, c := range priced.Charges {
 		if rest := c.Amount - c.Held; rest > 0 {
-			h.Charges = append(h.Charges, budget.Posted{Scope: c.Scope, Seq: a.Seqs[i], Amount: rest, At: a.Ats[i].UTC()})
+			h.Charges = append(h.Charges,
+				budget.Posted{Scope: c.Scope, Seq: a.Seqs[i], Amount: rest, At: a.Ats[i].UTC()})
 		}
 	}
 	receipt, err := priced.Crossed(a.Crossed)

@@ -32,7 +32,8 @@ func (internals) Open(b *Book, r Placement, o *ledger.Opening) (*ledger.Call[[]H
 }
 
 // OfSession is the open hold of an operation's session, and its fingerprint.
-func (internals) OfSession(ctx context.Context, b *Book, db budget.Querier, tenant, operation, holder string) (Hold, []byte, error) {
+func (internals) OfSession(ctx context.Context, b *Book, db budget.Querier, tenant, operation,
+	holder string) (Hold, []byte, error) {
 	return b.ofSession(ctx, db, tenant, operation, holder)
 }
 
@@ -177,7 +178,8 @@ func (e *SubscriberError) Error() string {
 func (e *SubscriberError) Unwrap() error { return e.Err }
 
 // do carries out a call in tx.
-func do[E any](ctx context.Context, tx pgx.Tx, b *Book, name string, prepare func(*Book, E) (*call, error), e E) (holds []Hold, err error) {
+func do[E any](ctx context.Context, tx pgx.Tx, b *Book, name string,
+	prepare func(*Book, E) (*call, error), e E) (holds []Hold, err error) {
 	c, err := prepare(b, e)
 	if err != nil {
 		return nil, err
@@ -196,11 +198,13 @@ func do[E any](ctx context.Context, tx pgx.Tx, b *Book, name string, prepare fun
 	send := func(tx pgx.Tx, telling bool) ([]Hold, error) {
 		if len(c.Queries) > 0 {
 			lock := ledger.LockAllArgs(b.waitMS(), c.Locks)
-			if err := ledger.Ask(ctx, tx, b.sql.lockAll, lock, c.Queries, func(err error) error { return failed("place", err) }); err != nil {
+			if err := ledger.Ask(ctx, tx, b.sql.lockAll, lock, c.Queries,
+				func(err error) error { return failed("place", err) }); err != nil {
 				return nil, err
 			}
 		}
-		holds, err := c.Scan(answer.QueryRow(ctx, tx, c.SQL, c.Args(ledger.Sending{WaitMS: b.waitMS(), Telling: telling})...))
+		holds, err := c.Scan(answer.QueryRow(ctx, tx, c.SQL,
+			c.Args(ledger.Sending{WaitMS: b.waitMS(), Telling: telling})...))
 		if err == nil && c.Tell != nil {
 			err = c.Tell(ctx, tx, holds)
 		}

@@ -137,7 +137,8 @@ func (b *Book) List(ctx context.Context, db budget.Querier, f Filter) (Page, err
 // check validates a filter and sets its defaults. It returns the state as it is stored, the scope
 // of the key, and the number before which the page begins.
 func (f *Filter) check() (state, claim string, before int64, err error) {
-	if err := cmp.Or(checkNames(f.Tenant, f.Holder), checkText("Filter.Entity", f.Entity), checkText("Filter.Scope", f.Scope)); err != nil {
+	if err := cmp.Or(checkNames(f.Tenant, f.Holder), checkText("Filter.Entity", f.Entity),
+		checkText("Filter.Scope", f.Scope)); err != nil {
 		return "", "", 0, err
 	}
 	before = math.MaxInt64
@@ -150,7 +151,8 @@ func (f *Filter) check() (state, claim string, before int64, err error) {
 		return "", "", 0, invalid("Filter.State", "%q is not a state", f.State)
 	}
 	if f.After != "" {
-		if before, err = strconv.ParseInt(f.After, 10, 64); err != nil || before < 1 || strconv.FormatInt(before, 10) != f.After {
+		if before, err = strconv.ParseInt(f.After, 10, 64); err != nil || before < 1 ||
+			strconv.FormatInt(before, 10) != f.After {
 			return "", "", 0, invalid("Filter.After", "%q is not a Page.Next of List", f.After)
 		}
 	}

@@ -108,7 +108,8 @@ func (b *Book) prepareReturn(r Return) (*call, error) {
 		}
 		parts = append(parts, ledger.Used{Scope: line.Scope, Amount: line.Amount})
 	}
-	return b.prepare(b.sql.giveBack, EventReturned, r.Tenant, r.IDs, r.Holder, r.Note, ledger.AllUsed(parts), r.SkipPurged)
+	return b.prepare(b.sql.giveBack, EventReturned, r.Tenant, r.IDs, r.Holder, r.Note,
+		ledger.AllUsed(parts), r.SkipPurged)
 }
 
 // Extend names holds to keep for longer.
@@ -139,14 +140,16 @@ func (b *Book) prepareExtend(e Extend) (*call, error) {
 		return nil, err
 	}
 	if e.By < time.Microsecond || e.By > bounds.MaxLifetime || e.By%time.Microsecond != 0 {
-		return nil, invalid("Extend.By", "%v is not from 1µs to %v in whole microseconds", e.By, bounds.MaxLifetime)
+		return nil, invalid("Extend.By", "%v is not from 1µs to %v in whole microseconds", e.By,
+			bounds.MaxLifetime)
 	}
 	return b.prepare(b.sql.extend, EventExtended, e.Tenant, e.IDs, e.Holder, e.Note, interval(e.By))
 }
 
 // prepare validates the common part of release, refund and extension. terms are the arguments of
 // the statement that only one of them has.
-func (b *Book) prepare(sql string, kind EventKind, tenant string, ids []string, holder string, note budget.Note, terms ...any) (*call, error) {
+func (b *Book) prepare(sql string, kind EventKind, tenant string, ids []string, holder string,
+	note budget.Note, terms ...any) (*call, error) {
 	ids = slices.Clone(ids) // the caller may use its own again
 	if err := checkIDs(tenant, holder, ids); err != nil {
 		return nil, err
@@ -158,7 +161,8 @@ func (b *Book) prepare(sql string, kind EventKind, tenant string, ids []string, 
 	return &call{
 		SQL: sql, Locks: ledger.Locks{Holds: &named}, Kind: string(kind), Tell: b.teller(kind, note),
 		Args: func(s ledger.Sending) []any {
-			return slices.Concat([]any{named.String()}, terms, []any{s.WaitMS, s.Origin(inBudget.NoteJSON(note)), b.channel(), s.Raising})
+			return slices.Concat([]any{named.String()}, terms,
+				[]any{s.WaitMS, s.Origin(inBudget.NoteJSON(note)), b.channel(), s.Raising})
 		},
 		Scan: scanner(false, func(err error) error { return failed(string(kind), err) }, refused, nil),
 	}, nil
@@ -188,7 +192,8 @@ func scanner(plain bool, failed func(error) error, refused func([]byte) error, c
 }
 
 // decoded are the holds of an answer, or its error.
-func decoded(holds [][]byte, refusal []byte, err error, failed func(error) error, refused func([]byte) error) ([]Hold, error) {
+func decoded(holds [][]byte, refusal []byte, err error,
+	failed func(error) error, refused func([]byte) error) ([]Hold, error) {
 	switch {
 	case err != nil:
 		return nil, failed(err)

@@ -71,7 +71,8 @@ func (b *Book) Expire(ctx context.Context, tx pgx.Tx, e Expire) (h Hold, ended b
 func (b *Book) expire(ctx context.Context, tx pgx.Tx, e Expire) (h Hold, ended bool, err error) {
 	var raw []byte
 	var status string
-	err = answer.QueryRow(ctx, tx, b.sql.expire, e.Tenant, e.ID, issuedAt(e.ID), e.Deadline, b.waitMS(), inBudget.NoteJSON(e.Note), b.channel()).Scan(&status, &raw)
+	err = answer.QueryRow(ctx, tx, b.sql.expire, e.Tenant, e.ID, issuedAt(e.ID), e.Deadline,
+		b.waitMS(), inBudget.NoteJSON(e.Note), b.channel()).Scan(&status, &raw)
 	switch {
 	case err != nil:
 		return Hold{}, false, failed("expire", err)
@@ -151,7 +152,8 @@ func (b *Book) Sweep(ctx context.Context, pool *pgxpool.Pool, opts SweepOptions)
 	}
 	switch {
 	case opts.Batch < 1 || opts.Batch > bounds.MaxSweepBatch:
-		return SweepReport{}, invalid("SweepOptions.Batch", "%d is not from 1 to %d", opts.Batch, bounds.MaxSweepBatch)
+		return SweepReport{}, invalid("SweepOptions.Batch", "%d is not from 1 to %d", opts.Batch,
+			bounds.MaxSweepBatch)
 	case opts.Max < 0:
 		return SweepReport{}, invalid("SweepOptions.Max", "%d is negative", opts.Max)
 	}
@@ -190,7 +192,8 @@ func (s *sweeper) tellLag(ctx context.Context, pool *pgxpool.Pool) {
 func (s *sweeper) tell(ctx context.Context, expired, skipped, failed int) {
 	for _, e := range []observe.Event{
 		{Kind: observe.Hold, Name: string(EventExpired), N: int64(expired)},
-		{Kind: observe.SweepLeft, Name: "skipped", N: int64(skipped)}, {Kind: observe.SweepLeft, Name: "failed", N: int64(failed)},
+		{Kind: observe.SweepLeft, Name: "skipped", N: int64(skipped)},
+		{Kind: observe.SweepLeft, Name: "failed", N: int64(failed)},
 	} {
 		if e.N > 0 {
 			s.book.observer.Event(ctx, e)
@@ -216,7 +219,8 @@ func (s *sweeper) page(ctx context.Context, pool *pgxpool.Pool) (behind []string
 	var no *int64
 	var now time.Time
 	told, refusals, err := s.batch(ctx, pool, func(tx pgx.Tx, subscribed bool) (nos []int64, err error) {
-		err = answer.QueryRow(ctx, tx, s.book.sql.sweep, s.due, s.no, s.opts.Batch, subscribed, s.book.channel()).
+		err = answer.QueryRow(ctx, tx, s.book.sql.sweep, s.due, s.no, s.opts.Batch, subscribed,
+			s.book.channel()).
 			Scan(&nos, &seen, &due, &no, &more, &skipped, &behind, &now)
 		return nos, err
 	})
@@ -235,7 +239,8 @@ func (s *sweeper) step(ctx context.Context, pool *pgxpool.Pool, scope string) (m
 	var freed *int
 	var now time.Time
 	told, refusals, err := s.batch(ctx, pool, func(tx pgx.Tx, subscribed bool) (nos []int64, err error) {
-		err = answer.QueryRow(ctx, tx, s.book.sql.sweepScope, scope, s.opts.Batch, subscribed, s.book.channel()).
+		err = answer.QueryRow(ctx, tx, s.book.sql.sweepScope, scope, s.opts.Batch, subscribed,
+			s.book.channel()).
 			Scan(&nos, &freed, &more, &now)
 		return nos, err
 	})
@@ -247,7 +252,9 @@ func (s *sweeper) step(ctx context.Context, pool *pgxpool.Pool, scope string) (m
 }
 
 // batch runs a transaction of the sweep, which ends holds, and announces these.
-func (s *sweeper) batch(ctx context.Context, pool *pgxpool.Pool, sweep func(tx pgx.Tx, subscribed bool) ([]int64, error)) (told int, refusals []error, err error) {
+func (s *sweeper) batch(ctx context.Context, pool *pgxpool.Pool,
+	sweep func(tx pgx.Tx, subscribed bool) ([]int64, error)) (told int, refusals []error,
+	err error) {
 	err = commit.InTx(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 		subscribed := len(s.book.cfg.Subscribers) > 0
 		nos, err := sweep(tx, subscribed)
@@ -283,7 +290,8 @@ select n.no, metered.hold_json(n.no, metered.clock()) from pg_catalog.unnest($1:
 
 // announce calls the subscribers for each hold that was ended, in a savepoint of its own, and marks
 // as announced the holds that all of them accepted.
-func (s *sweeper) announce(ctx context.Context, tx pgx.Tx, nos []int64) (told int, refusals []error, err error) {
+func (s *sweeper) announce(ctx context.Context, tx pgx.Tx,
+	nos []int64) (told int, refusals []error, err error) {
 	type swept struct {
 		no   int64
 		hold Hold
@@ -306,7 +314,8 @@ func (s *sweeper) announce(ctx context.Context, tx pgx.Tx, nos []int64) (told in
 	accepted := make([]int64, 0, len(all))
 	for _, sw := range all {
 		_, err := savepoint.In(ctx, tx, "holds", func(sub pgx.Tx) (struct{}, error) {
-			return struct{}{}, s.book.tell(ctx, sub, Transition{Kind: EventExpired, Hold: sw.hold, Note: sweeperNote})
+			return struct{}{}, s.book.tell(ctx, sub,
+				Transition{Kind: EventExpired, Hold: sw.hold, Note: sweeperNote})
 		})
 		var refusal *SubscriberError
 		switch {

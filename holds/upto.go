@@ -10,10 +10,13 @@ import (
 func checkUpTo(lines []Line) error {
 	for i, l := range lines {
 		if l.Amount != lines[0].Amount {
-			return invalid(index("Placement.Lines", i, ".Amount"), "%d is not that of the first line, %d: UpTo needs the same for all", l.Amount, lines[0].Amount)
+			return invalid(index("Placement.Lines", i, ".Amount"),
+				"%d is not that of the first line, %d: UpTo needs the same for all", l.Amount,
+				lines[0].Amount)
 		}
 		if slices.ContainsFunc(lines[:i], func(before Line) bool { return before.Scope == l.Scope }) {
-			return invalid(index("Placement.Lines", i, ".Scope"), "%q has a line already: UpTo needs one for each scope", l.Scope)
+			return invalid(index("Placement.Lines", i, ".Scope"),
+				"%q has a line already: UpTo needs one for each scope", l.Scope)
 		}
 	}
 	return nil

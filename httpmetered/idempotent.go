@@ -96,18 +96,23 @@ func Idempotent(client *metered.Client, cfg IdempotentConfig) (func(http.Handler
 	cfg.CommitBelow = cmp.Or(cfg.CommitBelow, http.StatusBadRequest)
 	cfg.RequestBytes = cmp.Or(cfg.RequestBytes, defaultRequestBytes)
 	cfg.AnswerBytes = cmp.Or(cfg.AnswerBytes, defaultAnswerBytes)
-	err := cmp.Or(fault.NotNil(errArgument, "client", client), fault.NotNil(errArgument, "IdempotentConfig.Tenant", cfg.Tenant))
+	err := cmp.Or(fault.NotNil(errArgument, "client", client),
+		fault.NotNil(errArgument, "IdempotentConfig.Tenant", cfg.Tenant))
 	switch {
 	case err != nil:
 		return nil, err
 	case cfg.CommitBelow < 300 || cfg.CommitBelow > 500:
-		return nil, fault.Invalid(errArgument, "IdempotentConfig.CommitBelow", "%d is not from 300 to 500", cfg.CommitBelow)
+		return nil, fault.Invalid(errArgument, "IdempotentConfig.CommitBelow",
+			"%d is not from 300 to 500", cfg.CommitBelow)
 	case cfg.Documentation != "" && !documents(cfg.Documentation):
-		return nil, fault.Invalid(errArgument, "IdempotentConfig.Documentation", "%q is no URL of http or https", cfg.Documentation)
+		return nil, fault.Invalid(errArgument, "IdempotentConfig.Documentation",
+			"%q is no URL of http or https", cfg.Documentation)
 	case cfg.RequestBytes < 0:
-		return nil, fault.Invalid(errArgument, "IdempotentConfig.RequestBytes", "%d is negative", cfg.RequestBytes)
+		return nil, fault.Invalid(errArgument, "IdempotentConfig.RequestBytes", "%d is negative",
+			cfg.RequestBytes)
 	case cfg.AnswerBytes < 0 || cfg.AnswerBytes > maxAnswerBytes:
-		return nil, fault.Invalid(errArgument, "IdempotentConfig.AnswerBytes", "%d is not from 0 to %d", cfg.AnswerBytes, maxAnswerBytes)
+		return nil, fault.Invalid(errArgument, "IdempotentConfig.AnswerBytes",
+			"%d is not from 0 to %d", cfg.AnswerBytes, maxAnswerBytes)
 	}
 	if cfg.OnError == nil {
 		cfg.OnError = logError
@@ -166,7 +171,8 @@ const fieldReplayed = "Idempotent-Replayed"
 // documents reports whether a URL can be the type of a problem, and stand in a Link.
 func documents(page string) bool {
 	u, err := url.Parse(page)
-	return err == nil && (u.Scheme == "http" || u.Scheme == "https") && u.Host != "" && u.String() == page && !strings.ContainsAny(page, "<> \"")
+	return err == nil && (u.Scheme == "http" || u.Scheme == "https") && u.Host != "" &&
+		u.String() == page && !strings.ContainsAny(page, "<> \"")
 }
 
 // words describe codes in terms of an Idempotency-Key.
@@ -180,7 +186,9 @@ var words = map[string]string{
 func (m *idempotent) refuse(w http.ResponseWriter, r *http.Request, err error) {
 	p := m.Policies.problem(w, err)
 	p.Detail = cmp.Or(p.Detail, words[p.Code])
-	if m.Documentation != "" && (words[p.Code] != "" || strings.HasPrefix(p.Code, "idempotency_key_")) && p.Status < http.StatusInternalServerError {
+	if m.Documentation != "" && (words[p.Code] != "" ||
+		strings.HasPrefix(p.Code, "idempotency_key_")) &&
+		p.Status < http.StatusInternalServerError {
 		p.Type = m.Documentation
 		w.Header().Add("Link", "<"+m.Documentation+`>; rel="describedby"`)
 	}
@@ -192,7 +200,8 @@ func (m *idempotent) refuse(w http.ResponseWriter, r *http.Request, err error) {
 
 var errNoTenant = errors.New("httpmetered: IdempotentConfig.Tenant returned none: all clients would have their keys in common")
 
-func (m *idempotent) run(w http.ResponseWriter, r *http.Request, next http.Handler) (out metered.Outcome[answer], err error) {
+func (m *idempotent) run(w http.ResponseWriter, r *http.Request,
+	next http.Handler) (out metered.Outcome[answer], err error) {
 	tenant, err := m.Tenant(r)
 	if err == nil && tenant == "" {
 		err = errNoTenant
@@ -255,7 +264,8 @@ func unread(err error) error {
 	return &Problem{Status: http.StatusBadRequest, Detail: "the body could not be read"}
 }
 
-func (m *idempotent) do(r *http.Request, cmd metered.Command, body []byte, next http.Handler) (metered.Outcome[answer], error) {
+func (m *idempotent) do(r *http.Request, cmd metered.Command, body []byte,
+	next http.Handler) (metered.Outcome[answer], error) {
 	this := flight{cmd.Tenant, cmd.ID}
 	if _, flying := m.flying.LoadOrStore(this, true); flying { // which keeps repetitions from holding connections
 		return metered.Outcome[answer]{}, ErrInFlight

@@ -49,7 +49,8 @@ type LimitConfig struct {
 // Answers have RateLimit-Policy and RateLimit. With both Limits and Shared a request costs three
 // round trips, else one.
 func Limit(db *pgxpool.Pool, ledger *budget.Ledger, cfg LimitConfig) (func(http.Handler) http.Handler, error) {
-	if err := cmp.Or(fault.NotNil(errArgument, "db", db), fault.NotNil(errArgument, "ledger", ledger)); err != nil {
+	if err := cmp.Or(fault.NotNil(errArgument, "db", db),
+		fault.NotNil(errArgument, "ledger", ledger)); err != nil {
 		return nil, err
 	}
 	return newLimiter(cfg, func(ctx context.Context, charges []budget.Charge) (receipt budget.Receipt, err error) {
@@ -75,7 +76,8 @@ func LimitLeased(pool *leases.Pool, cfg LimitConfig) (func(http.Handler) http.Ha
 		limits = cfg.Limits
 	}
 	// Refuse here the limits that the Pool would refuse at every request.
-	if _, err := pool.Limiter(budget.Charge{Scope: budget.ScopeKey(cfg.Kind, "all", ""), Amount: 1, Limits: limits}); err != nil {
+	if _, err := pool.Limiter(budget.Charge{Scope: budget.ScopeKey(cfg.Kind, "all", ""), Amount: 1,
+		Limits: limits}); err != nil {
 		return nil, err
 	}
 	return newLimiter(cfg, func(ctx context.Context, charges []budget.Charge) (budget.Receipt, error) {
@@ -100,7 +102,8 @@ func newLimiter(cfg LimitConfig, charge func(context.Context, []budget.Charge) (
 	case budget.ScopeKey(cfg.Kind, "all", "") != cfg.Kind+"/all":
 		return nil, fault.Invalid(errArgument, "LimitConfig.Kind", "%q is empty, or has a / or %%", cfg.Kind)
 	case len(cfg.Limits) > 0 && cfg.Key == nil:
-		return nil, fault.Invalid(errArgument, "LimitConfig.Key", "is nil: LimitConfig.Limits are of each client")
+		return nil, fault.Invalid(errArgument, "LimitConfig.Key",
+			"is nil: LimitConfig.Limits are of each client")
 	case len(cfg.Limits)+len(cfg.Shared) == 0:
 		return nil, fault.Invalid(errArgument, "LimitConfig.Limits", "are none, and so are Shared")
 	}
@@ -168,10 +171,12 @@ func (l *limiter) charges(r *http.Request) (charges []budget.Charge, err error) 
 		if err != nil {
 			return nil, err
 		}
-		charges = append(charges, budget.Charge{Scope: budget.ScopeKey(l.Kind, "client", key), Amount: amount, Limits: l.Limits})
+		charges = append(charges, budget.Charge{Scope: budget.ScopeKey(l.Kind, "client", key),
+			Amount: amount, Limits: l.Limits})
 	}
 	if len(l.Shared) > 0 {
-		charges = append(charges, budget.Charge{Scope: budget.ScopeKey(l.Kind, "all", ""), Amount: amount, Limits: l.Shared})
+		charges = append(charges, budget.Charge{Scope: budget.ScopeKey(l.Kind, "all", ""),
+			Amount: amount, Limits: l.Shared})
 	}
 	return charges, nil
 }

@@ -65,7 +65,8 @@ func NewPolicies(cfg PoliciesConfig) (*Policies, error) {
 		limits []budget.Limit
 	}{{"PoliciesConfig.Limits", cfg.Limits}, {"PoliciesConfig.Shared", cfg.Shared}} {
 		if len(part.limits) > maxPolicies {
-			return nil, fault.Invalid(errArgument, part.field, "are %d, want at most %d", len(part.limits), maxPolicies)
+			return nil, fault.Invalid(errArgument, part.field, "are %d, want at most %d",
+				len(part.limits), maxPolicies)
 		}
 		for i, limit := range part.limits {
 			field := part.field + "[" + strconv.Itoa(i) + "]"
@@ -73,7 +74,8 @@ func NewPolicies(cfg PoliciesConfig) (*Policies, error) {
 				return nil, err
 			}
 			if seen[limit.Name] {
-				return nil, fault.Invalid(errArgument, field+".Name", "%q is the name of another limit", limit.Name)
+				return nil, fault.Invalid(errArgument, field+".Name",
+					"%q is the name of another limit", limit.Name)
 			}
 			seen[limit.Name] = true
 		}
@@ -83,7 +85,8 @@ func NewPolicies(cfg PoliciesConfig) (*Policies, error) {
 	}
 	for name, unit := range cfg.Units {
 		if !seen[name] || slices.Contains(p.shared, name) {
-			return nil, fault.Invalid(errArgument, "PoliciesConfig.Units", "name %q, which is none of PoliciesConfig.Limits", name)
+			return nil, fault.Invalid(errArgument, "PoliciesConfig.Units",
+				"name %q, which is none of PoliciesConfig.Limits", name)
 		}
 		if err := checkText("PoliciesConfig.Units", unit); err != nil {
 			return nil, err
@@ -144,10 +147,12 @@ func (p *Policies) policyField() string {
 func check(field string, limit budget.Limit) error {
 	switch {
 	case limit.Max < 0 || limit.Max > bounds.MaxLimit:
-		return fault.Invalid(errArgument, field+".Max", "%d is not from 0 to %d", limit.Max, int64(bounds.MaxLimit))
+		return fault.Invalid(errArgument, field+".Max", "%d is not from 0 to %d", limit.Max,
+			int64(bounds.MaxLimit))
 	case !limit.Period.IsZero() && limit.Window == 0 && length(limit.Period) > 0:
 	case !limit.Lifetime && !limit.Prepaid && (limit.Window <= 0 || limit.Window > bounds.MaxWindow):
-		return fault.Invalid(errArgument, field+".Window", "%v is not from 1µs to %v", limit.Window, bounds.MaxWindow)
+		return fault.Invalid(errArgument, field+".Window", "%v is not from 1µs to %v", limit.Window,
+			bounds.MaxWindow)
 	}
 	return checkText(field+".Name", limit.Name)
 }
@@ -156,7 +161,8 @@ func check(field string, limit budget.Limit) error {
 // can end a field.
 func checkText(field, text string) error {
 	if len(text) < 1 || len(text) > maxNameBytes {
-		return fault.Invalid(errArgument, field, "%q is %d bytes long, want 1 to %d", text, len(text), maxNameBytes)
+		return fault.Invalid(errArgument, field, "%q is %d bytes long, want 1 to %d", text,
+			len(text), maxNameBytes)
 	}
 	for i := range len(text) {
 		if text[i] < 0x20 || text[i] > 0x7e {

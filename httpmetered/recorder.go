@@ -94,7 +94,8 @@ func (r *recorder) Write(b []byte) (int, error) {
 }
 
 // perConnection are fields about a connection and not about an answer: net/http sets them anew.
-var perConnection = []string{"Connection", "Keep-Alive", "Content-Length", "Date", "Proxy-Connection", "Te", "Transfer-Encoding", "Upgrade"}
+var perConnection = []string{"Connection", "Keep-Alive", "Content-Length", "Date",
+	"Proxy-Connection", "Te", "Transfer-Encoding", "Upgrade"}
 
 // answer is the recorded answer, or ErrAnswer.
 func (r *recorder) answer() (answer, error) {

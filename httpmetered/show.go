@@ -123,7 +123,8 @@ func addShown(h, answer http.Header, replayed bool) {
 		for _, item := range after {
 			again[policyOf(item)] = true
 		}
-		setList(h, field, append(slices.DeleteFunc(before, func(item string) bool { return again[policyOf(item)] }), after...))
+		setList(h, field, append(slices.DeleteFunc(before,
+			func(item string) bool { return again[policyOf(item)] }), after...))
 	}
 }
 

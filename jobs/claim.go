@@ -38,7 +38,8 @@ func (e *Enqueuer) claimKeys(ctx context.Context, tx pgx.Tx, keyed []*prepared) 
 	wait := int32(e.wait / time.Millisecond)
 	if len(keyed) == 1 {
 		p, c := keyed[0], claim{}
-		err := answer.QueryRow(ctx, tx, e.claimSQL, p.opts.Queue, p.key, p.kind, p.tenant, p.digest, e.sequence, wait).
+		err := answer.QueryRow(ctx, tx, e.claimSQL, p.opts.Queue, p.key, p.kind, p.tenant, p.digest,
+			e.sequence, wait).
 			Scan(&c.id, &c.created, &c.kind, &c.tenant, &c.digest)
 		return []claim{c}, err
 	}
@@ -48,7 +49,8 @@ func (e *Enqueuer) claimKeys(ctx context.Context, tx pgx.Tx, keyed []*prepared) 
 		order[i] = i
 	}
 	slices.SortStableFunc(order, func(a, b int) int {
-		return cmp.Or(cmp.Compare(keyed[a].opts.Queue, keyed[b].opts.Queue), cmp.Compare(keyed[a].key, keyed[b].key))
+		return cmp.Or(cmp.Compare(keyed[a].opts.Queue, keyed[b].opts.Queue),
+			cmp.Compare(keyed[a].key, keyed[b].key))
 	})
 	var queues, keys, kinds, tenants []string
 	var digests [][]byte

@@ -191,7 +191,8 @@ func (e *Enqueuer) takeStrayed(ctx context.Context, pool *pgxpool.Pool) error {
 			return fault.Failed("jobs", "look for jobs that ended", err)
 		}
 		for _, id := range slices.Sorted(maps.Keys(all)) {
-			if err := e.takeOut(ctx, pool, id, all[id]); err != nil && !inTheWay(err) && !errors.Is(err, ErrNotParked) {
+			if err := e.takeOut(ctx, pool, id, all[id]); err != nil && !inTheWay(err) &&
+				!errors.Is(err, ErrNotParked) {
 				if failed = cmp.Or(failed, err); sqlstate.Of(err) == "" {
 					return failed
 				}
@@ -213,7 +214,8 @@ func (e *Enqueuer) parkLost(ctx context.Context, pool *pgxpool.Pool) (parked int
 		}
 		var hold string
 		var all []string
-		_, err = pgx.ForEachRow(rows, []any{&after, &hold}, func() error { all = append(all, hold); return nil })
+		_, err = pgx.ForEachRow(rows, []any{&after, &hold},
+			func() error { all = append(all, hold); return nil })
 		if err != nil {
 			return parked, fault.Failed("jobs", "look for lost jobs", err)
 		}
@@ -233,7 +235,8 @@ func (e *Enqueuer) parkLost(ctx context.Context, pool *pgxpool.Pool) (parked int
 func (e *Enqueuer) parkAgain(ctx context.Context, pool *pgxpool.Pool, hold string) (int64, error) {
 	tag, err := pool.Exec(ctx, e.gate.parkAgainSQL, []string{hold})
 	if err != nil {
-		return 0, fmt.Errorf("the job of hold %q is pending and in no line: %w", hold, fault.Failed("jobs", "park again", err))
+		return 0, fmt.Errorf("the job of hold %q is pending and in no line: %w", hold,
+			fault.Failed("jobs", "park again", err))
 	}
 	return tag.RowsAffected(), nil
 }
@@ -254,7 +257,8 @@ var holdOfJob = regexp.MustCompile(`^job/[0-9]{1,18}/[0-9a-f]{16}$`)
 
 // overAlready reports whether a hold has ended, perhaps before its tenant moved.
 func overAlready(err error) bool {
-	return errors.Is(err, holds.ErrState) || errors.Is(err, holds.ErrUnknown) || errors.Is(err, holds.ErrRetired) || errors.Is(err, fault.ErrMoved)
+	return errors.Is(err, holds.ErrState) || errors.Is(err, holds.ErrUnknown) ||
+		errors.Is(err, holds.ErrRetired) || errors.Is(err, fault.ErrMoved)
 }
 
 // inTheWay reports whether another transaction was in the way.
@@ -264,7 +268,8 @@ func inTheWay(err error) bool {
 
 // end releases the holds of jobs that ended, or of those that rest by now, and says how many there
 // were.
-func (e *Enqueuer) end(ctx context.Context, pool *pgxpool.Pool, tenant string, rest bool, ids []string) (n int64, err error) {
+func (e *Enqueuer) end(ctx context.Context, pool *pgxpool.Pool, tenant string, rest bool,
+	ids []string) (n int64, err error) {
 	err = commit.InTx(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 		n, err = e.endIn(ctx, tx, tenant, rest, ids)
 		return err
@@ -275,7 +280,8 @@ func (e *Enqueuer) end(ctx context.Context, pool *pgxpool.Pool, tenant string, r
 	return n, err
 }
 
-func (e *Enqueuer) endIn(ctx context.Context, tx pgx.Tx, tenant string, rest bool, ids []string) (n int64, err error) {
+func (e *Enqueuer) endIn(ctx context.Context, tx pgx.Tx, tenant string, rest bool,
+	ids []string) (n int64, err error) {
 	reason := "the job ended"
 	if rest {
 		reason = "the job waits for its next attempt"
@@ -295,7 +301,8 @@ func (e *Enqueuer) giveBack(ctx context.Context, tx pgx.Tx, tenant string, ids [
 	if len(ids) == 0 {
 		return nil
 	}
-	_, err := inHolds.AnyHolder(e.gate.book).Release(ctx, tx, holds.Release{Tenant: tenant, IDs: ids, Note: budget.Note{Actor: "system", Reason: reason}})
+	_, err := inHolds.AnyHolder(e.gate.book).Release(ctx, tx,
+		holds.Release{Tenant: tenant, IDs: ids, Note: budget.Note{Actor: "system", Reason: reason}})
 	return err
 }
 
@@ -365,5 +372,6 @@ func (e *Enqueuer) events() (events <-chan *river.Event, stop func()) {
 			events, stop = nil, func() {}
 		}
 	}()
-	return e.client.Subscribe(river.EventKindJobCompleted, river.EventKindJobCancelled, river.EventKindJobFailed, river.EventKindJobSnoozed)
+	return e.client.Subscribe(river.EventKindJobCompleted, river.EventKindJobCancelled,
+		river.EventKindJobFailed, river.EventKindJobSnoozed)
 }

@@ -129,7 +129,8 @@ func (e *Enqueuer) tell(ctx context.Context, span observed.Span, results []Resul
 
 // insertNew inserts the jobs whose keys are new or that have none. claims are those
 // of the keyed jobs in all, in their order.
-func (e *Enqueuer) insertNew(ctx context.Context, tx pgx.Tx, all []*prepared, claims []claim) ([]Result, error) {
+func (e *Enqueuer) insertNew(ctx context.Context, tx pgx.Tx, all []*prepared,
+	claims []claim) ([]Result, error) {
 	results := make([]Result, len(all))
 	var fresh []*prepared
 	var places []int // of fresh in all

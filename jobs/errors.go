@@ -49,7 +49,8 @@ type ConflictError struct {
 }
 
 func (e *ConflictError) Error() string {
-	return fmt.Sprintf("jobs: conflict: key %q of queue %q was used before with another %s", e.Key, e.Queue, e.Differs)
+	return fmt.Sprintf("jobs: conflict: key %q of queue %q was used before with another %s", e.Key,
+		e.Queue, e.Differs)
 }
 
 func (e *ConflictError) Unwrap() error { return errConflict }

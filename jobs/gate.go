@@ -40,8 +40,10 @@ type gate struct {
 	name        schema.Name
 	riverSchema string
 
-	parkSQL, parkNewSQL, releaseSQL, judgedSQL, nextSQL, dropSQL, changeSQL, explainSQL, listSQL, endedSQL, restSQL, strayedSQL, takeOutSQL string
-	wakeSQL, discardSQL, cancelSQL, lostSQL, parkAgainSQL, oneSQL, takenSQL, troubleSQL                                                     string
+	parkSQL, parkNewSQL, releaseSQL, judgedSQL, nextSQL, dropSQL, changeSQL, explainSQL, listSQL,
+	endedSQL, restSQL, strayedSQL, takeOutSQL string
+	wakeSQL, discardSQL, cancelSQL, lostSQL, parkAgainSQL, oneSQL, takenSQL,
+	troubleSQL string
 }
 
 func newGate(client *river.Client[pgx.Tx], name schema.Name, config Config) (gate, error) {
@@ -53,14 +55,18 @@ func newGate(client *river.Client[pgx.Tx], name schema.Name, config Config) (gat
 	if g.riverSchema != "" {
 		table = pgx.Identifier{g.riverSchema, "river_job"}
 	}
-	onRiver := func(sql string) string { return name.SQL(strings.ReplaceAll(sql, "river_job", table.Sanitize())) }
+	onRiver := func(sql string) string {
+		return name.SQL(strings.ReplaceAll(sql, "river_job",
+			table.Sanitize()))
+	}
 	g.parkSQL, g.parkNewSQL, g.releaseSQL = onRiver(parkSQL), onRiver(parkNewSQL), onRiver(releaseSQL)
 	g.oneSQL, g.takenSQL, g.troubleSQL = onRiver(oneSQL), name.SQL(takenSQL), name.SQL(troubleSQL)
 	g.wakeSQL, g.discardSQL, g.cancelSQL = onRiver(wakeSQL), onRiver(discardSQL), onRiver(cancelSQL)
 	g.endedSQL, g.restSQL, g.strayedSQL = onRiver(endedSQL), onRiver(restSQL), onRiver(strayedSQL)
 	g.lostSQL = onRiver(lostSQL)
 	g.parkAgainSQL = onRiver(strings.Replace(restSQL, betweenAttempts, stillLost, 1))
-	g.judgedSQL, g.nextSQL, g.explainSQL, g.listSQL = name.SQL(judgedSQL), name.SQL(nextSQL), name.SQL(explainSQL), name.SQL(listSQL)
+	g.judgedSQL, g.nextSQL, g.explainSQL, g.listSQL = name.SQL(judgedSQL), name.SQL(nextSQL),
+		name.SQL(explainSQL), name.SQL(listSQL)
 	g.takeOutSQL, g.dropSQL, g.changeSQL = name.SQL(takeOutSQL), name.SQL(dropSQL), name.SQL(changeSQL)
 	return g, nil
 }
@@ -75,7 +81,8 @@ type waits struct {
 
 func noWaits(at string, opts *Options) error {
 	if opts.Burst != nil || opts.FairKey != "" || opts.GiveBack || opts.MaxWait != 0 || opts.MaxParked != 0 {
-		return invalid(at+"Options.Hold", "is nil: without it no job waits, and Burst, Fair, GiveBack, MaxWait and MaxParked mean nothing")
+		return invalid(at+"Options.Hold",
+			"is nil: without it no job waits, and Burst, Fair, GiveBack, MaxWait and MaxParked mean nothing")
 	}
 	return nil
 }
@@ -110,11 +117,13 @@ func (e *Enqueuer) prepareHold(at string, p *prepared, opts *Options) error {
 	case len(opts.FairKey) > maxFair || !storable(opts.FairKey):
 		return invalid(at+"FairKey", "want at most %d bytes of UTF-8 without NUL", maxFair)
 	case opts.MaxWait < 0 || opts.MaxWait > maxWaiting || opts.MaxWait%time.Microsecond != 0:
-		return invalid(at+"MaxWait", "%v is not from 1µs to %v, in whole microseconds", opts.MaxWait, maxWaiting)
+		return invalid(at+"MaxWait", "%v is not from 1µs to %v, in whole microseconds",
+			opts.MaxWait, maxWaiting)
 	case opts.MaxParked < 0 || opts.MaxParked > maxParked:
 		return invalid(at+"MaxParked", "%d is not from 1 to %d", opts.MaxParked, maxParked)
 	}
-	p.waits = waits{fair: cmp.Or(opts.FairKey, opts.Tenant), most: opts.MaxParked, maxWait: opts.MaxWait, giveBack: opts.GiveBack}
+	p.waits = waits{fair: cmp.Or(opts.FairKey, opts.Tenant), most: opts.MaxParked,
+		maxWait: opts.MaxWait, giveBack: opts.GiveBack}
 	var err error
 	if p.parking, err = e.prepareChoice(at, "Hold", opts, *opts.Hold); err == nil && opts.Burst != nil {
 		p.burst, err = e.prepareChoice(at, "Burst", opts, *opts.Burst)
@@ -144,7 +153,8 @@ func (p *prepared) choices() []*ledger.Parking {
 
 func (p *prepared) locks() (all ledger.Locks) {
 	for _, choice := range p.choices() {
-		all.Scopes, all.Keys = append(all.Scopes, choice.Locks.Scopes...), append(all.Keys, choice.Locks.Keys...)
+		all.Scopes, all.Keys = append(all.Scopes, choice.Locks.Scopes...),
+			append(all.Keys, choice.Locks.Keys...)
 	}
 	return all
 }

@@ -95,7 +95,8 @@ func New(client *river.Client[pgx.Tx], config Config) (*Enqueuer, error) {
 		wait = defaultLockTimeout
 	}
 	if wait < minLockTimeout || wait > maxLockTimeout {
-		return nil, invalid("Config.LockTimeout", "%s: want %s to %s", config.LockTimeout, minLockTimeout, maxLockTimeout)
+		return nil, invalid("Config.LockTimeout", "%s: want %s to %s", config.LockTimeout,
+			minLockTimeout, maxLockTimeout)
 	}
 	// Named as River's own insert names it: without a schema it is found by the
 	// connection's search_path, like the table.
@@ -106,7 +107,9 @@ func New(client *river.Client[pgx.Tx], config Config) (*Enqueuer, error) {
 	channel := ""
 	if config.Notify {
 		if channel = listen.Commands(name.String()); len(channel) > listen.MaxNameBytes {
-			return nil, invalid("Config.Notify", "the channel %q is longer than the %d bytes of a name: use a shorter schema", channel, listen.MaxNameBytes)
+			return nil, invalid("Config.Notify",
+				"the channel %q is longer than the %d bytes of a name: use a shorter schema",
+				channel, listen.MaxNameBytes)
 		}
 	}
 	gate, err := newGate(client, name, config)

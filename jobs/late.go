@@ -18,7 +18,8 @@ type internals struct{}
 
 // Enqueue is Enqueuer.Enqueue in a command. A new job with Options.Hold is left to the call, for
 // the command's end, and its result has its id alone. A nil call: all is done.
-func (internals) Enqueue(ctx context.Context, e *Enqueuer, tx pgx.Tx, args river.JobArgs, opts *Options) (Result, *ledger.Call[Result], error) {
+func (internals) Enqueue(ctx context.Context, e *Enqueuer, tx pgx.Tx, args river.JobArgs,
+	opts *Options) (Result, *ledger.Call[Result], error) {
 	if opts == nil || opts.Hold == nil {
 		r, err := e.Enqueue(ctx, tx, args, opts)
 		return r, nil, err

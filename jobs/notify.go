@@ -29,7 +29,8 @@ func (e *Enqueuer) notify(ctx context.Context, tx pgx.Tx, results []Result) erro
 		if !r.Created || r.Job == nil {
 			continue
 		}
-		made, err := json.Marshal(Enqueued{ID: r.JobID, Queue: r.Job.Queue, Kind: r.Job.Kind, Key: Key(r.Job), Tenant: Tenant(r.Job)})
+		made, err := json.Marshal(Enqueued{ID: r.JobID, Queue: r.Job.Queue, Kind: r.Job.Kind,
+			Key: Key(r.Job), Tenant: Tenant(r.Job)})
 		if err != nil {
 			return err // never: they are texts
 		}

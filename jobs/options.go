@@ -80,7 +80,8 @@ type Units struct {
 
 // placement is the request of the units, for package holds.
 func (u Units) placement(tenant string) holds.Placement {
-	return holds.Placement{Tenant: tenant, Lines: u.Lines, Charges: u.Charges, TTL: u.TTL, Grace: u.Grace, Metadata: u.Metadata, Note: u.Note}
+	return holds.Placement{Tenant: tenant, Lines: u.Lines, Charges: u.Charges, TTL: u.TTL,
+		Grace: u.Grace, Metadata: u.Metadata, Note: u.Note}
 }
 
 // Item is a job to enqueue.

@@ -38,7 +38,8 @@ func (e *Enqueuer) park(ctx context.Context, tx pgx.Tx, all []*prepared, gated [
 		return nil
 	}
 	some := all[gated[0]].parking
-	sql, args := e.gate.parkSQL, e.parkArgs(jobs, some, ledger.Sending{WaitMS: int32(e.wait / time.Millisecond)})
+	sql, args := e.gate.parkSQL, e.parkArgs(jobs, some,
+		ledger.Sending{WaitMS: int32(e.wait / time.Millisecond)})
 	if slices.ContainsFunc(jobs, func(j gatedJob) bool { return j.ID == 0 }) {
 		sql, args = e.gate.parkNewSQL, append(args, e.sequence)
 	}
@@ -106,7 +107,8 @@ const drawIDsSQL = `select pg_catalog.nextval($1::text::regclass) from pg_catalo
 
 // gatedJobs has River prepare the jobs. Jobs without a key get their ids from parkNewSQL, or here
 // if the end of a command parks them.
-func (e *Enqueuer) gatedJobs(ctx context.Context, tx pgx.Tx, all []*prepared, gated []int, results []Result) ([]gatedJob, error) {
+func (e *Enqueuer) gatedJobs(ctx context.Context, tx pgx.Tx, all []*prepared, gated []int,
+	results []Result) ([]gatedJob, error) {
 	var keyless []int
 	for _, i := range gated {
 		if all[i].key == "" {
@@ -136,7 +138,8 @@ func (e *Enqueuer) gatedJobs(ctx context.Context, tx pgx.Tx, all []*prepared, ga
 	}
 	taken := &gatedParams{}
 	var err error
-	if _, err = e.client.InsertManyTx(context.WithValue(ctx, gatedKey{}, taken), answer.Tx(tx), params); err != nil {
+	if _, err = e.client.InsertManyTx(context.WithValue(ctx, gatedKey{}, taken), answer.Tx(tx),
+		params); err != nil {
 		return nil, fmt.Errorf("jobs: insert: %w", err)
 	}
 	if len(taken.all) != len(gated) {
@@ -161,9 +164,11 @@ func (e *Enqueuer) gatedJobs(ctx context.Context, tx pgx.Tx, all []*prepared, ga
 func (p *prepared) gated(id int64, params *rivertype.JobInsertParams) (gatedJob, error) {
 	metadata, err := withHold(params.Metadata, id, p.retry())
 	j := gatedJob{
-		ID: id, Kind: params.Kind, Queue: params.Queue, Args: params.EncodedArgs, Metadata: metadata, Tags: append([]string{}, params.Tags...),
+		ID: id, Kind: params.Kind, Queue: params.Queue, Args: params.EncodedArgs,
+		Metadata: metadata, Tags: append([]string{}, params.Tags...),
 		Priority: params.Priority, MaxAttempts: params.MaxAttempts,
-		choice: choiceOf(p.parking), Fair: p.waits.fair, Most: p.waits.most, WaitUS: p.waits.maxWait.Microseconds(),
+		choice: choiceOf(p.parking), Fair: p.waits.fair, Most: p.waits.most,
+		WaitUS: p.waits.maxWait.Microseconds(),
 	}
 	if p.burst != nil {
 		burst := choiceOf(p.burst)
@@ -220,7 +225,8 @@ select a.nth, a.status, a.refused, a.scope, m.created_at, m.scheduled_at, a.id` 
 
 func (e *Enqueuer) parkArgs(jobs []gatedJob, some *ledger.Parking, s ledger.Sending) []any {
 	encoded, _ := json.Marshal(jobs) // texts, and JSON of River's
-	return []any{e.gate.riverSchema, string(encoded), some.Tolerance, s.WaitMS, s.Origin(""), some.Channel, s.Raising}
+	return []any{e.gate.riverSchema, string(encoded), some.Tolerance, s.WaitMS, s.Origin(""),
+		some.Channel, s.Raising}
 }
 
 // parkAnswer is a row of metered.park_jobs.
@@ -263,7 +269,8 @@ func (a *parkAnswer) into(p *prepared, j gatedJob, r *Result) error {
 // startedRow is River's row of a job that started.
 func startedRow(j gatedJob, createdAt, scheduledAt time.Time) *rivertype.JobRow {
 	return &rivertype.JobRow{
-		ID: j.ID, EncodedArgs: j.Args, Kind: j.Kind, Queue: j.Queue, Metadata: j.Metadata, Tags: j.Tags, Priority: j.Priority, MaxAttempts: j.MaxAttempts,
+		ID: j.ID, EncodedArgs: j.Args, Kind: j.Kind, Queue: j.Queue, Metadata: j.Metadata,
+		Tags: j.Tags, Priority: j.Priority, MaxAttempts: j.MaxAttempts,
 		State: rivertype.JobStateAvailable, CreatedAt: createdAt.UTC(), ScheduledAt: scheduledAt.UTC(),
 	}
 }

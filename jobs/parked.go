@@ -116,7 +116,8 @@ func reasons(refused []refusal, charges []asked) (all []string) {
 		n := *r.Limit
 		for _, c := range charges {
 			if n < len(c.Limits) {
-				all = append(all, reason(c.Scope, c.Amount, c.Limits[n].Max, c.Limits[n].WindowUS, r.Used, r.Held+r.Own+r.Leased, r.RetryUS))
+				all = append(all, reason(c.Scope, c.Amount, c.Limits[n].Max, c.Limits[n].WindowUS,
+					r.Used, r.Held+r.Own+r.Leased, r.RetryUS))
 				break
 			}
 			n -= len(c.Limits)
@@ -181,7 +182,8 @@ func (e *Enqueuer) Explain(ctx context.Context, db querier, jobID int64) (p Park
 	if err != nil {
 		return p, err
 	}
-	return p, e.one(&p, "explain a parked job", answer.QueryRow(ctx, db, e.gate.explainSQL, jobID, probe.Tolerance))
+	return p, e.one(&p, "explain a parked job",
+		answer.QueryRow(ctx, db, e.gate.explainSQL, jobID, probe.Tolerance))
 }
 
 // one reads a row with a parked job, or null.
@@ -210,7 +212,8 @@ func holdOf(raw []byte) string {
 
 // Parked returns up to 1,000 jobs that wait for a scope, in the order of its line, behind the job
 // of id after. For 0, or a job that has left, it begins with the first.
-func (e *Enqueuer) Parked(ctx context.Context, db rowsQuerier, scope string, after int64, most int) ([]Parked, error) {
+func (e *Enqueuer) Parked(ctx context.Context, db rowsQuerier, scope string, after int64,
+	most int) ([]Parked, error) {
 	if err := e.gated("db", db); err != nil {
 		return nil, err
 	}
@@ -223,7 +226,8 @@ func (e *Enqueuer) Parked(ctx context.Context, db rowsQuerier, scope string, aft
 	}
 	all, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (p Parked, err error) {
 		var dropAt, notBefore *time.Time
-		err = row.Scan(&p.JobID, &p.Queue, &p.Kind, &p.Key, &p.Tenant, &p.Fair, &p.Priority, &p.Args, &p.Scope, &p.Amount, &p.ParkedAt, &dropAt, &notBefore, &p.Trouble)
+		err = row.Scan(&p.JobID, &p.Queue, &p.Kind, &p.Key, &p.Tenant, &p.Fair, &p.Priority,
+			&p.Args, &p.Scope, &p.Amount, &p.ParkedAt, &dropAt, &notBefore, &p.Trouble)
 		p.ParkedAt = p.ParkedAt.UTC()
 		if notBefore != nil {
 			p.NotBefore = notBefore.UTC()
@@ -255,7 +259,9 @@ func reason(scope string, amount, most int64, windowUS *float64, used, held, ret
 		until = "in " + (time.Duration(retryUS) * time.Microsecond).String()
 	}
 	if windowUS != nil && *windowUS == 0 && (used < 0 || most == 0) { // a wallet, or other credit
-		return fmt.Sprintf("%q has credit for %d: %d held of it, %d wanted: %s", scope, max(0, most-used), held, amount, until)
+		return fmt.Sprintf("%q has credit for %d: %d held of it, %d wanted: %s", scope,
+			max(0, most-used), held, amount, until)
 	}
-	return fmt.Sprintf("%q has a limit of %d %s: %d used, %d held, %d wanted: %s", scope, most, within, used, held, amount, until)
+	return fmt.Sprintf("%q has a limit of %d %s: %d used, %d held, %d wanted: %s", scope, most,
+		within, used, held, amount, until)
 }

@@ -29,7 +29,9 @@ type gatedParams struct{ all []*rivertype.JobInsertParams }
 type gatedKey struct{}
 
 // InsertMany takes gated jobs, and inserts none of them. A call has gated jobs alone.
-func (*plugin) InsertMany(ctx context.Context, params []*rivertype.JobInsertParams, inner func(context.Context) ([]*rivertype.JobInsertResult, error)) ([]*rivertype.JobInsertResult, error) {
+func (*plugin) InsertMany(ctx context.Context, params []*rivertype.JobInsertParams,
+	inner func(context.Context) ([]*rivertype.JobInsertResult,
+		error)) ([]*rivertype.JobInsertResult, error) {
 	to, ok := ctx.Value(gatedKey{}).(*gatedParams)
 	if !ok {
 		return inner(ctx)
@@ -38,7 +40,9 @@ func (*plugin) InsertMany(ctx context.Context, params []*rivertype.JobInsertPara
 	results := make([]*rivertype.JobInsertResult, len(params))
 	for i, p := range params {
 		results[i] = &rivertype.JobInsertResult{Job: &rivertype.JobRow{
-			EncodedArgs: p.EncodedArgs, Kind: p.Kind, MaxAttempts: p.MaxAttempts, Metadata: p.Metadata, Priority: p.Priority, Queue: p.Queue, State: p.State, Tags: p.Tags,
+			EncodedArgs: p.EncodedArgs, Kind: p.Kind, MaxAttempts: p.MaxAttempts,
+			Metadata: p.Metadata, Priority: p.Priority, Queue: p.Queue, State: p.State,
+			Tags: p.Tags,
 		}}
 	}
 	return results, nil

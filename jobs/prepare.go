@@ -64,7 +64,8 @@ func (e *Enqueuer) prepare(at string, args river.JobArgs, opts *Options) (*prepa
 	if err := p.resolve(at + "Options.InsertOpts."); err != nil {
 		return nil, err
 	}
-	p.opts.Metadata, err = withOwn(at+"Options.InsertOpts.Metadata", p.opts.Metadata, ownMetadata{Key: p.key, Tenant: p.tenant})
+	p.opts.Metadata, err = withOwn(at+"Options.InsertOpts.Metadata", p.opts.Metadata,
+		ownMetadata{Key: p.key, Tenant: p.tenant})
 	if err != nil {
 		return nil, err
 	}
@@ -104,7 +105,8 @@ func (p *prepared) resolve(at string) error {
 	}
 	p.opts.Queue = cmp.Or(p.opts.Queue, own.Queue, river.QueueDefault)
 	if len(p.opts.Queue) > 64 || !queuePattern.MatchString(p.opts.Queue) {
-		return invalid(at+"Queue", "%.80q: want 1 to 64 of a-z and 0-9, with single _ - | between", p.opts.Queue)
+		return invalid(at+"Queue", "%.80q: want 1 to 64 of a-z and 0-9, with single _ - | between",
+			p.opts.Queue)
 	}
 	if n := cmp.Or(p.opts.Priority, own.Priority); n < 0 || n > river.PriorityDefault+3 {
 		return invalid(at+"Priority", "%d: want 1 to 4, or 0 for the default", n)

@@ -204,7 +204,8 @@ func (e *Enqueuer) take(ctx context.Context, tx pgx.Tx, scopes []string, each bo
 	if err != nil {
 		return b, err
 	}
-	sql, args := e.gate.releaseSQL, []any{e.gate.riverSchema, scopes, given, wait, releaseBatch, probe.Tolerance,
+	sql, args := e.gate.releaseSQL, []any{e.gate.riverSchema, scopes, given, wait, releaseBatch,
+		probe.Tolerance,
 		ledger.Sending{}.Origin(`{"actor": "system"}`), inHolds.Channel(e.gate.book)}
 	if each {
 		sql, args = e.gate.takenSQL, args[1:]
@@ -225,7 +226,8 @@ func (e *Enqueuer) take(ctx context.Context, tx pgx.Tx, scopes []string, each bo
 			b.busy = append(b.busy, scope.String)
 		case "trouble":
 			if unknown[scope.String] == nil {
-				b.troubles = append(b.troubles, fmt.Errorf("jobs: the line of %q is in trouble: %s", scope.String, job))
+				b.troubles = append(b.troubles,
+					fmt.Errorf("jobs: the line of %q is in trouble: %s", scope.String, job))
 			}
 		default:
 			j, err := readReleased(job, each)
@@ -295,7 +297,8 @@ func (e *Enqueuer) wake(ctx context.Context, tx pgx.Tx, all []*releasedJob) erro
 		&row.AttemptedAt, &row.AttemptedBy, &errors, &row.Metadata}, func() error {
 		j := again[id]
 		j.row = startedRow(j.gatedJob, row.CreatedAt, row.ScheduledAt)
-		j.row.Attempt, j.row.MaxAttempts, j.row.Metadata = row.Attempt, row.MaxAttempts, bytes.Clone(row.Metadata)
+		j.row.Attempt, j.row.MaxAttempts, j.row.Metadata = row.Attempt, row.MaxAttempts,
+			bytes.Clone(row.Metadata)
 		j.row.AttemptedAt, j.row.AttemptedBy = row.AttemptedAt, row.AttemptedBy
 		if errors == nil {
 			return nil
@@ -335,7 +338,8 @@ func readReleased(raw []byte, each bool) (*releasedJob, error) {
 
 // limitsNow asks Config.Limits, nil without it. If each scope is asked by itself, those whose
 // limits are not known have the reason in their place, and are in unknown.
-func (e *Enqueuer) limitsNow(ctx context.Context, tx pgx.Tx, scopes []string, wait int32, each bool) (given any, unknown map[string]error, err error) {
+func (e *Enqueuer) limitsNow(ctx context.Context, tx pgx.Tx, scopes []string, wait int32,
+	each bool) (given any, unknown map[string]error, err error) {
 	if e.gate.config.Limits == nil {
 		return nil, nil, nil
 	}
@@ -367,7 +371,8 @@ func (e *Enqueuer) limitsText(ctx context.Context, tx pgx.Tx, scope string) (any
 	if err != nil || limits == nil {
 		return nil, err
 	}
-	call, err := inBudget.Charges(inHolds.Ledger(e.gate.book), budget.Charge{Scope: scope, Amount: 1, Limits: limits})
+	call, err := inBudget.Charges(inHolds.Ledger(e.gate.book),
+		budget.Charge{Scope: scope, Amount: 1, Limits: limits})
 	if err != nil {
 		return nil, err
 	}
@@ -375,7 +380,8 @@ func (e *Enqueuer) limitsText(ctx context.Context, tx pgx.Tx, scope string) (any
 }
 
 // releaseDue releases and drops a batch of due jobs whose locks are free.
-func (e *Enqueuer) releaseDue(ctx context.Context, pool *pgxpool.Pool, t *tally) (more bool, busy []string, err error) {
+func (e *Enqueuer) releaseDue(ctx context.Context, pool *pgxpool.Pool,
+	t *tally) (more bool, busy []string, err error) {
 	b, err := e.releaseTx(ctx, pool, nil, t)
 	if err != nil {
 		return false, nil, err
@@ -398,7 +404,8 @@ func (e *Enqueuer) releaseBusy(ctx context.Context, pool *pgxpool.Pool, scope st
 	}
 }
 
-func (e *Enqueuer) releaseTx(ctx context.Context, pool *pgxpool.Pool, scopes []string, t *tally) (b batch, err error) {
+func (e *Enqueuer) releaseTx(ctx context.Context, pool *pgxpool.Pool, scopes []string,
+	t *tally) (b batch, err error) {
 	each := false
 	err = commit.InTx(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 		b, err = e.releaseIn(ctx, tx, scopes)

@@ -49,8 +49,9 @@ func (e *Enqueuer) Run(ctx context.Context, pool *pgxpool.Pool, onError func(err
 	go func() {
 		defer close(done)
 		_ = listen.Run(listening, listen.Channel[struct{}]{
-			Name: listen.Parked(e.gate.name.String()), Config: pool.Config(), Parse: func(string) (struct{}, bool) { return struct{}{}, true },
-			Idle: listen.DefaultIdle, OnError: listen.Wrapped("jobs", report),
+			Name: listen.Parked(e.gate.name.String()), Config: pool.Config(),
+			Parse: func(string) (struct{}, bool) { return struct{}{}, true },
+			Idle:  listen.DefaultIdle, OnError: listen.Wrapped("jobs", report),
 		}, func(context.Context, struct{}) error { poke(); return nil })
 	}()
 	ending := make(chan struct{})
@@ -84,7 +85,8 @@ func (e *Enqueuer) Run(ctx context.Context, pool *pgxpool.Pool, onError func(err
 
 // look releases all that fits, and returns how long Run may sleep, and whether there was something
 // to do.
-func (e *Enqueuer) look(ctx context.Context, pool *pgxpool.Pool, busyLooks *int, failed func(error)) (pause time.Duration, found bool) {
+func (e *Enqueuer) look(ctx context.Context, pool *pgxpool.Pool, busyLooks *int,
+	failed func(error)) (pause time.Duration, found bool) {
 	var t tally
 	defer func() {
 		found = t.Released+t.Dropped > 0

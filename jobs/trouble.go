@@ -70,7 +70,8 @@ func shortened(reason string, most int) string {
 // ofOne reports whether err may be the fault of one job: not if the connection, the server or
 // another transaction is in the way.
 func ofOne(ctx context.Context, tx pgx.Tx, err error) bool {
-	if err == nil || ctx.Err() != nil || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+	if err == nil || ctx.Err() != nil || errors.Is(err, context.Canceled) ||
+		errors.Is(err, context.DeadlineExceeded) {
 		return false
 	}
 	if conn := tx.Conn(); conn == nil || conn.IsClosed() {
@@ -177,7 +178,8 @@ func (e *Enqueuer) releaseOne(ctx context.Context, tx pgx.Tx, j *releasedJob) er
 		return e.gone(ctx, tx, j)
 	}
 	var createdAt, scheduledAt time.Time
-	err := answer.QueryRow(ctx, tx, e.gate.oneSQL, e.gate.riverSchema, string(j.raw)).Scan(&createdAt, &scheduledAt)
+	err := answer.QueryRow(ctx, tx, e.gate.oneSQL, e.gate.riverSchema,
+		string(j.raw)).Scan(&createdAt, &scheduledAt)
 	if err != nil {
 		return fault.Failed("jobs", "release", err)
 	}

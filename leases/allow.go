@@ -118,11 +118,13 @@ func (p *Pool) limiter(c *budget.Charge) (Limiter, error) {
 	case err != nil:
 		return Limiter{}, err
 	case s == nil:
-		return Limiter{}, invalid("Charge.Scope", "%q has no Rule in the Pool, or a limit with MaxFrom or Observe, or more than %d sets of limits", c.Scope, maxSlots)
+		return Limiter{}, invalid("Charge.Scope",
+			"%q has no Rule in the Pool, or a limit with MaxFrom or Observe, or more than %d sets of limits", c.Scope, maxSlots)
 	case c.Note != budget.Note{}:
 		return Limiter{}, invalid("Charge.Note", "cannot be stored by Allow")
 	case c.MustExist != s.mustExist:
-		return Limiter{}, invalid("Charge.MustExist", "differs from that of another charge of scope %q with the same limits", c.Scope)
+		return Limiter{}, invalid("Charge.MustExist",
+			"differs from that of another charge of scope %q with the same limits", c.Scope)
 	}
 	return Limiter{p, s}, nil
 }
@@ -204,7 +206,8 @@ func (l Limiter) slow(ctx context.Context, n int64) error {
 func (p *Pool) direct(ctx context.Context, slots []*slot, amounts []int64) error {
 	charges := make([]budget.Charge, len(slots))
 	for i, s := range slots {
-		charges[i] = budget.Charge{Scope: s.scope, Amount: amounts[i], Limits: s.limits, MustExist: s.mustExist, Note: p.note()}
+		charges[i] = budget.Charge{Scope: s.scope, Amount: amounts[i], Limits: s.limits,
+			MustExist: s.mustExist, Note: p.note()}
 	}
 	call, err := inBudget.Charges(p.ledger, charges...)
 	if err != nil {
@@ -219,7 +222,11 @@ func (p *Pool) direct(ctx context.Context, slots []*slot, amounts []int64) error
 	args := func(telling bool) []any {
 		return call.Call.Args(ledger.Sending{WaitMS: int32(p.wait / time.Millisecond), Telling: telling})
 	}
-	err = p.silently(within, p.db, p.sql.direct, args, scan, func(tx pgx.Tx) error { return inBudget.TellCrossings(within, p.ledger, tx, receipt.Crossed) })
+	err = p.silently(within, p.db, p.sql.direct, args, scan,
+		func(tx pgx.Tx) error {
+			return inBudget.TellCrossings(within, p.ledger, tx,
+				receipt.Crossed)
+		})
 	span.End(err)
 	var refused *budget.ExceededError
 	switch {

@@ -95,23 +95,27 @@ func (c *Carver) Carve(ctx context.Context, tx pgx.Tx, g Carving) (Lease, error)
 	case g.Child == g.From.Scope && !g.Away:
 		return Lease{}, invalid("Carving.Child", "is the parent itself")
 	case g.From.Note.Use != "":
-		return Lease{}, invalid("Carving.From.Note.Use", "is for draws, charges and holds: a child has units for anything")
+		return Lease{}, invalid("Carving.From.Note.Use",
+			"is for draws, charges and holds: a child has units for anything")
 	}
 	call, err := inBudget.Charges(c.ledger, g.From)
 	if err != nil {
 		return Lease{}, err
 	}
 	if len(call.Queries) > 0 {
-		return Lease{}, invalid("Carving.From.Limits", "cannot have a MaxFrom: read it under budget.Ledger.Lock")
+		return Lease{}, invalid("Carving.From.Limits",
+			"cannot have a MaxFrom: read it under budget.Ledger.Lock")
 	}
-	terms := ledger.LeaseTerms{Mode: "carved", Owner: c.by(g.From.Note), Least: 1, Share: 1, TTL: g.TTL, Child: g.Child}
+	terms := ledger.LeaseTerms{Mode: "carved", Owner: c.by(g.From.Note), Least: 1, Share: 1,
+		TTL: g.TTL, Child: g.Child}
 	if g.Away {
 		terms.Mode = "away"
 	}
 	return ledger.SilentlyIn(ctx, tx, "leases", func(tx pgx.Tx, telling bool) (Lease, error) {
 		var refused, crossed []byte
 		charges := ledger.Charges(ledger.Telling(call.Charges, telling))
-		l, status, err := c.scan(answer.QueryRow(ctx, tx, c.sql.carve, charges, terms.String(), call.Tolerance, c.wait), &refused, &crossed)
+		l, status, err := c.scan(answer.QueryRow(ctx, tx, c.sql.carve, charges, terms.String(),
+			call.Tolerance, c.wait), &refused, &crossed)
 		switch {
 		case err != nil:
 			return Lease{}, call.Failed(err)
@@ -162,7 +166,8 @@ func (c *Carver) Receive(ctx context.Context, tx pgx.Tx, from Lease, note budget
 	if from.Granted < 0 || from.Granted > bounds.MaxAmount {
 		return Lease{}, invalid("from.Granted", "%d is not from 0 to %d", from.Granted, int64(bounds.MaxAmount))
 	}
-	l, status, err := c.scan(answer.QueryRow(ctx, tx, c.sql.receive, from.Child, from.Granted, from.EndsAt, c.by(note), inBudget.NoteJSON(note), c.wait))
+	l, status, err := c.scan(answer.QueryRow(ctx, tx, c.sql.receive, from.Child, from.Granted,
+		from.EndsAt, c.by(note), inBudget.NoteJSON(note), c.wait))
 	if err == nil && status == "used" {
 		return Lease{}, of(ErrChildUsed, from.Child)
 	}
@@ -172,7 +177,8 @@ func (c *Carver) Receive(ctx context.Context, tx pgx.Tx, from Lease, note budget
 // SettleAway settles the parent's side of a Carving that is Away, with used units spent. A second
 // call returns the settled lease. Then call it on the child's cluster, where a purge keeps the
 // child's row until then.
-func (c *Carver) SettleAway(ctx context.Context, tx pgx.Tx, child string, used int64, note budget.Note) (Lease, error) {
+func (c *Carver) SettleAway(ctx context.Context, tx pgx.Tx, child string, used int64,
+	note budget.Note) (Lease, error) {
 	if used < 0 {
 		return Lease{}, invalid("used", "%d is negative", used)
 	}
@@ -185,7 +191,8 @@ func (c *Carver) WriteOff(ctx context.Context, tx pgx.Tx, child string, note bud
 	return c.settleAway(ctx, tx, child, nil, note)
 }
 
-func (c *Carver) settleAway(ctx context.Context, tx pgx.Tx, child string, used *int64, note budget.Note) (Lease, error) {
+func (c *Carver) settleAway(ctx context.Context, tx pgx.Tx, child string, used *int64,
+	note budget.Note) (Lease, error) {
 	if err := cmp.Or(c.checkNote(note), notNil("tx", tx), checkChild("child", child)); err != nil {
 		return Lease{}, err
 	}
@@ -219,7 +226,12 @@ func (c *Carver) sweep(ctx context.Context, db *pgxpool.Pool, report *SweepRepor
 		var children []string
 		var no int64
 		var child string
-		if _, err = pgx.ForEachRow(rows, []any{&no, &child}, func() error { before, children = no, append(children, child); return nil }); err != nil {
+		if _, err = pgx.ForEachRow(rows, []any{&no, &child},
+			func() error {
+				before, children = no,
+					append(children, child)
+				return nil
+			}); err != nil {
 			return failed("list children", err)
 		}
 		for _, child := range children {
@@ -284,8 +296,9 @@ select '', pg_catalog.to_jsonb(l) from metered.leases l where l.child = $1 order
 
 func renderCarve(n schema.Name) carveStatements {
 	return carveStatements{
-		carve: n.SQL(carveSQL), close: n.SQL(closeSQL), receive: n.SQL(receiveSQL), settle: n.SQL(settleAwaySQL),
-		due: n.SQL(dueChildSQL), get: n.SQL(getChildSQL),
+		carve: n.SQL(carveSQL), close: n.SQL(closeSQL), receive: n.SQL(receiveSQL),
+		settle: n.SQL(settleAwaySQL),
+		due:    n.SQL(dueChildSQL), get: n.SQL(getChildSQL),
 	}
 }
 

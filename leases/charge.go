@@ -37,13 +37,16 @@ func (p *Pool) Charge(ctx context.Context, tx pgx.Tx, charges ...budget.Charge) 
 		if !p.lease(ctx, &call.Charging, charges) {
 			break
 		}
-		receipt, err := ledger.SilentlyIn(ctx, tx, "leases", func(tx pgx.Tx, telling bool) (budget.Receipt, error) {
-			receipt, err := call.Call.Scan(answer.QueryRow(ctx, tx, p.sql.charge, ledger.Summed(ledger.Telling(call.Charges, telling)), call.Tolerance, int32(p.wait/time.Millisecond), call.Standing))
-			if err == nil {
-				err = inBudget.TellCrossings(ctx, p.ledger, tx, receipt.Crossed)
-			}
-			return receipt, err
-		})
+		receipt, err := ledger.SilentlyIn(ctx, tx, "leases",
+			func(tx pgx.Tx, telling bool) (budget.Receipt, error) {
+				receipt, err := call.Call.Scan(answer.QueryRow(ctx, tx, p.sql.charge,
+					ledger.Summed(ledger.Telling(call.Charges, telling)), call.Tolerance,
+					int32(p.wait/time.Millisecond), call.Standing))
+				if err == nil {
+					err = inBudget.TellCrossings(ctx, p.ledger, tx, receipt.Crossed)
+				}
+				return receipt, err
+			})
 		if !p.dropped(err) {
 			p.learn(err)
 			inBudget.TellRefused(ctx, p.observer, err)
@@ -74,12 +77,14 @@ func (p *Pool) one(ctx context.Context, tx pgx.Tx, c budget.Charge) (budget.Rece
 			break
 		}
 		var at *time.Time
-		err := answer.QueryRow(ctx, tx, p.sql.spend, from.no, from.fence, offset, c.Amount, c.Scope, nil).Scan(&at)
+		err := answer.QueryRow(ctx, tx, p.sql.spend, from.no, from.fence, offset, c.Amount, c.Scope,
+			nil).Scan(&at)
 		switch {
 		case err != nil:
 			return budget.Receipt{}, failed("charge", err)
 		case at != nil:
-			return budget.Receipt{Entries: []budget.Posted{{Scope: c.Scope, Amount: c.Amount, At: *at, Lease: from.no}}}, nil
+			return budget.Receipt{Entries: []budget.Posted{{Scope: c.Scope, Amount: c.Amount,
+				At: *at, Lease: from.no}}}, nil
 		}
 		s.drop(p, from.no)
 	}
@@ -124,9 +129,11 @@ func (p *Pool) lease(ctx context.Context, c *ledger.Charging, charges []budget.C
 // slotOf is the slot that serves a charge of a call, nil if the ledger does.
 func (p *Pool) slotOf(c *ledger.Charging, to *ledger.Charge, charges []budget.Charge) *slot {
 	at := slices.IndexFunc(charges, func(x budget.Charge) bool { return x.Scope == to.Scope })
-	if len(c.Queries) > 0 || to.Use != "" || p.isClosed() || p.rule(to.Scope) == nil || slices.ContainsFunc(charges, func(x budget.Charge) bool {
-		return x.Scope == to.Scope && (x.MustExist != charges[at].MustExist || !slices.Equal(x.Limits, charges[at].Limits))
-	}) {
+	if len(c.Queries) > 0 || to.Use != "" || p.isClosed() || p.rule(to.Scope) == nil ||
+		slices.ContainsFunc(charges, func(x budget.Charge) bool {
+			return x.Scope == to.Scope && (x.MustExist != charges[at].MustExist ||
+				!slices.Equal(x.Limits, charges[at].Limits))
+		}) {
 		return nil // among others it is merged from several that differ
 	}
 	s, err := p.find(&p.rows, &charges[at], false)
@@ -144,7 +151,8 @@ func (p *Pool) look(c *ledger.Charging, charges []budget.Charge) {
 		to := &c.Charges[i]
 		to.Lease = nil
 		if s := p.slotOf(c, to, charges); s != nil {
-			if cur := s.current.Load(); cur != nil && cur.used.Load()+to.Amount <= cur.granted && !cur.over(now) {
+			if cur := s.current.Load(); cur != nil && cur.used.Load()+to.Amount <= cur.granted &&
+				!cur.over(now) {
 				to.Lease = &ledger.Slice{}
 			}
 		}

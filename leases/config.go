@@ -92,7 +92,8 @@ func (r *Rule) complete(i int) error {
 		otherwise  int64
 		name       string
 		least, max int64
-	}{{&r.MinSlice, 16, "MinSlice", 1, bounds.MaxAmount}, {&r.MaxSlice, max(1<<20, r.MinSlice), "MaxSlice", r.MinSlice, bounds.MaxAmount}} {
+	}{{&r.MinSlice, 16, "MinSlice", 1, bounds.MaxAmount},
+		{&r.MaxSlice, max(1<<20, r.MinSlice), "MaxSlice", r.MinSlice, bounds.MaxAmount}} {
 		if *d.value == 0 {
 			*d.value = d.otherwise
 		}
@@ -115,8 +116,11 @@ func (r *Rule) complete(i int) error {
 		name       string
 		least, max time.Duration
 	}{
-		{&r.TTL, 0, "TTL", 100 * time.Millisecond, time.Hour}, {&r.SliceLasts, 500 * time.Millisecond, "SliceLasts", 10 * time.Millisecond, time.Minute},
-		{&r.Idle, min(time.Second, r.TTL), "Idle", 10 * time.Millisecond, r.TTL}, {&r.RememberRefusal, 100 * time.Millisecond, "RememberRefusal", 0, time.Minute},
+		{&r.TTL, 0, "TTL", 100 * time.Millisecond, time.Hour},
+		{&r.SliceLasts, 500 * time.Millisecond, "SliceLasts", 10 * time.Millisecond,
+			time.Minute},
+		{&r.Idle, min(time.Second, r.TTL), "Idle", 10 * time.Millisecond, r.TTL},
+		{&r.RememberRefusal, 100 * time.Millisecond, "RememberRefusal", 0, time.Minute},
 	} {
 		if *d.value == 0 {
 			*d.value = d.otherwise
@@ -169,7 +173,8 @@ func bare(pool *pgxpool.Pool, ledger *budget.Ledger) (*Pool, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Pool{db: pool, own: pool, ledger: ledger, carver: carver, cfg: Config{Owner: carver.owner}, active: map[*slot]struct{}{}}
+	p := &Pool{db: pool, own: pool, ledger: ledger, carver: carver,
+		cfg: Config{Owner: carver.owner}, active: map[*slot]struct{}{}}
 	p.schema, p.wait, p.strict = inBudget.Settings(ledger)
 	p.observer = inBudget.Observer(ledger)
 	p.sql = render(p.schema)

@@ -54,14 +54,16 @@ func (p *Pool) History(ctx context.Context, db budget.Querier, scope string) ite
 			yield(Lease{}, err)
 			return
 		}
-		pages(ctx, db, p.sql.history, scope, int64(math.MaxInt64), yield, func(row pgx.CollectableRow) (l Lease, at int64, err error) {
-			var settled *time.Time
-			err = row.Scan(&l.No, &l.Scope, &l.Mode, &l.Owner, &l.Child, &l.Granted, &l.Spent, &l.OpenedAt, &l.EndsAt, &settled, &l.SettledBy, &l.OpenedSeq, &l.LastSeq)
-			if settled != nil {
-				l.SettledAt = *settled
-			}
-			return l, l.No, err
-		})
+		pages(ctx, db, p.sql.history, scope, int64(math.MaxInt64), yield,
+			func(row pgx.CollectableRow) (l Lease, at int64, err error) {
+				var settled *time.Time
+				err = row.Scan(&l.No, &l.Scope, &l.Mode, &l.Owner, &l.Child, &l.Granted, &l.Spent,
+					&l.OpenedAt, &l.EndsAt, &settled, &l.SettledBy, &l.OpenedSeq, &l.LastSeq)
+				if settled != nil {
+					l.SettledAt = *settled
+				}
+				return l, l.No, err
+			})
 	}
 }
 
@@ -88,15 +90,18 @@ func (p *Pool) Spends(ctx context.Context, db budget.Querier, lease int64) iter.
 			yield(Spend{}, err)
 			return
 		}
-		pages(ctx, db, p.sql.spends, lease, -1, yield, func(row pgx.CollectableRow) (s Spend, at int64, err error) {
-			err = row.Scan(&s.Lease, &s.Offset, &s.Amount, &s.At, &s.OperationTenant, &s.Operation, &s.Note.Actor, &s.Note.Tenant, &s.Note.Correlation, &s.Note.Reason, &s.Note.Use)
-			return s, s.Offset, err
-		})
+		pages(ctx, db, p.sql.spends, lease, -1, yield,
+			func(row pgx.CollectableRow) (s Spend, at int64, err error) {
+				err = row.Scan(&s.Lease, &s.Offset, &s.Amount, &s.At, &s.OperationTenant, &s.Operation,
+					&s.Note.Actor, &s.Note.Tenant, &s.Note.Correlation, &s.Note.Reason, &s.Note.Use)
+				return s, s.Offset, err
+			})
 	}
 }
 
 // pages yields rows page by page. scan also returns where the next page begins.
-func pages[R any](ctx context.Context, db budget.Querier, sql string, of any, from int64, yield func(R, error) bool, scan func(pgx.CollectableRow) (R, int64, error)) {
+func pages[R any](ctx context.Context, db budget.Querier, sql string, of any, from int64,
+	yield func(R, error) bool, scan func(pgx.CollectableRow) (R, int64, error)) {
 	const page = 500
 	for n := page; n == page; {
 		// Planned for each page: a plan kept from when there was little reads all of it.

@@ -41,8 +41,10 @@ order by ends_at, no limit $3`
 
 func render(n schema.Name) statements {
 	return statements{
-		charge: n.SQL(chargeSQL), spend: n.SQL(spendSQL), direct: n.SQL(directSQL), open: n.SQL(openSQL), settle: n.SQL(settleSQL), due: n.SQL(dueSQL),
-		history: n.SQL(historySQL), spends: n.SQL(spendsSQL), purge: n.SQL(purgeSQL), purgeable: n.SQL(purgeableSQL),
+		charge: n.SQL(chargeSQL), spend: n.SQL(spendSQL), direct: n.SQL(directSQL),
+		open: n.SQL(openSQL), settle: n.SQL(settleSQL), due: n.SQL(dueSQL),
+		history: n.SQL(historySQL), spends: n.SQL(spendsSQL), purge: n.SQL(purgeSQL),
+		purgeable: n.SQL(purgeableSQL),
 	}
 }
 
@@ -57,8 +59,11 @@ func (p *Pool) open(ctx context.Context, s *slot) (_ *slice, err error) {
 	if s.memory {
 		mode = "memory"
 	}
-	terms := ledger.LeaseTerms{Mode: mode, Owner: p.cfg.Owner, Least: s.rule.MinSlice, Share: s.rule.Share, TTL: s.rule.TTL}
-	call, err := inBudget.Charges(p.ledger, budget.Charge{Scope: s.scope, Amount: size, Limits: s.limits, MustExist: s.mustExist, Note: p.note()})
+	terms := ledger.LeaseTerms{Mode: mode, Owner: p.cfg.Owner, Least: s.rule.MinSlice,
+		Share: s.rule.Share, TTL: s.rule.TTL}
+	call, err := inBudget.Charges(p.ledger,
+		budget.Charge{Scope: s.scope, Amount: size, Limits: s.limits, MustExist: s.mustExist,
+			Note: p.note()})
 	if err != nil {
 		return nil, err
 	}
@@ -73,9 +78,11 @@ func (p *Pool) open(ctx context.Context, s *slot) (_ *slice, err error) {
 		return row.Scan(&no, &fence, &got.granted, &used, &held, &lasts, &periods, &crossed)
 	}
 	args := func(telling bool) []any {
-		return []any{ledger.Charges(ledger.Telling(call.Charges, telling)), terms.String(), call.Tolerance, int32(p.wait / time.Millisecond)}
+		return []any{ledger.Charges(ledger.Telling(call.Charges, telling)), terms.String(),
+			call.Tolerance, int32(p.wait / time.Millisecond)}
 	}
-	err = p.silently(ctx, p.own, p.sql.open, args, scan, func(tx pgx.Tx) error { return call.Cross(ctx, tx, crossed) })
+	err = p.silently(ctx, p.own, p.sql.open, args, scan,
+		func(tx pgx.Tx) error { return call.Cross(ctx, tx, crossed) })
 	if known := call.Failed(err); err != nil && fault.Code(known) != "" {
 		return nil, known
 	}
@@ -87,11 +94,13 @@ func (p *Pool) open(ctx context.Context, s *slot) (_ *slice, err error) {
 	}
 	// A tenth less than the database gives, for clocks that run at different speeds.
 	life := time.Duration(lasts) * time.Microsecond * 9 / 10
-	got.no, got.fence, got.opened, got.ends, got.endsWall = *no, *fence, time.Now(), asked.Add(life), asked.Add(life).UnixNano()
+	got.no, got.fence, got.opened, got.ends, got.endsWall = *no, *fence, time.Now(),
+		asked.Add(life), asked.Add(life).UnixNano()
 	got.seenAt = got.opened
 	stands := &standing{slice: got}
 	for i, limit := range s.limits {
-		of := budget.Standing{Limit: limit, Used: used[i], Held: held, Available: max(0, limit.Max-used[i]-held)}
+		of := budget.Standing{Limit: limit, Used: used[i], Held: held,
+			Available: max(0, limit.Max-used[i]-held)}
 		if !limit.Period.IsZero() {
 			of.PeriodStart, of.PeriodEnd = periods.Next()
 		}
@@ -105,7 +114,8 @@ func (p *Pool) open(ctx context.Context, s *slot) (_ *slice, err error) {
 
 // call makes a call in a transaction of its own at READ COMMITTED, in one round trip, and again
 // after a collision.
-func (p *Pool) call(ctx context.Context, db *pgxpool.Pool, scan func(pgx.Row) error, sql string, args ...any) error {
+func (p *Pool) call(ctx context.Context, db *pgxpool.Pool,
+	scan func(pgx.Row) error, sql string, args ...any) error {
 	return pause.Collided(ctx, p.observer, "leases", maxTries, func() error {
 		batch := &pgx.Batch{}
 		batch.Queue("begin isolation level read committed")
@@ -132,7 +142,8 @@ func (p *Pool) call(ctx context.Context, db *pgxpool.Pool, scan func(pgx.Row) er
 
 // silently makes a call in a transaction of its own. If it crosses thresholds, cross reports them
 // before it commits.
-func (p *Pool) silently(ctx context.Context, db *pgxpool.Pool, sql string, args func(telling bool) []any, scan func(pgx.Row) error, cross func(pgx.Tx) error) error {
+func (p *Pool) silently(ctx context.Context, db *pgxpool.Pool, sql string,
+	args func(telling bool) []any, scan func(pgx.Row) error, cross func(pgx.Tx) error) error {
 	return ledger.Silently(func(telling bool) error {
 		if !telling {
 			return p.call(ctx, db, scan, sql, args(false)...)

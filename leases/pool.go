@@ -129,7 +129,8 @@ func (p *Pool) add(slots *sync.Map, c *budget.Charge, rule *Rule, memory bool) (
 	if len(all) >= maxSlots {
 		return nil, nil
 	}
-	s := &slot{scope: strings.Clone(c.Scope), limits: slices.Clone(c.Limits), rule: rule, memory: memory, mustExist: c.MustExist}
+	s := &slot{scope: strings.Clone(c.Scope), limits: slices.Clone(c.Limits), rule: rule,
+		memory: memory, mustExist: c.MustExist}
 	all = append(slices.Clone(all), s)
 	in.slots.Store(&all)
 	p.keep()
@@ -142,7 +143,8 @@ func (p *Pool) forget(now time.Time) (left int) {
 		for name, found := range slots.Range {
 			in := found.(*scope)
 			in.mu.Lock()
-			kept := slices.DeleteFunc(slices.Clone(*in.slots.Load()), func(s *slot) bool { return s.retire(now) })
+			kept := slices.DeleteFunc(slices.Clone(*in.slots.Load()),
+				func(s *slot) bool { return s.retire(now) })
 			in.slots.Store(&kept)
 			if in.gone = len(kept) == 0; in.gone {
 				slots.Delete(name)

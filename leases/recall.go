@@ -72,8 +72,9 @@ func (p *Pool) channel() string {
 // listen gives back slices that other processes recall.
 func (p *Pool) listen(ctx context.Context) {
 	_ = listen.Run(ctx, listen.Channel[string]{
-		Name: p.channel(), Config: p.db.Config(), Idle: listen.DefaultIdle, OnError: listen.Wrapped("leases", p.cfg.OnError),
-		Parse: func(payload string) (string, bool) { return payload, payload != "" },
+		Name: p.channel(), Config: p.db.Config(), Idle: listen.DefaultIdle,
+		OnError: listen.Wrapped("leases", p.cfg.OnError),
+		Parse:   func(payload string) (string, bool) { return payload, payload != "" },
 	}, func(_ context.Context, scope string) error {
 		if scope != "" {
 			p.recalled(scope, func(s *slot) { s.notice(p, time.Now()) })

@@ -84,11 +84,14 @@ func (p *Pool) settle(ctx context.Context, no int64, total *int64, of *slot) (se
 		return ledger.ErrCrossing
 	}
 	args := func(charges, tolerance any) []any {
-		return []any{no, p.cfg.Owner, total, int32(min(p.wait, settleWait) / time.Millisecond), charges, tolerance}
+		return []any{no, p.cfg.Owner, total, int32(min(p.wait, settleWait) / time.Millisecond),
+			charges, tolerance}
 	}
-	if of == nil || !slices.ContainsFunc(of.limits, func(l budget.Limit) bool { tells, _ := inBudget.TellsSpent(l); return tells }) {
+	if of == nil || !slices.ContainsFunc(of.limits,
+		func(l budget.Limit) bool { tells, _ := inBudget.TellsSpent(l); return tells }) {
 		err = p.call(ctx, p.own, scan, p.sql.settle, args(nil, nil)...)
-	} else if call, invalid := inBudget.Charges(p.ledger, budget.Charge{Scope: of.scope, Amount: 1, Limits: of.limits}); invalid != nil {
+	} else if call, invalid := inBudget.Charges(p.ledger,
+		budget.Charge{Scope: of.scope, Amount: 1, Limits: of.limits}); invalid != nil {
 		err = invalid
 	} else {
 		err = p.silently(ctx, p.own, p.sql.settle, func(telling bool) []any {
@@ -150,7 +153,8 @@ func (p *Pool) settleDue(ctx context.Context, report *SweepReport) error {
 			return failed("list leases", err)
 		}
 		var due []int64
-		_, err = pgx.ForEachRow(rows, []any{&last, &after}, func() error { due = append(due, last); return nil })
+		_, err = pgx.ForEachRow(rows, []any{&last, &after},
+			func() error { due = append(due, last); return nil })
 		if err != nil {
 			return failed("list leases", err)
 		}

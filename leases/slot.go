@@ -148,7 +148,8 @@ func (s *slot) prefetch(p *Pool) {
 // held.
 func (s *slot) ask(p *Pool) {
 	now := time.Now()
-	if s.retired || s.opening != nil || s.next != nil || now.Before(s.direct) || s.failed != nil && now.Sub(s.failure) < failurePause {
+	if s.retired || s.opening != nil || s.next != nil || now.Before(s.direct) || s.failed != nil &&
+		now.Sub(s.failure) < failurePause {
 		return
 	}
 	s.opening = make(chan struct{})
@@ -207,7 +208,8 @@ func (s *slot) miss(p *Pool, now time.Time) (opening <-chan struct{}) {
 func (s *slot) retire(now time.Time) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.retired = !s.pinned && s.current.Load() == nil && s.next == nil && s.opening == nil && now.Sub(s.warmed) > forgetAfter && now.After(s.direct)
+	s.retired = !s.pinned && s.current.Load() == nil && s.next == nil && s.opening == nil &&
+		now.Sub(s.warmed) > forgetAfter && now.After(s.direct)
 	return s.retired
 }
 

@@ -110,7 +110,8 @@ func (p *Policy) check(parts Parts) error {
 		{"Holds", p.Holds}, {"Leases", p.Leases}, {"Tokens", p.Tokens},
 	} {
 		if age.age != 0 && (age.age < purge.MinOlderThan || age.age > purge.MaxOlderThan) {
-			return invalid("Policy."+age.field, "%v is not from %v to %v", age.age, purge.MinOlderThan, purge.MaxOlderThan)
+			return invalid("Policy."+age.field, "%v is not from %v to %v", age.age,
+				purge.MinOlderThan, purge.MaxOlderThan)
 		}
 	}
 	return fault.Text(errArgument, "Policy.After", p.After, bounds.MaxScopeBytes)

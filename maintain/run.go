@@ -163,9 +163,10 @@ func (r *run) sweepHolds(ctx context.Context) error {
 	left := func(s holds.SweepReport) map[string]int {
 		return map[string]int{"locked": s.Skipped, "subscriber": s.Failed, "behind": s.Behind}
 	}
-	s, err := r.parts.Holds.Sweep(ctx, r.pool, holds.SweepOptions{Batch: r.Batch, Progress: func(s holds.SweepReport) {
-		r.progress(int64(s.Expired), left(s))
-	}})
+	s, err := r.parts.Holds.Sweep(ctx, r.pool,
+		holds.SweepOptions{Batch: r.Batch, Progress: func(s holds.SweepReport) {
+			r.progress(int64(s.Expired), left(s))
+		}})
 	r.done(int64(s.Expired), left(s))
 	return err
 }
@@ -180,9 +181,10 @@ func (r *run) sweepLots(ctx context.Context) error {
 	left := func(s wallet.SweepReport) map[string]int {
 		return map[string]int{"locked": s.Busy, "subscriber": s.Failed, "behind": s.Behind}
 	}
-	s, err := r.parts.Wallets.Sweep(ctx, r.pool, wallet.SweepOptions{Batch: r.Batch, Progress: func(s wallet.SweepReport) {
-		r.progress(int64(s.Ended), left(s))
-	}})
+	s, err := r.parts.Wallets.Sweep(ctx, r.pool,
+		wallet.SweepOptions{Batch: r.Batch, Progress: func(s wallet.SweepReport) {
+			r.progress(int64(s.Ended), left(s))
+		}})
 	r.done(int64(s.Ended), left(s))
 	return err
 }
@@ -192,24 +194,28 @@ func (r *run) purgeHolds(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	n, err := book.Purge(ctx, r.pool, holds.PurgeOptions{OlderThan: r.Holds, Batch: r.Batch, Progress: r.deleted})
+	n, err := book.Purge(ctx, r.pool, holds.PurgeOptions{OlderThan: r.Holds, Batch: r.Batch,
+		Progress: r.deleted})
 	r.done(n, nil)
 	return err
 }
 
 func (r *run) purgeLeases(ctx context.Context) error {
-	n, err := leases.Purge(ctx, r.pool, r.parts.Ledger, leases.PurgeOptions{OlderThan: r.Leases, Batch: r.Batch, Progress: r.deleted})
+	n, err := leases.Purge(ctx, r.pool, r.parts.Ledger,
+		leases.PurgeOptions{OlderThan: r.Leases, Batch: r.Batch, Progress: r.deleted})
 	r.done(n, nil)
 	return err
 }
 
 func (r *run) purgeTokens(ctx context.Context) error {
 	name, _, _ := inBudget.Settings(r.parts.Ledger)
-	store, err := tokens.New(tokens.Config{Schema: name.String(), Observer: inBudget.Observer(r.parts.Ledger).Observer()})
+	store, err := tokens.New(tokens.Config{Schema: name.String(),
+		Observer: inBudget.Observer(r.parts.Ledger).Observer()})
 	if err != nil {
 		return err
 	}
-	n, err := store.Purge(ctx, r.pool, tokens.PurgeOptions{OlderThan: r.Tokens, Batch: r.Batch, Progress: r.deleted})
+	n, err := store.Purge(ctx, r.pool, tokens.PurgeOptions{OlderThan: r.Tokens, Batch: r.Batch,
+		Progress: r.deleted})
 	r.done(n, nil)
 	return err
 }

@@ -29,7 +29,8 @@ type Head struct {
 
 // sign makes a head.
 func sign(size int64, root tlog.Hash, at time.Time, signer note.Signer) (Head, error) {
-	text := fmt.Sprintf("%s\n%d\n%s\n%s\n", signer.Name(), size, root, at.UTC().Format(time.RFC3339))
+	text := fmt.Sprintf("%s\n%d\n%s\n%s\n", signer.Name(), size, root,
+		at.UTC().Format(time.RFC3339))
 	signed, err := note.Sign(&note.Note{Text: text}, signer)
 	return Head{size, root, at, string(signed)}, err
 }
@@ -43,7 +44,8 @@ func open(signed []byte, verifier note.Verifier) (Head, error) {
 	h := Head{Note: string(signed)}
 	lines := strings.Split(n.Text, "\n")
 	if len(lines) < 5 || lines[0] != verifier.Name() {
-		return Head{}, fmt.Errorf("%w: it has %d lines, of the log %q", ErrHead, len(lines), lines[0])
+		return Head{}, fmt.Errorf("%w: it has %d lines, of the log %q", ErrHead, len(lines),
+			lines[0])
 	}
 	if h.Size, err = strconv.ParseInt(lines[1], 10, 64); err == nil {
 		h.Root, err = tlog.ParseHash(lines[2])

@@ -27,7 +27,8 @@ type log struct {
 }
 
 func newLog(ctx context.Context, db querier, name schema.Name, size int64) *log {
-	return &log{ctx: ctx, db: db, name: name, blocks: map[int64][]byte{}, size: size, stored: tlog.StoredHashCount(size)}
+	return &log{ctx: ctx, db: db, name: name, blocks: map[int64][]byte{}, size: size,
+		stored: tlog.StoredHashCount(size)}
 }
 
 // ReadHashes is that of tlog.HashReader.

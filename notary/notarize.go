@@ -60,16 +60,19 @@ select x.first, x.entries, x.seq, x.scope_no from unnest($1::bigint[], $2::bigin
 // the schema's owner.
 //
 // Errors: budget.ErrBusy, if another Notarize is at work.
-func (n *Notary) Notarize(ctx context.Context, pool *pgxpool.Pool, signer note.Signer) (head Head, err error) {
-	if err := cmp.Or(n.made(), fault.NotNil(errArgument, "pool", pool), fault.NotNil(errArgument, "signer", signer)); err != nil {
+func (n *Notary) Notarize(ctx context.Context, pool *pgxpool.Pool,
+	signer note.Signer) (head Head, err error) {
+	if err := cmp.Or(n.made(), fault.NotNil(errArgument, "pool", pool),
+		fault.NotNil(errArgument, "signer", signer)); err != nil {
 		return Head{}, err
 	}
 	after, done := "", false
 	for !done && err == nil {
-		err = pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{BeginQuery: beginSQL}, func(tx pgx.Tx) (err error) {
-			head, after, done, err = n.batch(ctx, tx, signer, after)
-			return err
-		})
+		err = pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{BeginQuery: beginSQL},
+			func(tx pgx.Tx) (err error) {
+				head, after, done, err = n.batch(ctx, tx, signer, after)
+				return err
+			})
 	}
 	return head, failed("notarize", err)
 }
@@ -90,7 +93,8 @@ type taking struct {
 	first, entries, seq, of []int64 // of runs
 }
 
-func (n *Notary) batch(ctx context.Context, tx pgx.Tx, signer note.Signer, after string) (head Head, last string, done bool, err error) {
+func (n *Notary) batch(ctx context.Context, tx pgx.Tx, signer note.Signer,
+	after string) (head Head, last string, done bool, err error) {
 	_, err = tx.Exec(ctx, lockSQL, fmt.Sprint(n.lockTimeout.Milliseconds()))
 	if err == nil {
 		_, err = tx.Exec(ctx, n.name.SQL(alsoLockSQL))
@@ -138,7 +142,8 @@ func (n *Notary) known(signed string, size int64, tx pgx.Tx, ctx context.Context
 	return h, err
 }
 
-func (t *taking) read(ctx context.Context, tx pgx.Tx, n *Notary, after string) (taken int, err error) {
+func (t *taking) read(ctx context.Context, tx pgx.Tx, n *Notary,
+	after string) (taken int, err error) {
 	// The hashes to the left of the new ones, before the connection is in use.
 	if _, err := tlog.TreeHash(t.log.size, t.log); err != nil {
 		return 0, err
@@ -153,26 +158,28 @@ func (t *taking) read(ctx context.Context, tx pgx.Tx, n *Notary, after string) (
 	seen := map[string]bool{}
 	buffer := make([]byte, 0, 512)
 	rows, _ := answer.Query(ctx, tx, n.name.SQL(entriesSQL), after, n.entries)
-	_, err = pgx.ForEachRow(rows, append([]any{&s.name, &s.no, &s.commitment}, e.scan()...), func() error {
-		if taken++; len(t.scopes) == 0 || t.scopes[len(t.scopes)-1].name != s.name {
-			if seen[s.name] {
-				return errors.New("the entries came in another order than that of scopes")
+	_, err = pgx.ForEachRow(rows, append([]any{&s.name, &s.no, &s.commitment}, e.scan()...),
+		func() error {
+			if taken++; len(t.scopes) == 0 || t.scopes[len(t.scopes)-1].name != s.name {
+				if seen[s.name] {
+					return errors.New("the entries came in another order than that of scopes")
+				}
+				seen[s.name] = true
+				if err := t.begin(s); err != nil {
+					return err
+				}
 			}
-			seen[s.name] = true
-			if err := t.begin(s); err != nil {
-				return err
+			of := &t.scopes[len(t.scopes)-1]
+			if i := len(t.first) - 1; i >= 0 && t.of[i] == of.no && e.seq == of.seq+1 {
+				t.entries[i]++
+			} else {
+				t.first, t.entries, t.seq, t.of = append(t.first, t.log.size), append(t.entries, 1),
+					append(t.seq, e.seq), append(t.of, of.no)
 			}
-		}
-		of := &t.scopes[len(t.scopes)-1]
-		if i := len(t.first) - 1; i >= 0 && t.of[i] == of.no && e.seq == of.seq+1 {
-			t.entries[i]++
-		} else {
-			t.first, t.entries, t.seq, t.of = append(t.first, t.log.size), append(t.entries, 1), append(t.seq, e.seq), append(t.of, of.no)
-		}
-		of.seq = e.seq
-		e.commitment = of.commitment
-		return t.log.add(e.hash(buffer))
-	})
+			of.seq = e.seq
+			e.commitment = of.commitment
+			return t.log.add(e.hash(buffer))
+		})
 	return taken, err
 }
 

@@ -49,12 +49,15 @@ func New(config Config) (*Notary, error) {
 	if err != nil {
 		return nil, fault.Misuse(errArgument, "Config.Schema", "%s", err)
 	}
-	n := &Notary{name, cmp.Or(config.MaxEntries, defaultEntries), cmp.Or(config.LockTimeout, defaultLockTimeout)}
+	n := &Notary{name, cmp.Or(config.MaxEntries, defaultEntries),
+		cmp.Or(config.LockTimeout, defaultLockTimeout)}
 	if n.entries < 1 || n.entries > maxEntries {
-		return nil, fault.Misuse(errArgument, "Config.MaxEntries", "%d is not from 1 to 1,000,000", config.MaxEntries)
+		return nil, fault.Misuse(errArgument, "Config.MaxEntries", "%d is not from 1 to 1,000,000",
+			config.MaxEntries)
 	}
 	if n.lockTimeout < minLockTimeout || n.lockTimeout > maxLockTimeout {
-		return nil, fault.Misuse(errArgument, "Config.LockTimeout", "%v is not from %v to %v", config.LockTimeout, minLockTimeout, maxLockTimeout)
+		return nil, fault.Misuse(errArgument, "Config.LockTimeout", "%v is not from %v to %v",
+			config.LockTimeout, minLockTimeout, maxLockTimeout)
 	}
 	return n, nil
 }

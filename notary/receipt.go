@@ -44,8 +44,10 @@ where s.scope = $1 and r.seq + r.entries > $2`
 // Receipt returns the receipt of an entry, for the last head. It needs metered.GrantReportingSQL.
 //
 // Errors: ErrUnknown, of an entry that is not in the log yet, or that was purged.
-func (n *Notary) Receipt(ctx context.Context, db querier, scope string, seq int64) (Receipt, error) {
-	err := cmp.Or(n.made(), fault.NotNil(errArgument, "db", db), fault.Text(errArgument, "scope", scope, maxScope))
+func (n *Notary) Receipt(ctx context.Context, db querier, scope string,
+	seq int64) (Receipt, error) {
+	err := cmp.Or(n.made(), fault.NotNil(errArgument, "db", db),
+		fault.Text(errArgument, "scope", scope, maxScope))
 	if err != nil {
 		return Receipt{}, err
 	}
@@ -53,9 +55,11 @@ func (n *Notary) Receipt(ctx context.Context, db querier, scope string, seq int6
 	var e entry
 	r := Receipt{Scope: scope}
 	rows, _ := answer.Query(ctx, db, n.name.SQL(receiptSQL), scope, seq)
-	_, err = pgx.CollectExactlyOneRow(rows, func(row pgx.CollectableRow) (none struct{}, err error) {
-		return none, row.Scan(append([]any{&size, &r.Head, &r.Leaf, &e.commitment, &r.Salt}, e.scan()...)...)
-	})
+	_, err = pgx.CollectExactlyOneRow(rows,
+		func(row pgx.CollectableRow) (none struct{}, err error) {
+			return none, row.Scan(append([]any{&size, &r.Head, &r.Leaf, &e.commitment, &r.Salt},
+				e.scan()...)...)
+		})
 	if errors.Is(err, pgx.ErrNoRows) {
 		return Receipt{}, ErrUnknown
 	}

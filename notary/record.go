@@ -25,7 +25,8 @@ type entry struct {
 const columns = `l.seq, l.amount, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.kind::text, l.ref`
 
 func (e *entry) scan() []any {
-	return []any{&e.seq, &e.amount, &e.at, &e.spent, &e.refunded, &e.credited, &e.held, &e.epoch, &e.kind, &e.ref}
+	return []any{&e.seq, &e.amount, &e.at, &e.spent, &e.refunded, &e.credited, &e.held, &e.epoch,
+		&e.kind, &e.ref}
 }
 
 // record is the text of a leaf. The second line stands for the scope. The third has the entry's
@@ -38,7 +39,8 @@ func (e *entry) record(b []byte) []byte {
 	b = strconv.AppendInt(b, e.seq, 10)
 	b = append(b, ' ')
 	b = append(b, e.kind...)
-	for _, n := range []int64{e.amount, e.at.UnixMicro(), e.epoch, e.spent, e.refunded, e.credited, e.held} {
+	for _, n := range []int64{e.amount, e.at.UnixMicro(), e.epoch, e.spent, e.refunded, e.credited,
+		e.held} {
 		b = append(b, ' ')
 		b = strconv.AppendInt(b, n, 10)
 	}

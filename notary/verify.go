@@ -93,15 +93,18 @@ from unnest($1::bigint[]) n(no) left join metered.notary_scopes s on s.no = n.no
 // sees one moment, and needs metered.GrantReportingSQL.
 //
 // Errors: ErrHead. A difference is no error.
-func (n *Notary) Verify(ctx context.Context, pool *pgxpool.Pool, head []byte, verifier note.Verifier) (Report, error) {
-	if err := cmp.Or(n.made(), fault.NotNil(errArgument, "pool", pool), fault.NotNil(errArgument, "verifier", verifier)); err != nil {
+func (n *Notary) Verify(ctx context.Context, pool *pgxpool.Pool, head []byte,
+	verifier note.Verifier) (Report, error) {
+	if err := cmp.Or(n.made(), fault.NotNil(errArgument, "pool", pool),
+		fault.NotNil(errArgument, "verifier", verifier)); err != nil {
 		return Report{}, err
 	}
 	opened, err := open(head, verifier)
 	if err != nil {
 		return Report{}, err
 	}
-	v := &verifying{Notary: n, ctx: ctx, report: Report{Head: opened, Differences: []Difference{}}, missing: map[int64][][2]int64{}}
+	v := &verifying{Notary: n, ctx: ctx, report: Report{Head: opened, Differences: []Difference{}},
+		missing: map[int64][][2]int64{}}
 	err = pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{BeginQuery: beginReadSQL}, v.run)
 	return v.report, failed("verify", err)
 }
@@ -118,7 +121,8 @@ type verifying struct {
 
 func (v *verifying) differs(scope string, seq int64, format string, args ...any) {
 	if len(v.report.Differences) < maxDifferences {
-		v.report.Differences = append(v.report.Differences, Difference{scope, seq, fmt.Sprintf(format, args...)})
+		v.report.Differences = append(v.report.Differences,
+			Difference{scope, seq, fmt.Sprintf(format, args...)})
 	}
 }
 
@@ -135,7 +139,8 @@ func (v *verifying) run(tx pgx.Tx) error {
 		to := min(from+window, head.Size)
 		leaves, err := v.leaves(from, to)
 		if err == nil && int64(len(leaves)) < to-from {
-			v.differs("", 0, "the log has hashes of %d entries, and the head has %d", from+int64(len(leaves)), head.Size)
+			v.differs("", 0, "the log has hashes of %d entries, and the head has %d",
+				from+int64(len(leaves)), head.Size)
 			return nil
 		}
 		for _, leaf := range leaves {
@@ -299,7 +304,8 @@ type subtree struct {
 func (s *stack) add(leaf tlog.Hash) {
 	all := append(*s, subtree{0, leaf})
 	for n := len(all); n > 1 && all[n-1].level == all[n-2].level; n = len(all) {
-		all = append(all[:n-2], subtree{all[n-1].level + 1, tlog.NodeHash(all[n-2].hash, all[n-1].hash)})
+		all = append(all[:n-2], subtree{all[n-1].level + 1,
+			tlog.NodeHash(all[n-2].hash, all[n-1].hash)})
 	}
 	*s = all
 }

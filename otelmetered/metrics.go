@@ -50,8 +50,10 @@ type instruments struct {
 	commands, function, database, wait, sweep, purge, enqueue duration
 	roundTrips, batch                                         metric.Int64Histogram
 
-	retries, lockTimeouts, refusals, thresholds, lost, resolved, consumed, refused, holds, jobs counter
-	left, purged, leased, recalls, overflow, lots, lapsed, sessions                             counter
+	retries, lockTimeouts, refusals, thresholds, lost, resolved, consumed, refused, holds,
+	jobs counter
+	left, purged, leased, recalls, overflow, lots, lapsed,
+	sessions counter
 
 	out       metric.Int64UpDownCounter
 	lag, feed lag
@@ -61,7 +63,8 @@ func newInstruments(m metric.Meter) (*instruments, error) {
 	var all instruments
 	var failed []error
 	histogram := func(name, description string, always ...attribute.KeyValue) duration {
-		h, err := m.Float64Histogram(name, metric.WithUnit("s"), metric.WithDescription(description), metric.WithExplicitBucketBoundaries(seconds...))
+		h, err := m.Float64Histogram(name, metric.WithUnit("s"),
+			metric.WithDescription(description), metric.WithExplicitBucketBoundaries(seconds...))
 		failed = append(failed, err)
 		return duration{h, &sets{always: always}}
 	}
@@ -71,47 +74,74 @@ func newInstruments(m metric.Meter) (*instruments, error) {
 		return counter{c, &sets{}}
 	}
 	number := func(name, unit, description string, bounds ...float64) metric.Int64Histogram {
-		h, err := m.Int64Histogram(name, metric.WithUnit(unit), metric.WithDescription(description), metric.WithExplicitBucketBoundaries(bounds...))
+		h, err := m.Int64Histogram(name, metric.WithUnit(unit), metric.WithDescription(description),
+			metric.WithExplicitBucketBoundaries(bounds...))
 		failed = append(failed, err)
 		return h
 	}
-	all.commands = histogram("metered.command.duration", "How long commands took, with all their attempts")
+	all.commands = histogram("metered.command.duration",
+		"How long commands took, with all their attempts")
 	all.function = histogram("metered.function.duration", "How long the functions of commands took")
-	all.database = histogram(dbconv.ClientOperationDuration{}.Name(), dbconv.ClientOperationDuration{}.Description(), semconv.DBSystemNamePostgreSQL)
-	all.wait = histogram(dbconv.ClientConnectionWaitTime{}.Name(), dbconv.ClientConnectionWaitTime{}.Description(), semconv.DBClientConnectionPoolName("metered"))
-	all.enqueue = histogram(messagingconv.ClientOperationDuration{}.Name(), messagingconv.ClientOperationDuration{}.Description(), river, semconv.MessagingOperationName("enqueue"), semconv.MessagingOperationTypeSend)
+	all.database = histogram(dbconv.ClientOperationDuration{}.Name(),
+		dbconv.ClientOperationDuration{}.Description(), semconv.DBSystemNamePostgreSQL)
+	all.wait = histogram(dbconv.ClientConnectionWaitTime{}.Name(),
+		dbconv.ClientConnectionWaitTime{}.Description(),
+		semconv.DBClientConnectionPoolName("metered"))
+	all.enqueue = histogram(messagingconv.ClientOperationDuration{}.Name(),
+		messagingconv.ClientOperationDuration{}.Description(), river,
+		semconv.MessagingOperationName("enqueue"), semconv.MessagingOperationTypeSend)
 	all.sweep = histogram("metered.sweep.duration", "How long sweeps of due holds and lots took")
 	all.purge = histogram("metered.purge.duration", "How long purges took")
-	all.roundTrips = number("metered.command.round_trips", "{round_trip}", "Round trips of a command, without those of its function", 2, 3, 4, 5, 6, 8, 12, 20, 50)
-	all.batch = number("metered.batch.size", "{charge}", "Charges that a transaction of a Batcher made", 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
+	all.roundTrips = number("metered.command.round_trips", "{round_trip}",
+		"Round trips of a command, without those of its function", 2, 3, 4, 5, 6, 8, 12, 20, 50)
+	all.batch = number("metered.batch.size", "{charge}",
+		"Charges that a transaction of a Batcher made", 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 
-	all.retries = count("metered.retries", "{retry}", "Transactions that ran again, since they met others")
-	all.lockTimeouts = count("metered.lock.timeouts", "{timeout}", "Waits for locks that ran into the lock timeout")
-	all.refusals = count("metered.refusals", "{refusal}", "Charges and holds that a limit refused, by the limit's name")
-	all.thresholds = count("metered.thresholds", "{crossing}", "Thresholds that were crossed, by the names of limit and threshold")
-	all.lost = count("metered.commits.lost", "{commit}", "Commands and charges whose answer to COMMIT was lost")
-	all.resolved = count("metered.commits.resolved", "{commit}", "Outcomes of commands and charges whose answer to COMMIT was lost")
+	all.retries = count("metered.retries", "{retry}",
+		"Transactions that ran again, since they met others")
+	all.lockTimeouts = count("metered.lock.timeouts", "{timeout}",
+		"Waits for locks that ran into the lock timeout")
+	all.refusals = count("metered.refusals", "{refusal}",
+		"Charges and holds that a limit refused, by the limit's name")
+	all.thresholds = count("metered.thresholds", "{crossing}",
+		"Thresholds that were crossed, by the names of limit and threshold")
+	all.lost = count("metered.commits.lost", "{commit}",
+		"Commands and charges whose answer to COMMIT was lost")
+	all.resolved = count("metered.commits.resolved", "{commit}",
+		"Outcomes of commands and charges whose answer to COMMIT was lost")
 	all.consumed = count("metered.tokens.consumed", "{token}", "Tokens that were consumed")
 	all.refused = count("metered.tokens.refused", "{token}", "Tokens that were refused, by reason")
-	all.holds = count("metered.hold.transitions", "{hold}", "Holds that were placed, captured, released and so on")
-	all.jobs = count("metered.jobs", "{job}", "Jobs that were enqueued, or that were there under their key")
-	all.left = count("metered.sweep.left", "{hold}", "Due holds and lots that a sweep left for the next one")
+	all.holds = count("metered.hold.transitions", "{hold}",
+		"Holds that were placed, captured, released and so on")
+	all.jobs = count("metered.jobs", "{job}",
+		"Jobs that were enqueued, or that were there under their key")
+	all.left = count("metered.sweep.left", "{hold}",
+		"Due holds and lots that a sweep left for the next one")
 	all.purged = count("metered.purge.rows", "{row}", "Rows that purges deleted")
-	all.leased = count("metered.lease.units", "{unit}", "Units that leases took, spent and gave back")
-	all.recalls = count("metered.lease.recalls", "{recall}", "Refusals that asked all processes for their slices of a scope")
-	all.lots = count("metered.lots", "{lot}", "Lots of wallets that were granted, revoked, rolled over, or ended by a sweep")
-	all.lapsed = count("metered.lots.lapsed", "{unit}", "Units that lapsed of lots, as sweeps met them")
-	all.sessions = count("metered.sessions", "{session}", "Outcomes of sessions: opened, renewed, settled and so on")
-	all.overflow = count("metered.labels.overflow", "{value}", "Values that were counted as other, since a label has too many")
+	all.leased = count("metered.lease.units", "{unit}",
+		"Units that leases took, spent and gave back")
+	all.recalls = count("metered.lease.recalls", "{recall}",
+		"Refusals that asked all processes for their slices of a scope")
+	all.lots = count("metered.lots", "{lot}",
+		"Lots of wallets that were granted, revoked, rolled over, or ended by a sweep")
+	all.lapsed = count("metered.lots.lapsed", "{unit}",
+		"Units that lapsed of lots, as sweeps met them")
+	all.sessions = count("metered.sessions", "{session}",
+		"Outcomes of sessions: opened, renewed, settled and so on")
+	all.overflow = count("metered.labels.overflow", "{value}",
+		"Values that were counted as other, since a label has too many")
 
 	var err error
-	all.out, err = m.Int64UpDownCounter("metered.lease.out", metric.WithUnit("{unit}"), metric.WithDescription("Units of the slices that this process has"))
+	all.out, err = m.Int64UpDownCounter("metered.lease.out", metric.WithUnit("{unit}"),
+		metric.WithDescription("Units of the slices that this process has"))
 	failed = append(failed, err)
 	all.lag.sets = &sets{}
-	all.lag.Float64Gauge, err = m.Float64Gauge("metered.sweep.lag", metric.WithUnit("s"), metric.WithDescription("How late the oldest due hold or lot was when the last sweep began"))
+	all.lag.Float64Gauge, err = m.Float64Gauge("metered.sweep.lag", metric.WithUnit("s"),
+		metric.WithDescription("How late the oldest due hold or lot was when the last sweep began"))
 	failed = append(failed, err)
 	all.feed.sets = &sets{}
-	all.feed.Float64Gauge, err = m.Float64Gauge("metered.feed.lag", metric.WithUnit("s"), metric.WithDescription("How old the first entry was that a consumer of the feed had not consumed"))
+	all.feed.Float64Gauge, err = m.Float64Gauge("metered.feed.lag", metric.WithUnit("s"),
+		metric.WithDescription("How old the first entry was that a consumer of the feed had not consumed"))
 	return &all, errors.Join(append(failed, err)...)
 }
 
@@ -123,9 +153,15 @@ func (all *instruments) zero() {
 		label  attribute.Key
 		values []string
 	}{
-		{all.lost, "", []string{""}}, {all.recalls, "", []string{""}}, {all.resolved, labelResolution, []string{"committed", "not_committed", "unknown", "left"}},
-		{all.retries, labelCause, []string{"serialization", "deadlock", "lease_closed"}}, {all.lapsed, "", []string{""}}, {all.sessions, labelSession, []string{"opened", "renewed", "not_renewed", "settled", "cancelled", "lost", "abandoned"}},
-		{all.refused, labelReason, []string{"malformed", "unknown", "purpose", "subject", "revoked", "used", "expired"}},
+		{all.lost, "", []string{""}}, {all.recalls, "", []string{""}},
+		{all.resolved, labelResolution,
+			[]string{"committed", "not_committed", "unknown", "left"}},
+		{all.retries, labelCause, []string{"serialization", "deadlock", "lease_closed"}},
+		{all.lapsed, "", []string{""}},
+		{all.sessions, labelSession, []string{"opened", "renewed", "not_renewed", "settled",
+			"cancelled", "lost", "abandoned"}},
+		{all.refused, labelReason, []string{"malformed", "unknown", "purpose", "subject", "revoked",
+			"used", "expired"}},
 		{all.overflow, labelLabel, []string{"command", "limit", "job", "error"}},
 	} {
 		for _, value := range c.values {

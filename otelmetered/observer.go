@@ -48,7 +48,8 @@ func New(cfg Config) (*Observer, error) {
 		cfg.MaxNames = 100
 	}
 	if cfg.MaxNames < 1 || cfg.MaxNames > 1000 {
-		return nil, fmt.Errorf("otelmetered: Config.MaxNames: %d is not from 1 to 1,000", cfg.MaxNames)
+		return nil, fmt.Errorf("otelmetered: Config.MaxNames: %d is not from 1 to 1,000",
+			cfg.MaxNames)
 	}
 	if cfg.MeterProvider == nil {
 		cfg.MeterProvider = otel.GetMeterProvider()
@@ -57,15 +58,18 @@ func New(cfg Config) (*Observer, error) {
 		cfg.TracerProvider = otel.GetTracerProvider()
 	}
 	o := &Observer{
-		meter: cfg.MeterProvider.Meter(scope, metric.WithSchemaURL(semconv.SchemaURL)), noIDs: cfg.NoIDs,
+		meter:  cfg.MeterProvider.Meter(scope, metric.WithSchemaURL(semconv.SchemaURL)),
+		noIDs:  cfg.NoIDs,
 		tracer: cfg.TracerProvider.Tracer(scope, trace.WithSchemaURL(semconv.SchemaURL)),
 	}
 	var err error
 	if o.m, err = newInstruments(o.meter); err != nil {
 		return nil, fmt.Errorf("otelmetered: %w", err)
 	}
-	for name, n := range map[string]*names{"command": &o.commands, "limit": &o.limits, "job": &o.kinds, "error": &o.errors} {
-		n.max, n.full = int64(cfg.MaxNames), func() { o.m.overflow.add(context.Background(), 1, labels{{labelLabel, name}}) }
+	for name, n := range map[string]*names{"command": &o.commands, "limit": &o.limits,
+		"job": &o.kinds, "error": &o.errors} {
+		n.max, n.full = int64(cfg.MaxNames),
+			func() { o.m.overflow.add(context.Background(), 1, labels{{labelLabel, name}}) }
 	}
 	o.m.zero()
 	return o, nil
@@ -81,9 +85,13 @@ func (o *Observer) Start(ctx context.Context, op observe.Op) (context.Context, f
 	}
 	began := time.Now()
 	of := o.known.of(observe.Op{Work: op.Work, Name: op.Name}, func() known { return describe(op) })
-	if within := trace.SpanContextFromContext(ctx); op.Work != observe.Command && within.IsValid() && !within.IsSampled() {
+	if within := trace.SpanContextFromContext(ctx); op.Work != observe.Command &&
+		within.IsValid() && !within.IsSampled() {
 		// The trace is not sampled: no more spans are made for it.
-		return ctx, func(end observe.End) { o.measure(ctx, op, of.operation, began, end, o.errorType(end)) }
+		return ctx, func(end observe.End) {
+			o.measure(ctx, op, of.operation, began, end,
+				o.errorType(end))
+		}
 	}
 	ctx, span := o.tracer.Start(ctx, of.span, of.options...)
 	if span.IsRecording() {
@@ -100,11 +108,13 @@ func (o *Observer) Start(ctx context.Context, op observe.Op) (context.Context, f
 }
 
 // measure takes the measures of a piece of work.
-func (o *Observer) measure(ctx context.Context, op observe.Op, name string, began time.Time, end observe.End, wrong string) {
+func (o *Observer) measure(ctx context.Context, op observe.Op, name string, began time.Time,
+	end observe.End, wrong string) {
 	failed := label{semconv.ErrorTypeKey, wrong}
 	switch op.Work {
 	case observe.Command:
-		o.m.commands.record(ctx, began, labels{{labelCommand, op.Name}, {labelOutcome, string(end.Outcome)}, failed})
+		o.m.commands.record(ctx, began, labels{{labelCommand, op.Name},
+			{labelOutcome, string(end.Outcome)}, failed})
 		if end.RoundTrips > 0 {
 			o.m.roundTrips.Record(ctx, int64(end.RoundTrips))
 		}

@@ -19,7 +19,8 @@ from (select w.waiting, w.oldest_at from metered.parked_scopes_words w limit 100
 // WatchParked measures the jobs that wait for budget, in up to 10,000 lines: metered.parked.jobs
 // and metered.parked.age, with one query for each collection. One process of all should do it, with
 // the grants of the application or of reports. schemaName is as in WatchTables. stop ends it.
-func (o *Observer) WatchParked(pool *pgxpool.Pool, schemaName string) (stop func() error, err error) {
+func (o *Observer) WatchParked(pool *pgxpool.Pool,
+	schemaName string) (stop func() error, err error) {
 	if pool == nil {
 		return nil, errors.New("otelmetered: pool is nil")
 	}
@@ -28,8 +29,10 @@ func (o *Observer) WatchParked(pool *pgxpool.Pool, schemaName string) (stop func
 		return nil, fmt.Errorf("otelmetered: schema: %w", err)
 	}
 	sql := name.SQL(parkedSQL)
-	jobs, err := o.meter.Int64ObservableGauge("metered.parked.jobs", metric.WithUnit("{job}"), metric.WithDescription("Jobs that wait for budget"))
-	age, wrong := o.meter.Float64ObservableGauge("metered.parked.age", metric.WithUnit("s"), metric.WithDescription("How long the oldest parked job has waited"))
+	jobs, err := o.meter.Int64ObservableGauge("metered.parked.jobs", metric.WithUnit("{job}"),
+		metric.WithDescription("Jobs that wait for budget"))
+	age, wrong := o.meter.Float64ObservableGauge("metered.parked.age", metric.WithUnit("s"),
+		metric.WithDescription("How long the oldest parked job has waited"))
 	if err = errors.Join(err, wrong); err != nil {
 		return nil, fmt.Errorf("otelmetered: %w", err)
 	}

@@ -37,7 +37,9 @@ var w3c propagation.TraceContext
 func (*middleware) IsMiddleware() bool { return true }
 
 // InsertMany implements rivertype.JobInsertMiddleware.
-func (*middleware) InsertMany(ctx context.Context, all []*rivertype.JobInsertParams, insert func(context.Context) ([]*rivertype.JobInsertResult, error)) ([]*rivertype.JobInsertResult, error) {
+func (*middleware) InsertMany(ctx context.Context, all []*rivertype.JobInsertParams,
+	insert func(context.Context) ([]*rivertype.JobInsertResult,
+		error)) ([]*rivertype.JobInsertResult, error) {
 	carrier := propagation.MapCarrier{}
 	w3c.Inject(ctx, carrier)
 	if carrier[traceparent] != "" {
@@ -62,11 +64,14 @@ func withTrace(metadata []byte, parent string) []byte {
 }
 
 // Work implements rivertype.WorkerMiddleware.
-func (m *middleware) Work(ctx context.Context, job *rivertype.JobRow, work func(context.Context) error) (err error) {
-	ctx, span := m.o.tracer.Start(ctx, "process "+m.o.kinds.of(job.Kind), trace.WithSpanKind(trace.SpanKindConsumer), trace.WithAttributes(
-		river, semconv.MessagingOperationName("process"), semconv.MessagingOperationTypeProcess, semconv.MessagingDestinationName(job.Queue),
-		semconv.MessagingMessageID(strconv.FormatInt(job.ID, 10)),
-	))
+func (m *middleware) Work(ctx context.Context, job *rivertype.JobRow,
+	work func(context.Context) error) (err error) {
+	ctx, span := m.o.tracer.Start(ctx, "process "+m.o.kinds.of(job.Kind),
+		trace.WithSpanKind(trace.SpanKindConsumer), trace.WithAttributes(
+			river, semconv.MessagingOperationName("process"), semconv.MessagingOperationTypeProcess,
+			semconv.MessagingDestinationName(job.Queue),
+			semconv.MessagingMessageID(strconv.FormatInt(job.ID, 10)),
+		))
 	if link, ok := linkOf(ctx, job.Metadata); ok {
 		span.AddLink(link)
 	}
@@ -87,7 +92,8 @@ func linkOf(ctx context.Context, metadata []byte) (trace.Link, bool) {
 	if !bytes.Contains(metadata, []byte(MetadataTrace)) || json.Unmarshal(metadata, &own) != nil {
 		return trace.Link{}, false
 	}
-	of := w3c.Extract(trace.ContextWithSpanContext(ctx, trace.SpanContext{}), propagation.MapCarrier{traceparent: own.Parent})
+	of := w3c.Extract(trace.ContextWithSpanContext(ctx, trace.SpanContext{}),
+		propagation.MapCarrier{traceparent: own.Parent})
 	producer := trace.SpanContextFromContext(of)
 	return trace.Link{SpanContext: producer}, producer.IsValid()
 }

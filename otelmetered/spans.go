@@ -67,7 +67,8 @@ type known struct {
 }
 
 func describe(op observe.Op) known {
-	return known{spanName(op), operation(op), []trace.SpanStartOption{trace.WithSpanKind(kindOf(op.Work))}}
+	return known{spanName(op), operation(op),
+		[]trace.SpanStartOption{trace.WithSpanKind(kindOf(op.Work))}}
 }
 
 // begun are the attributes of the beginning.
@@ -76,7 +77,8 @@ func (o *Observer) begun(op observe.Op) (all []attribute.KeyValue) {
 	case trace.SpanKindClient:
 		return append(all, semconv.DBSystemNamePostgreSQL, semconv.DBOperationName(operation(op)))
 	case trace.SpanKindProducer:
-		return append(all, river, semconv.MessagingOperationName("enqueue"), semconv.MessagingOperationTypeSend)
+		return append(all, river, semconv.MessagingOperationName("enqueue"),
+			semconv.MessagingOperationTypeSend)
 	}
 	if op.Work == observe.Command {
 		all = append(all, labelCommand.String(op.Name))
@@ -97,20 +99,23 @@ func (o *Observer) ended(span trace.Span, op observe.Op, end observe.End, wrong 
 			span.SetAttributes(semconv.DBResponseStatusCode(answer.Code))
 		}
 		// A refusal and a conflict are answers of a command that works.
-		if op.Work != observe.Command || end.Outcome == observe.Failed || end.Outcome == observe.Indefinite {
+		if op.Work != observe.Command || end.Outcome == observe.Failed ||
+			end.Outcome == observe.Indefinite {
 			span.SetStatus(codes.Error, wrong)
 		}
 	}
 	switch op.Work {
 	case observe.Command:
-		span.SetAttributes(labelOutcome.String(string(end.Outcome)), attributeAttempts.Int(end.Attempts), attributeRoundTrips.Int(end.RoundTrips))
+		span.SetAttributes(labelOutcome.String(string(end.Outcome)),
+			attributeAttempts.Int(end.Attempts), attributeRoundTrips.Int(end.RoundTrips))
 	case observe.Sweep, observe.Purge, observe.Batch:
 		span.SetAttributes(attributeRows.Int64(end.Rows))
 	case observe.Enqueue:
 		if len(end.Jobs) == 1 {
 			span.SetAttributes(semconv.MessagingMessageID(strconv.FormatInt(end.Jobs[0], 10)))
 		} else {
-			span.SetAttributes(semconv.MessagingBatchMessageCount(len(end.Jobs)), attributeJobs.Int64Slice(end.Jobs[:min(len(end.Jobs), 100)]))
+			span.SetAttributes(semconv.MessagingBatchMessageCount(len(end.Jobs)),
+				attributeJobs.Int64Slice(end.Jobs[:min(len(end.Jobs), 100)]))
 		}
 	}
 }

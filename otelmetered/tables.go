@@ -21,7 +21,8 @@ order by 1`
 // tables are those that grow, as purges name them: their keys are their names in the schema, of
 // version 1 and of this one.
 var tables = map[string]string{
-	"ledger": "entries", "operations": "operations", "holds": "holds", "tokens": "tokens", "job_keys": "job_keys", "leases": "leases",
+	"ledger": "entries", "operations": "operations", "holds": "holds", "tokens": "tokens",
+	"job_keys": "job_keys", "leases": "leases",
 	"lots": "lots", "lot_rows": "lots", "lot_moves": "lot_moves",
 }
 
@@ -42,7 +43,8 @@ func (o *Observer) WatchTables(pool *pgxpool.Pool, schema string) (stop func() e
 	for name := range tables {
 		names = append(names, name)
 	}
-	gauge, err := o.meter.Int64ObservableGauge("metered.table.rows", metric.WithUnit("{row}"), metric.WithDescription("Rows of a table, as Postgres last estimated them"))
+	gauge, err := o.meter.Int64ObservableGauge("metered.table.rows", metric.WithUnit("{row}"),
+		metric.WithDescription("Rows of a table, as Postgres last estimated them"))
 	if err != nil {
 		return nil, fmt.Errorf("otelmetered: %w", err)
 	}

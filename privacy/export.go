@@ -71,7 +71,8 @@ func exportSQL(t table) string {
 	if t.also != "" {
 		for _, of := range tables {
 			if strings.Contains(t.also, of.name+" y") {
-				where += "\n    or " + fmt.Sprintf(t.also, strings.ReplaceAll(anyOf(of.all(), column.has), "x.", "y."))
+				where += "\n    or " + fmt.Sprintf(t.also,
+					strings.ReplaceAll(anyOf(of.all(), column.has), "x.", "y."))
 			}
 		}
 	}

@@ -46,7 +46,8 @@ func (r *Register) further(ctx context.Context, db querier) ([]table, error) {
 			return nil, fault.Failed("privacy", "look at table "+name, err)
 		}
 		if len(t.columns) == 0 {
-			return nil, misuse(fmt.Sprintf("Config.Tables[%d]", i), "%q is no table with columns of text or JSON", name)
+			return nil, misuse(fmt.Sprintf("Config.Tables[%d]", i),
+				"%q is no table with columns of text or JSON", name)
 		}
 		all = append(all, t)
 	}

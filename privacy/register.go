@@ -71,7 +71,8 @@ func New(config Config) (*Register, error) {
 		return nil, misuse("Config.MaxRows", "%d is not from 1 to 1,000,000", config.MaxRows)
 	}
 	if r.lockTimeout < minLockTimeout || r.lockTimeout > maxLockTimeout {
-		return nil, misuse("Config.LockTimeout", "%v is not from %v to %v", config.LockTimeout, minLockTimeout, maxLockTimeout)
+		return nil, misuse("Config.LockTimeout", "%v is not from %v to %v", config.LockTimeout,
+			minLockTimeout, maxLockTimeout)
 	}
 	if len(config.Tables) > maxTables {
 		return nil, misuse("Config.Tables", "has %d tables, want at most %d", len(config.Tables), maxTables)

@@ -164,7 +164,8 @@ func (w *work) scopes(ctx context.Context) ([]named, error) {
 	rows, _ := answer.Query(ctx, w.tx, w.name.SQL(namedSQL), w.args()...)
 	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (n named, err error) {
 		if err = row.Scan(&n.scope, &n.alias, &n.entries); err == nil && len(n.alias) > maxName {
-			err = invalid("alias", "makes a scope's name of %d bytes, and %d are the most", len(n.alias), maxName)
+			err = invalid("alias", "makes a scope's name of %d bytes, and %d are the most",
+				len(n.alias), maxName)
 		}
 		return n, err
 	})
@@ -193,7 +194,8 @@ func (w *work) renameScopes(ctx context.Context, all []named) (aliases []string,
 	if len(scopes) == 0 {
 		return nil, nil
 	}
-	if _, err := w.tx.Exec(ctx, w.name.SQL(lockSQL), append(slices.Clone(aliases), scopes...), w.lockTimeout.Milliseconds()); err != nil {
+	if _, err := w.tx.Exec(ctx, w.name.SQL(lockSQL), append(slices.Clone(aliases), scopes...),
+		w.lockTimeout.Milliseconds()); err != nil {
 		return nil, err
 	}
 	for _, sql := range []string{holdFeedSQL, endRoundSQL, holdLogSQL} {
@@ -294,7 +296,8 @@ func (w *work) look(ctx context.Context, t table) (rows int64, err error) {
 select count(*) filter (where s.has), count(*) filter (where s.near), (array_agg(distinct s.what) filter (where s.has and s.what is not null))[1:%d]
 from (select coalesce(%s, false) as has, coalesce(%s, false) and (%s) is not true as near, %s as what from %s x
     where $1::text is not null and $2::text is not null and $3::text is not null and (%s or %s)) s`,
-		maxOpen, has, anyOf(t.all(), column.near), anyOf(t.all(), column.has), what, t.name, has, anyOf(t.all(), column.near))),
+		maxOpen, has, anyOf(t.all(), column.near), anyOf(t.all(), column.has), what, t.name, has,
+		anyOf(t.all(), column.near))),
 		w.subject, w.plain, w.escaped).Scan(&rows, &near, &open)
 	for _, what := range open {
 		w.stays(what)

@@ -111,7 +111,8 @@ type StaleError struct {
 }
 
 func (e *StaleError) Error() string {
-	return fmt.Sprintf("%v: wanted %v, reached %v, waited %v", errStale, e.Wanted, e.Reached, e.Waited.Round(time.Millisecond))
+	return fmt.Sprintf("%v: wanted %v, reached %v, waited %v", errStale, e.Wanted, e.Reached,
+		e.Waited.Round(time.Millisecond))
 }
 
 func (e *StaleError) Unwrap() error { return errStale }
@@ -136,7 +137,8 @@ const (
 // There must be no pooler that spreads statements over servers. The primary works too. If an idle
 // primary has open transactions, the wait can take some 15 seconds. Errors before fn is called:
 // *budget.ArgumentError, *StaleError (ask the primary), and ErrAhead.
-func ReadAt(ctx context.Context, pool *pgxpool.Pool, lsn LSN, opts Options, fn func(context.Context, *pgx.Conn) error) error {
+func ReadAt(ctx context.Context, pool *pgxpool.Pool, lsn LSN, opts Options,
+	fn func(context.Context, *pgx.Conn) error) error {
 	if opts.Timeout == 0 {
 		opts.Timeout = defaultTimeout
 	}

@@ -36,14 +36,16 @@ func notPgx() error {
 }
 
 // DoTx is metered.DoTx inside tx. Errors: those of metered.DoTx and InTx.
-func DoTx[R any](ctx context.Context, c *metered.Client, tx *sql.Tx, cmd metered.Command, fn metered.Func[R]) (metered.Outcome[R], error) {
+func DoTx[R any](ctx context.Context, c *metered.Client, tx *sql.Tx, cmd metered.Command,
+	fn metered.Func[R]) (metered.Outcome[R], error) {
 	return inTx(ctx, tx, func(ctx context.Context, tx pgx.Tx) (metered.Outcome[R], error) {
 		return metered.DoTx(ctx, c, tx, cmd, fn)
 	})
 }
 
 // OpenTx is metered.OpenTx inside tx. Errors: those of metered.OpenTx and InTx.
-func OpenTx[R any](ctx context.Context, c *metered.Client, tx *sql.Tx, r metered.Reservation) (*metered.Session[R], error) {
+func OpenTx[R any](ctx context.Context, c *metered.Client, tx *sql.Tx,
+	r metered.Reservation) (*metered.Session[R], error) {
 	s, err := inTx(ctx, tx, func(_ context.Context, tx pgx.Tx) (*metered.Session[R], error) {
 		return metered.OpenTx[R](ctx, c, tx, r) // the session's context outlives the call
 	})
@@ -55,7 +57,8 @@ func OpenTx[R any](ctx context.Context, c *metered.Client, tx *sql.Tx, r metered
 }
 
 // SettleTx is Session.SettleTx inside tx. Errors: those of Session.SettleTx and InTx.
-func SettleTx[R any](ctx context.Context, s *metered.Session[R], tx *sql.Tx, used metered.Cost, fn metered.Func[R]) (metered.Outcome[R], error) {
+func SettleTx[R any](ctx context.Context, s *metered.Session[R], tx *sql.Tx, used metered.Cost,
+	fn metered.Func[R]) (metered.Outcome[R], error) {
 	if err := fault.NotNil(errArgument, "s", s); err != nil {
 		return metered.Outcome[R]{}, err
 	}
@@ -66,7 +69,8 @@ func SettleTx[R any](ctx context.Context, s *metered.Session[R], tx *sql.Tx, use
 
 // inTx is InTx of a function with an answer, which is zero if the function was not called, or its
 // transaction has failed.
-func inTx[A any](ctx context.Context, tx *sql.Tx, fn func(ctx context.Context, tx pgx.Tx) (A, error)) (A, error) {
+func inTx[A any](ctx context.Context, tx *sql.Tx,
+	fn func(ctx context.Context, tx pgx.Tx) (A, error)) (A, error) {
 	var answer A
 	var done error
 	err := InTx(ctx, tx, func(ctx context.Context, tx pgx.Tx) error {
@@ -120,7 +124,8 @@ func Commit(tx *sql.Tx) error {
 	switch {
 	case err == nil, errors.Is(err, sql.ErrTxDone):
 		return err
-	case (err == context.Canceled || err == context.DeadlineExceeded) && !errors.Is(tx.Rollback(), sql.ErrTxDone):
+	case (err == context.Canceled || err == context.DeadlineExceeded) &&
+		!errors.Is(tx.Rollback(), sql.ErrTxDone):
 		return err // database/sql found the context of BeginTx done, and left the transaction open: COMMIT was not sent
 	}
 	return commit.Failed(nil, "sqlmetered", metered.ErrCommitUnknown, err)

@@ -20,7 +20,8 @@ const consumeSQL = `select ` + ledger.TokenColumns + ` from metered.consume_toke
 //
 // It locks the token's row. Several tokens in one transaction can deadlock. ErrInvalid leaves the
 // token as it was.
-func (s *Store) Consume(ctx context.Context, tx pgx.Tx, purpose, subject, presented string) (grant Grant, err error) {
+func (s *Store) Consume(ctx context.Context, tx pgx.Tx, purpose, subject,
+	presented string) (grant Grant, err error) {
 	p, err := s.present(purpose, subject, presented)
 	if err != nil {
 		if s != nil {
@@ -40,7 +41,8 @@ func (s *Store) Consume(ctx context.Context, tx pgx.Tx, purpose, subject, presen
 		span.End(err)
 	}()
 	var row ledger.TokenRow
-	if err := answer.QueryRow(ctx, tx, s.sql.consume, p.Digest, p.Purpose, p.Subject, s.lockTimeoutMS).Scan(row.Dest()...); err != nil {
+	if err := answer.QueryRow(ctx, tx, s.sql.consume, p.Digest, p.Purpose, p.Subject,
+		s.lockTimeoutMS).Scan(row.Dest()...); err != nil {
 		return Grant{}, fault.Failed("tokens", "consume", err)
 	}
 	return granted(p, row)
@@ -69,7 +71,8 @@ func (s *Store) Inspect(ctx context.Context, db querier, purpose, subject, prese
 		return Info{}, err
 	}
 	var row ledger.TokenRow
-	if err := answer.QueryRow(ctx, db, s.sql.inspect, p.Digest, p.Purpose, p.Subject).Scan(row.Dest()...); err != nil {
+	if err := answer.QueryRow(ctx, db, s.sql.inspect, p.Digest, p.Purpose,
+		p.Subject).Scan(row.Dest()...); err != nil {
 		return Info{}, fault.Failed("tokens", "inspect", err)
 	}
 	return informed(p, row)

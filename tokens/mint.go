@@ -115,7 +115,8 @@ func (p *prepared) stamp(mintedAt time.Time) {
 }
 
 func (p *prepared) sent() ledger.NewToken {
-	return ledger.NewToken{Digest: p.Digest[:], Purpose: p.Purpose, Subject: p.Subject, Payload: p.payload, Uses: p.Uses, TTL: p.ttl}
+	return ledger.NewToken{Digest: p.Digest[:], Purpose: p.Purpose, Subject: p.Subject,
+		Payload: p.payload, Uses: p.Uses, TTL: p.ttl}
 }
 
 func (s *Store) prepare(field string, m Mint) (prepared, error) {
@@ -207,7 +208,8 @@ func (s *Store) insert(ctx context.Context, tx pgx.Tx, batch []prepared) error {
 	}
 	var status string
 	var mintedAt time.Time
-	err := answer.QueryRow(ctx, tx, s.sql.mint, ledger.NewTokens(sent), s.lockTimeoutMS).Scan(&status, &mintedAt)
+	err := answer.QueryRow(ctx, tx, s.sql.mint, ledger.NewTokens(sent),
+		s.lockTimeoutMS).Scan(&status, &mintedAt)
 	if err != nil {
 		return fault.Failed("tokens", "mint", err)
 	}

@@ -28,7 +28,8 @@ func (s *Store) Replace(ctx context.Context, tx pgx.Tx, m Mint) (Minted, error) 
 	var status string
 	var mintedAt *time.Time
 	var revoked *int64
-	err = answer.QueryRow(ctx, tx, s.sql.replace, s.lockKey(p.Purpose, p.Subject), p.sent().String(), s.lockTimeoutMS).
+	err = answer.QueryRow(ctx, tx, s.sql.replace, s.lockKey(p.Purpose, p.Subject),
+		p.sent().String(), s.lockTimeoutMS).
 		Scan(&status, &mintedAt, &revoked)
 	if err != nil {
 		return Minted{}, fault.Failed("tokens", "replace", err)

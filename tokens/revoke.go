@@ -39,7 +39,8 @@ func (s *Store) RevokeSubject(ctx context.Context, tx pgx.Tx, purpose, subject s
 		return 0, err
 	}
 	var revoked int64
-	if err := answer.QueryRow(ctx, tx, s.sql.revokeSubject, purpose, subject, s.lockTimeoutMS).Scan(&revoked); err != nil {
+	if err := answer.QueryRow(ctx, tx, s.sql.revokeSubject, purpose, subject,
+		s.lockTimeoutMS).Scan(&revoked); err != nil {
 		return 0, fault.Failed("tokens", "revoke subject", err)
 	}
 	return revoked, nil

@@ -88,7 +88,8 @@ func New(config Config) (*Store, error) {
 		config.LockTimeout = defaultLockTimeout
 	}
 	if config.LockTimeout < minLockTimeout || config.LockTimeout > maxLockTimeout {
-		return nil, invalid("Config.LockTimeout", "%v: want %v to %v", config.LockTimeout, minLockTimeout, maxLockTimeout)
+		return nil, invalid("Config.LockTimeout", "%v: want %v to %v", config.LockTimeout,
+			minLockTimeout, maxLockTimeout)
 	}
 	return &Store{
 		prefix:        config.Prefix,

@@ -68,7 +68,8 @@ func (b *Book) Balance(ctx context.Context, db budget.Querier, wallet string) (B
 	}
 	r := Balance{Wallet: wallet, Lots: []Lot{}}
 	var lots []byte
-	if err := answer.QueryRow(ctx, db, b.sql.balance, wallet).Scan(&r.Now, &r.Seq, &r.Units, &r.Held, &lots); err != nil {
+	if err := answer.QueryRow(ctx, db, b.sql.balance, wallet).Scan(&r.Now, &r.Seq, &r.Units,
+		&r.Held, &lots); err != nil {
 		return Balance{}, failed("balance", err)
 	}
 	r.Now, r.Overdrawn = r.Now.UTC(), max(0, -r.Units)

@@ -118,7 +118,8 @@ func New(l *budget.Ledger, cfg Config) (*Book, error) {
 	_, err := b.priced("-", someone)
 	var argument *fault.Argument
 	if errors.As(err, &argument) {
-		err = invalid(strings.Replace(argument.Field, "charges[0].Limits[0].Tell", "Config.Thresholds", 1), "%s", argument.Reason)
+		err = invalid(strings.Replace(argument.Field, "charges[0].Limits[0].Tell",
+			"Config.Thresholds", 1), "%s", argument.Reason)
 	}
 	if err != nil {
 		return nil, err
@@ -156,14 +157,19 @@ func (b *Book) waitMS() int32 { return int32(b.wait / time.Millisecond) }
 
 // statements are the package's SQL, rendered for one schema.
 type statements struct {
-	grant, draw, balance, revoke, renewal, reinstate, resumeRenewal, setEnd, rollover, sweep, sweepWallet, told, moves string
-	beginChange, planState, noteChange, overage, lotEnd                                                                string
+	grant, draw, balance, revoke, renewal, reinstate, resumeRenewal, setEnd, rollover, sweep,
+	sweepWallet, told, moves string
+	beginChange, planState, noteChange, overage,
+	lotEnd string
 }
 
 func render(n schema.Name) statements {
 	return statements{
 		beginChange: n.SQL(beginChangeSQL), planState: n.SQL(planStateSQL), noteChange: n.SQL(noteChangeSQL),
-		overage: n.SQL(overageSQL), lotEnd: n.SQL(lotEndSQL), reinstate: n.SQL(reinstateSQL), resumeRenewal: n.SQL(resumeRenewalSQL),
-		grant: n.SQL(grantSQL), renewal: n.SQL(renewalSQL), setEnd: n.SQL(setEndSQL), draw: n.SQL(drawSQL), balance: n.SQL(balanceSQL),
-		revoke: n.SQL(revokeSQL), rollover: n.SQL(rolloverSQL), sweep: n.SQL(sweepSQL), sweepWallet: n.SQL(sweepWalletSQL), told: n.SQL(toldSQL), moves: n.SQL(movesSQL)}
+		overage: n.SQL(overageSQL), lotEnd: n.SQL(lotEndSQL), reinstate: n.SQL(reinstateSQL),
+		resumeRenewal: n.SQL(resumeRenewalSQL),
+		grant:         n.SQL(grantSQL), renewal: n.SQL(renewalSQL), setEnd: n.SQL(setEndSQL),
+		draw: n.SQL(drawSQL), balance: n.SQL(balanceSQL),
+		revoke: n.SQL(revokeSQL), rollover: n.SQL(rolloverSQL), sweep: n.SQL(sweepSQL),
+		sweepWallet: n.SQL(sweepWalletSQL), told: n.SQL(toldSQL), moves: n.SQL(movesSQL)}
 }

@@ -89,7 +89,8 @@ func (c Changed) String() string {
 	case c.To == "":
 		fmt.Fprintf(&b, "%s ends at %s", c.Plan, at)
 	default:
-		fmt.Fprintf(&b, "%s after %s from %s, with %d until %s", c.To, c.Plan, at, c.Amount, c.Expires.UTC().Format(time.RFC3339Nano))
+		fmt.Fprintf(&b, "%s after %s from %s, with %d until %s", c.To, c.Plan, at, c.Amount,
+			c.Expires.UTC().Format(time.RFC3339Nano))
 	}
 	if c.Taken > 0 {
 		fmt.Fprintf(&b, ", %d taken back", c.Taken)
@@ -141,7 +142,8 @@ func (b *Book) Change(ctx context.Context, tx pgx.Tx, c Change) (changed Changed
 
 // changing validates a Change, and fills in its defaults.
 func (b *Book) changing(c Change) (Change, error) {
-	for _, name := range []struct{ field, text string }{{"Change.Reference", c.Reference}, {"Change.Plan", c.Plan}} {
+	for _, name := range []struct{ field, text string }{{"Change.Reference", c.Reference},
+		{"Change.Plan", c.Plan}} {
 		if name.text == "" {
 			return c, invalid(name.field, "is empty")
 		}
@@ -149,7 +151,8 @@ func (b *Book) changing(c Change) (Change, error) {
 			return c, err
 		}
 	}
-	if _, _, err := b.revoking(Revoke{Wallet: c.Wallet, Reference: c.Plan, Renewals: true, Note: c.Note}); err != nil {
+	if _, _, err := b.revoking(Revoke{Wallet: c.Wallet, Reference: c.Plan, Renewals: true,
+		Note: c.Note}); err != nil {
 		return c, named("Change", err)
 	}
 	switch {
@@ -210,7 +213,8 @@ func (b *Book) change(ctx context.Context, tx pgx.Tx, c Change) (changed Changed
 	var before, given []byte
 	var effect time.Time
 	var waiting, by string
-	err = answer.QueryRow(ctx, tx, b.sql.beginChange, c.Wallet, b.ledger.LockKey(c.Wallet), c.Reference, c.Plan, b.waitMS()).
+	err = answer.QueryRow(ctx, tx, b.sql.beginChange, c.Wallet, b.ledger.LockKey(c.Wallet),
+		c.Reference, c.Plan, b.waitMS()).
 		Scan(&changed.At, &before, &given, &effect, &waiting, &by)
 	switch {
 	case err != nil:
@@ -224,11 +228,13 @@ func (b *Book) change(ctx context.Context, tx pgx.Tx, c Change) (changed Changed
 		}
 		return changed, nil
 	case by != "" && !effect.After(changed.At):
-		return Changed{}, fmt.Errorf("%w: wallet %q, plan %q: the change %q took effect at %s", ErrExpired, c.Wallet, c.Plan, by,
+		return Changed{}, fmt.Errorf("%w: wallet %q, plan %q: the change %q took effect at %s",
+			ErrExpired, c.Wallet, c.Plan, by,
 			effect.UTC().Format(time.RFC3339Nano))
 	}
 	if changed.Replaced = by; waiting != "" {
-		if _, err := b.Revoke(ctx, tx, Revoke{Wallet: c.Wallet, Reference: waiting, Renewals: true, Note: c.Note}); err != nil {
+		if _, err := b.Revoke(ctx, tx, Revoke{Wallet: c.Wallet, Reference: waiting, Renewals: true,
+			Note: c.Note}); err != nil {
 			return Changed{}, err
 		}
 	}
@@ -246,7 +252,8 @@ func (b *Book) change(ctx context.Context, tx pgx.Tx, c Change) (changed Changed
 	if given, err = json.Marshal(changed); err != nil {
 		return Changed{}, failed("keep a change", err)
 	}
-	_, err = tx.Exec(ctx, b.sql.noteChange, c.Wallet, c.Reference, c.Plan, changed.To, changed.At, kind, print, string(given))
+	_, err = tx.Exec(ctx, b.sql.noteChange, c.Wallet, c.Reference, c.Plan, changed.To, changed.At,
+		kind, print, string(given))
 	if err != nil {
 		return Changed{}, failed("keep a change", err)
 	}
@@ -295,7 +302,8 @@ func (b *Book) replace(ctx context.Context, tx pgx.Tx, c Change, changed *Change
 	if c.To != nil && !c.To.Starts.IsZero() {
 		switch starts := c.To.Starts.Truncate(time.Microsecond); {
 		case starts.Before(*now.starts):
-			return fmt.Errorf("%w: wallet %q: the plan %q has been in the period from %s on", ErrExpired, c.Wallet, c.Plan,
+			return fmt.Errorf("%w: wallet %q: the plan %q has been in the period from %s on",
+				ErrExpired, c.Wallet, c.Plan,
 				now.starts.UTC().Format(time.RFC3339Nano))
 		case starts.After(now.at.Add(early)):
 			return invalid("Change.To.Starts", "is in the future")
@@ -327,7 +335,8 @@ func (b *Book) replace(ctx context.Context, tx pgx.Tx, c Change, changed *Change
 	case granted.Replayed:
 		return fmt.Errorf("%w: wallet %q, reference %q", ErrConflict, c.Wallet, to.Reference)
 	}
-	changed.To, changed.Lot, changed.Amount, changed.Expires = to.Reference, granted.Lot, granted.Amount, granted.Expires
+	changed.To, changed.Lot, changed.Amount, changed.Expires = to.Reference, granted.Lot,
+		granted.Amount, granted.Expires
 	return nil
 }
 

@@ -65,7 +65,8 @@ func (b *Book) Draw(ctx context.Context, tx pgx.Tx, d Draw) (drawn Drawn, err er
 		span.End(err)
 	}()
 	return ledger.SilentlyIn(ctx, tx, "wallet", func(tx pgx.Tx, telling bool) (Drawn, error) {
-		drawn, err := call.Scan(answer.QueryRow(ctx, tx, call.SQL, call.Args(ledger.Sending{WaitMS: b.waitMS(), Telling: telling})...))
+		drawn, err := call.Scan(answer.QueryRow(ctx, tx, call.SQL,
+			call.Args(ledger.Sending{WaitMS: b.waitMS(), Telling: telling})...))
 		if err == nil {
 			err = call.Cross(ctx, tx)
 		}
@@ -75,7 +76,8 @@ func (b *Book) Draw(ctx context.Context, tx pgx.Tx, d Draw) (drawn Drawn, err er
 
 // prepareDraw validates a draw as Draw does, without any SQL.
 func (b *Book) prepareDraw(d Draw) (*ledger.Call[Drawn], error) {
-	if err := cmp.Or(b.made(), checkWallet("Draw.Wallet", d.Wallet), checkAmount("Draw.Amount", d.Amount)); err != nil {
+	if err := cmp.Or(b.made(), checkWallet("Draw.Wallet", d.Wallet),
+		checkAmount("Draw.Amount", d.Amount)); err != nil {
 		return nil, err
 	}
 	charge := b.Charge(d.Wallet, d.Amount)
@@ -89,12 +91,14 @@ func (b *Book) prepareDraw(d Draw) (*ledger.Call[Drawn], error) {
 		SQL: b.sql.draw, Locks: call.Locks,
 		Cross: func(ctx context.Context, tx pgx.Tx) error { return call.Cross(ctx, tx, crossed) },
 		Args: func(s ledger.Sending) []any {
-			return []any{ledger.Charges(ledger.Telling(call.Charges, s.Telling)), d.UpTo, call.Tolerance, s.WaitMS, s.Origin("")}
+			return []any{ledger.Charges(ledger.Telling(call.Charges, s.Telling)), d.UpTo,
+				call.Tolerance, s.WaitMS, s.Origin("")}
 		},
 		Scan: func(row pgx.Row) (Drawn, error) {
 			drawn := Drawn{Wallet: d.Wallet}
 			var lots, refused []byte
-			if err := row.Scan(&drawn.Seq, &drawn.At, &drawn.Amount, &lots, &drawn.Overdrawn, &drawn.Left, &refused, &crossed); err != nil {
+			if err := row.Scan(&drawn.Seq, &drawn.At, &drawn.Amount, &lots, &drawn.Overdrawn,
+				&drawn.Left, &refused, &crossed); err != nil {
 				return Drawn{}, call.Failed(err)
 			}
 			if len(refused) > 0 {

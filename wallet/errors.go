@@ -29,7 +29,8 @@ func notNil(field string, arg any) error { return fault.NotNil(errArgument, fiel
 // is.
 func failed(doing string, err error) error {
 	switch sqlstate.Of(err) {
-	case sqlstate.Exceeded, sqlstate.WindowPurged, sqlstate.ClockBehind, sqlstate.NumericOutOfRange, sqlstate.UnknownZone:
+	case sqlstate.Exceeded, sqlstate.WindowPurged, sqlstate.ClockBehind, sqlstate.NumericOutOfRange,
+		sqlstate.UnknownZone:
 		return inBudget.Failed(doing, err)
 	}
 	return fault.Failed("wallet", doing, err)

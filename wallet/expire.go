@@ -216,8 +216,10 @@ func (s *sweeper) add(ctx context.Context, pending bool) {
 	s.report.Busy += s.done.Busy
 	s.refusals = append(s.refusals, s.done.refusals...)
 	for _, e := range []observe.Event{
-		{Kind: observe.Lots, Name: "ended", N: int64(s.done.Ended)}, {Kind: observe.LotsLapsed, N: s.done.lapsed},
-		{Kind: observe.LotsLeft, Name: "skipped", N: int64(s.done.Busy)}, {Kind: observe.LotsLeft, Name: "failed", N: int64(s.done.Failed)},
+		{Kind: observe.Lots, Name: "ended", N: int64(s.done.Ended)},
+		{Kind: observe.LotsLapsed, N: s.done.lapsed},
+		{Kind: observe.LotsLeft, Name: "skipped", N: int64(s.done.Busy)},
+		{Kind: observe.LotsLeft, Name: "failed", N: int64(s.done.Failed)},
 	} {
 		if e.Pending = pending; e.N > 0 {
 			s.book.observer.Event(ctx, e)
@@ -239,7 +241,8 @@ func (b *Book) tellLag(ctx context.Context, pool *pgxpool.Pool) {
 		return
 	}
 	var us int64
-	if err := answer.QueryRow(ctx, pool, b.schema.SQL(lagSQL)).Scan(&us); err != nil && !errors.Is(err, pgx.ErrNoRows) {
+	if err := answer.QueryRow(ctx, pool, b.schema.SQL(lagSQL)).Scan(&us); err != nil &&
+		!errors.Is(err, pgx.ErrNoRows) {
 		return
 	}
 	b.observer.Event(ctx, observe.Event{Kind: observe.LotsLag, Lag: time.Duration(us) * time.Microsecond})
@@ -247,7 +250,8 @@ func (b *Book) tellLag(ctx context.Context, pool *pgxpool.Pool) {
 
 // sweepPage writes down what is due in wallets that are not behind, and returns those that are,
 // without the known ones.
-func (s *sweeper) sweepPage(ctx context.Context, tx pgx.Tx, known []string) (behind []string, more bool, err error) {
+func (s *sweeper) sweepPage(ctx context.Context, tx pgx.Tx,
+	known []string) (behind []string, more bool, err error) {
 	charge, err := s.book.priced("-", someone)
 	if err != nil {
 		return nil, false, err
@@ -255,7 +259,8 @@ func (s *sweeper) sweepPage(ctx context.Context, tx pgx.Tx, known []string) (beh
 	var next cursor
 	var untold [][]byte
 	var crossing []string
-	err = answer.QueryRow(ctx, tx, s.book.sql.sweep, s.page.end, s.page.no, s.batch, s.keeps(), ledger.Charges(charge.Charges), s.book.waitMS(), known).
+	err = answer.QueryRow(ctx, tx, s.book.sql.sweep, s.page.end, s.page.no, s.batch, s.keeps(),
+		ledger.Charges(charge.Charges), s.book.waitMS(), known).
 		Scan(&s.done.Ended, &s.done.Busy, &untold, &next.end, &next.no, &more, &crossing, &behind)
 	if err != nil {
 		return nil, false, failed("expire", err)
@@ -273,7 +278,8 @@ func (s *sweeper) sweepPage(ctx context.Context, tx pgx.Tx, known []string) (beh
 
 // step writes down what is due first in a wallet, and reports whether more is due. left: the wallet
 // is locked, which a sweep of all does not wait for (skipBusy).
-func (s *sweeper) step(ctx context.Context, tx pgx.Tx, wallet string, skipBusy bool) (more, left bool, err error) {
+func (s *sweeper) step(ctx context.Context, tx pgx.Tx, wallet string,
+	skipBusy bool) (more, left bool, err error) {
 	status, more, err := s.pass(ctx, tx, wallet, skipBusy, false)
 	if err == nil && status == "crossing" {
 		return false, false, s.cross(ctx, tx, wallet)
@@ -306,7 +312,8 @@ func (s *sweeper) cross(ctx context.Context, tx pgx.Tx, wallet string) error {
 }
 
 // pass takes a step of a wallet, and tells subscribers.
-func (s *sweeper) pass(ctx context.Context, tx pgx.Tx, wallet string, skipBusy, telling bool) (status string, more bool, err error) {
+func (s *sweeper) pass(ctx context.Context, tx pgx.Tx, wallet string, skipBusy,
+	telling bool) (status string, more bool, err error) {
 	charge, err := s.book.priced(wallet, someone)
 	if err != nil {
 		return "", false, err
@@ -354,7 +361,8 @@ func (s *sweeper) tell(ctx context.Context, tx pgx.Tx, untold [][]byte) error {
 		}
 		var err error
 		if subscribed {
-			_, err = savepoint.In(ctx, tx, "wallet", func(sub pgx.Tx) (struct{}, error) { return struct{}{}, b.tell(ctx, sub, lapsed) })
+			_, err = savepoint.In(ctx, tx, "wallet",
+				func(sub pgx.Tx) (struct{}, error) { return struct{}{}, b.tell(ctx, sub, lapsed) })
 		}
 		var refusal *fault.Listener
 		switch {
@@ -387,7 +395,9 @@ func (b *Book) tell(ctx context.Context, tx pgx.Tx, lapsed Breakage) error {
 			err = errSwallowed // else the savepoint could not be released
 		}
 		if err != nil {
-			return &fault.Listener{Err: err, Doing: fmt.Sprintf("wallet: a subscriber failed: wallet %q, lot %d", lapsed.Wallet, lapsed.Lot)}
+			return &fault.Listener{Err: err,
+				Doing: fmt.Sprintf("wallet: a subscriber failed: wallet %q, lot %d", lapsed.Wallet,
+					lapsed.Lot)}
 		}
 	}
 	return nil

@@ -108,8 +108,10 @@ func (b *Book) Grant(ctx context.Context, tx pgx.Tx, g Grant) (granted Granted, 
 	if !g.Starts.IsZero() {
 		starts = &g.Starts
 	}
-	err = answer.QueryRow(ctx, tx, b.sql.grant, g.Wallet, c.Key, lot.String(), plan.Value(), starts, c.MustExist, b.waitMS(), ledger.Origin{Note: c.Note}.String()).
-		Scan(&status, &granted.Lot, &granted.Amount, &granted.Seq, &granted.At, &expires, &refused, &granted.Revoked, &granted.RenewalsEnded)
+	err = answer.QueryRow(ctx, tx, b.sql.grant, g.Wallet, c.Key, lot.String(), plan.Value(), starts,
+		c.MustExist, b.waitMS(), ledger.Origin{Note: c.Note}.String()).
+		Scan(&status, &granted.Lot, &granted.Amount, &granted.Seq, &granted.At, &expires, &refused,
+			&granted.Revoked, &granted.RenewalsEnded)
 	if err != nil {
 		return Granted{}, failed("grant", err)
 	}
@@ -134,7 +136,8 @@ func (b *Book) Grant(ctx context.Context, tx pgx.Tx, g Grant) (granted Granted, 
 func (g Grant) ended(over Granted) error {
 	now := over.At.Format(time.RFC3339Nano)
 	if g.Ends.renews() {
-		return fmt.Errorf("%w: it starts at %s, more than 24 of its periods before %s", ErrExpired, g.Starts.UTC().Format(time.RFC3339Nano), now)
+		return fmt.Errorf("%w: it starts at %s, more than 24 of its periods before %s", ErrExpired,
+			g.Starts.UTC().Format(time.RFC3339Nano), now)
 	}
 	return fmt.Errorf("%w: it ends at %s, and it is %s", ErrExpired, over.Expires.Format(time.RFC3339Nano), now)
 }
@@ -240,17 +243,20 @@ func (g Grant) fingerprint() []byte {
 	if g.Roll != nil {
 		roll = *g.Roll
 	}
-	text, _ := json.Marshal([]any{g.Wallet, g.Amount, expires, ends.last, g.Category, g.Priority, g.Reference, roll.Cap,
+	text, _ := json.Marshal([]any{g.Wallet, g.Amount, expires, ends.last, g.Category, g.Priority,
+		g.Reference, roll.Cap,
 		roll.Lasts.length, g.LateRefunds})
 	version := byte(1)
-	if !g.Starts.IsZero() || ends.renews() || roll.Lasts.kind == endsEach || roll.Times != 0 || roll.Shared || len(g.Uses) > 0 {
+	if !g.Starts.IsZero() || ends.renews() || roll.Lasts.kind == endsEach || roll.Times != 0 ||
+		roll.Shared || len(g.Uses) > 0 {
 		version = 2
 		starts := ""
 		if !g.Starts.IsZero() {
 			starts = g.Starts.UTC().Truncate(time.Microsecond).Format(time.RFC3339Nano)
 		}
 		uses, _ := checkUses(g.Uses)
-		more, _ := json.Marshal([]any{starts, ends.each, ends.firstUnits(), ends.prorated(), roll.Lasts.to, roll.Times, roll.Shared, uses})
+		more, _ := json.Marshal([]any{starts, ends.each, ends.firstUnits(), ends.prorated(),
+			roll.Lasts.to, roll.Times, roll.Shared, uses})
 		text = append(text, more...)
 	}
 	sum := sha256.Sum256(text)

@@ -73,7 +73,8 @@ func (b *Book) Overage(ctx context.Context, tx pgx.Tx, o Overage) (over Granted,
 	case err != nil:
 		return Granted{}, failed("overage", err)
 	case status == "unknown":
-		return Granted{}, fmt.Errorf("%w: wallet %q: no lot of the plan %q has begun for that time", ErrUnknownLot, o.Wallet, o.Plan)
+		return Granted{}, fmt.Errorf("%w: wallet %q: no lot of the plan %q has begun for that time",
+			ErrUnknownLot, o.Wallet, o.Plan)
 	case paid == 0 || restored == 0 && !o.Forgive:
 		return Granted{Amount: paid}, nil
 	case restored != 0:

@@ -50,7 +50,8 @@ func (b *Book) Reinstate(ctx context.Context, tx pgx.Tx, r Revoke) (back Granted
 	var status string
 	var at, expires *time.Time
 	err = named.lower(ctx, tx, &status, func(tx pgx.Tx, charges string) (crossed []byte, err error) {
-		err = answer.QueryRow(ctx, tx, sql, r.Wallet, named.key, named.lot, named.reference, units, charges, b.waitMS(), named.origin).
+		err = answer.QueryRow(ctx, tx, sql, r.Wallet, named.key, named.lot, named.reference, units,
+			charges, b.waitMS(), named.origin).
 			Scan(&status, &back.Lot, &back.Amount, &back.Seq, &at, &expires, &crossed)
 		return crossed, failed("reinstate", err)
 	})

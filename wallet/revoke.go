@@ -75,7 +75,8 @@ func (b *Book) Revoke(ctx context.Context, tx pgx.Tx, r Revoke) (revoked Revoked
 	defer func() { span.End(err) }()
 	var status string
 	err = named.lower(ctx, tx, &status, func(tx pgx.Tx, charges string) (crossed []byte, err error) {
-		err = answer.QueryRow(ctx, tx, sql, r.Wallet, named.key, named.lot, named.reference, units, charges, b.waitMS(), named.origin).
+		err = answer.QueryRow(ctx, tx, sql, r.Wallet, named.key, named.lot, named.reference, units,
+			charges, b.waitMS(), named.origin).
 			Scan(&status, &revoked.Lot, &revoked.Amount, &revoked.Missing, &revoked.Seq, &crossed)
 		return crossed, failed("revoke", err)
 	})
@@ -148,7 +149,8 @@ func (b *Book) Rollover(ctx context.Context, tx pgx.Tx, r Rollover) (rolled Gran
 	var status string
 	var at, expires *time.Time
 	err = named.lower(ctx, tx, &status, func(tx pgx.Tx, charges string) (crossed []byte, err error) {
-		err = answer.QueryRow(ctx, tx, b.sql.rollover, r.Wallet, named.key, named.lot, named.reference, r.Cap, r.For, charges, b.waitMS(), named.origin).
+		err = answer.QueryRow(ctx, tx, b.sql.rollover, r.Wallet, named.key, named.lot,
+			named.reference, r.Cap, r.For, charges, b.waitMS(), named.origin).
 			Scan(&status, &rolled.Lot, &rolled.Amount, &rolled.Seq, &at, &expires, &crossed)
 		return crossed, failed("roll over", err)
 	})
@@ -171,8 +173,10 @@ type namedLot struct {
 	charge         *ledger.ChargeCall[budget.Receipt] // of the wallet, with its thresholds
 }
 
-func (b *Book) named(call, wallet string, lot int64, reference string, note budget.Note) (n namedLot, err error) {
-	if err := cmp.Or(checkWallet(call+".Wallet", wallet), fault.Text(errArgument, call+".Reference", reference, maxTextBytes)); err != nil {
+func (b *Book) named(call, wallet string, lot int64, reference string,
+	note budget.Note) (n namedLot, err error) {
+	if err := cmp.Or(checkWallet(call+".Wallet", wallet),
+		fault.Text(errArgument, call+".Reference", reference, maxTextBytes)); err != nil {
 		return n, err
 	}
 	n = namedLot{wallet: wallet, key: b.ledger.LockKey(wallet)}
@@ -194,7 +198,8 @@ func (b *Book) named(call, wallet string, lot int64, reference string, note budg
 
 // lower makes a call that may lower the wallet. Where that crosses thresholds it wrote nothing, and
 // is made again, as one that reports.
-func (n namedLot) lower(ctx context.Context, tx pgx.Tx, status *string, call func(tx pgx.Tx, charges string) (crossed []byte, err error)) error {
+func (n namedLot) lower(ctx context.Context, tx pgx.Tx, status *string,
+	call func(tx pgx.Tx, charges string) (crossed []byte, err error)) error {
 	_, err := ledger.SilentlyIn(ctx, tx, "wallet", func(tx pgx.Tx, telling bool) (_ struct{}, err error) {
 		crossed, err := call(tx, ledger.Charges(ledger.Telling(n.charge.Charges, telling)))
 		switch {

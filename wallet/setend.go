@@ -48,7 +48,8 @@ func (b *Book) SetEnd(ctx context.Context, tx pgx.Tx, l LotEnd) (set Granted, er
 	var status string
 	var at *time.Time
 	err = named.lower(ctx, tx, &status, func(tx pgx.Tx, charges string) (crossed []byte, err error) {
-		err = answer.QueryRow(ctx, tx, b.sql.setEnd, l.Wallet, named.key, named.lot, named.reference, ends, charges, b.waitMS(), named.origin).
+		err = answer.QueryRow(ctx, tx, b.sql.setEnd, l.Wallet, named.key, named.lot,
+			named.reference, ends, charges, b.waitMS(), named.origin).
 			Scan(&status, &set.Lot, &set.Amount, &set.Seq, &at, &crossed)
 		return crossed, failed("set the end", err)
 	})

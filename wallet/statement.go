@@ -86,7 +86,8 @@ order by m.seq, m.nth`
 const statementPage = 200
 
 // Statement is budget.Ledger.Entries with the balance and the effect on lots (docs/credit.md).
-func (b *Book) Statement(ctx context.Context, db budget.Querier, wallet string, opts budget.EntriesOptions) iter.Seq2[StatementLine, error] {
+func (b *Book) Statement(ctx context.Context, db budget.Querier, wallet string,
+	opts budget.EntriesOptions) iter.Seq2[StatementLine, error] {
 	return func(yield func(StatementLine, error) bool) {
 		if err := cmp.Or(b.made(), notNil("db", db), checkWallet("wallet", wallet)); err != nil {
 			yield(StatementLine{}, err)
@@ -135,12 +136,13 @@ func (b *Book) moves(ctx context.Context, db budget.Querier, wallet string, page
 	var seq int64
 	var m LotMove
 	var kind string
-	_, err = pgx.ForEachRow(rows, []any{&seq, &m.Lot, &m.Reference, &m.Category, &kind, &m.Amount}, func() error {
-		if line := lines[seq]; line != nil {
-			m.Kind = moveKinds[kind]
-			line.Lots = append(line.Lots, m)
-		}
-		return nil
-	})
+	_, err = pgx.ForEachRow(rows, []any{&seq, &m.Lot, &m.Reference, &m.Category, &kind, &m.Amount},
+		func() error {
+			if line := lines[seq]; line != nil {
+				m.Kind = moveKinds[kind]
+				line.Lots = append(line.Lots, m)
+			}
+			return nil
+		})
 	return failed("statement", err)
 }

@@ -89,18 +89,22 @@ func (a *app) usable(ctx context.Context, pool *pgxpool.Pool) error {
 	})
 	switch err = fault.Failed("metered", "look for schema "+a.schema, err); {
 	case errors.Is(err, budget.ErrNotMigrated):
-		return &schemaError{budget.ErrNotMigrated, fmt.Sprintf("database %s has no schema %s of metered: create it with metered migrate up, or name another with --schema",
-			pool.Config().ConnConfig.Database, a.schema)}
+		return &schemaError{budget.ErrNotMigrated,
+			fmt.Sprintf("database %s has no schema %s of metered: create it with metered migrate up, or name another with --schema",
+				pool.Config().ConnConfig.Database, a.schema)}
 	case err != nil:
 		return err
 	case installed < 1:
-		return &schemaError{metered.ErrSchemaDiffers, fmt.Sprintf("schema %s cannot be used: table schema_version says no version, see metered migrate validate", a.schema)}
+		return &schemaError{metered.ErrSchemaDiffers,
+			fmt.Sprintf("schema %s cannot be used: table schema_version says no version, see metered migrate validate", a.schema)}
 	case installed < metered.SchemaVersion:
-		return &schemaError{budget.ErrNotMigrated, fmt.Sprintf("schema %s is of version %d, this build needs %d: upgrade it with metered migrate up",
-			a.schema, installed, metered.SchemaVersion)}
+		return &schemaError{budget.ErrNotMigrated,
+			fmt.Sprintf("schema %s is of version %d, this build needs %d: upgrade it with metered migrate up",
+				a.schema, installed, metered.SchemaVersion)}
 	case installed > metered.SchemaVersion+1:
-		return &schemaError{metered.ErrSchemaVersion, fmt.Sprintf("schema %s is of version %d, this build knows %d: use a newer build",
-			a.schema, installed, metered.SchemaVersion)}
+		return &schemaError{metered.ErrSchemaVersion,
+			fmt.Sprintf("schema %s is of version %d, this build knows %d: use a newer build",
+				a.schema, installed, metered.SchemaVersion)}
 	}
 	return nil
 }

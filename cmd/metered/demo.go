@@ -26,8 +26,10 @@ removes the Postgres. It needs Postgres on this machine, or the network once, to
 		Example: `  metered demo
   metered demo --listen 127.0.0.1:0 --rate 100`,
 	}
-	c.Flags().StringVar(&f.listen, "listen", defaultListen, "the address to serve the page at; port 0 is any that is free")
-	c.Flags().IntVar(&rate, "rate", rate, "how many acts of the load are begun in a second, 1 to 10000")
+	c.Flags().StringVar(&f.listen, "listen", defaultListen,
+		"the address to serve the page at; port 0 is any that is free")
+	c.Flags().IntVar(&rate, "rate", rate,
+		"how many acts of the load are begun in a second, 1 to 10000")
 	return a.does(c, needNothing, func(ctx context.Context, _ []string) error {
 		if rate < 1 || rate > 10_000 {
 			return usagef("--rate: %d is not from 1 to 10000", rate)
@@ -60,7 +62,8 @@ func (a *app) demo(ctx context.Context, f pageFlags, rate int) (err error) {
 		return err
 	}
 	defer pool.Close()
-	if _, err := metered.Migrate(ctx, pool, metered.MigrateOptions{Schema: a.schema, River: true}); err != nil {
+	if _, err := metered.Migrate(ctx, pool,
+		metered.MigrateOptions{Schema: a.schema, River: true}); err != nil {
 		return err
 	}
 	// The load ends after the page, in its own time.

@@ -44,8 +44,10 @@ go on from the last one of a page. For a period of time, and for CSV, see metere
 	})
 }
 
-func (a *app) entries(ctx context.Context, tx pgx.Tx, ledger *budget.Ledger, scope string, opts budget.EntriesOptions) error {
-	t := a.table("ENTRY", "AT", "KIND", "AMOUNT", "SPENT", "REFUNDED", "CREDITED", "HELD", "ABOUT", "NOTE")
+func (a *app) entries(ctx context.Context, tx pgx.Tx, ledger *budget.Ledger, scope string,
+	opts budget.EntriesOptions) error {
+	t := a.table("ENTRY", "AT", "KIND", "AMOUNT", "SPENT", "REFUNDED", "CREDITED", "HELD", "ABOUT",
+		"NOTE")
 	for e, err := range ledger.Entries(ctx, tx, scope, opts) {
 		switch {
 		case err != nil:
@@ -55,7 +57,8 @@ func (a *app) entries(ctx context.Context, tx pgx.Tx, ledger *budget.Ledger, sco
 				return err
 			}
 		default:
-			t.row(e.Seq, e.At, e.Kind, e.Amount, e.Spent, e.Refunded, e.Credited, e.Held, about(e), noteText(e.Note))
+			t.row(e.Seq, e.At, e.Kind, e.Amount, e.Spent, e.Refunded, e.Credited, e.Held, about(e),
+				noteText(e.Note))
 		}
 	}
 	return t.flush()
@@ -93,7 +96,8 @@ func dash(text string) string {
 
 func noteText(n budget.Note) string {
 	var all []string
-	for _, part := range []struct{ name, text string }{{"", n.Actor}, {"for ", n.Tenant}, {"in ", n.Correlation}, {"", n.Reason}, {"use ", n.Use}} {
+	for _, part := range []struct{ name, text string }{{"", n.Actor}, {"for ", n.Tenant},
+		{"in ", n.Correlation}, {"", n.Reason}, {"use ", n.Use}} {
 		if part.text != "" {
 			all = append(all, part.name+part.text)
 		}

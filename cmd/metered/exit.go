@@ -91,16 +91,19 @@ func (a *app) exit(ctx context.Context, err error) int {
 	switch {
 	case ctx.Err() != nil:
 		return exitInterrupted
-	case !a.started, errors.As(err, &usage), errors.As(err, &config), metered.Code(err) == metered.Code(budget.ErrArgument):
+	case !a.started, errors.As(err, &usage), errors.As(err, &config),
+		metered.Code(err) == metered.Code(budget.ErrArgument):
 		return exitUsage
 	case errors.Is(err, errRefused):
 		return exitRefused
-	case errors.Is(err, holds.ErrUnknown), errors.Is(err, holds.ErrRetired), errors.Is(err, inspect.ErrUnknown), errors.Is(err, jobs.ErrNotParked),
+	case errors.Is(err, holds.ErrUnknown), errors.Is(err, holds.ErrRetired),
+		errors.Is(err, inspect.ErrUnknown), errors.Is(err, jobs.ErrNotParked),
 		errors.Is(err, notary.ErrUnknown):
 		return exitUnknown
 	case notGranted(err):
 		return exitNotGranted
-	case errors.Is(err, budget.ErrNotMigrated), errors.Is(err, metered.ErrSchemaVersion), errors.Is(err, metered.ErrSchemaDiffers):
+	case errors.Is(err, budget.ErrNotMigrated), errors.Is(err, metered.ErrSchemaVersion),
+		errors.Is(err, metered.ErrSchemaDiffers):
 		return exitSchema
 	}
 	return exitFailed
@@ -126,7 +129,8 @@ func (a *app) advice(err error) string {
 	}
 	text := err.Error()
 	if missing := budget.ErrNotMigrated.Error(); strings.Contains(text, missing) { // it speaks to programs
-		text = strings.ReplaceAll(text, missing, "something is missing in schema "+a.schema) + "; see metered migrate validate"
+		text = strings.ReplaceAll(text, missing, "something is missing in schema "+a.schema) +
+			"; see metered migrate validate"
 	}
 	return packageNames.ReplaceAllString(text, "$1")
 }

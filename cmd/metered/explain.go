@@ -34,8 +34,10 @@ If the charge would be refused, it exits with 4.`,
 		Args: cobra.ExactArgs(2),
 	}
 	c.Flags().VarP(&rules, "limit", "l", limitsHelp)
-	c.Flags().BoolVar(&mustExist, "must-exist", false, "refuse a scope that was never created, or was retired")
-	c.Flags().StringVar(&note.Use, "use", "", "the use of the charge (Note.Use): lots of a wallet for it pay, too")
+	c.Flags().BoolVar(&mustExist, "must-exist", false,
+		"refuse a scope that was never created, or was retired")
+	c.Flags().StringVar(&note.Use, "use", "",
+		"the use of the charge (Note.Use): lots of a wallet for it pay, too")
 	return a.does(c, needReporting, func(ctx context.Context, args []string) error {
 		amount, err := strconv.ParseInt(args[1], 10, 64)
 		if err != nil {
@@ -46,7 +48,8 @@ If the charge would be refused, it exits with 4.`,
 			if err != nil {
 				return err
 			}
-			e, err := r.Explain(ctx, budget.Charge{Scope: args[0], Amount: amount, Limits: rules, MustExist: mustExist, Note: note})
+			e, err := r.Explain(ctx, budget.Charge{Scope: args[0], Amount: amount, Limits: rules,
+				MustExist: mustExist, Note: note})
 			if err != nil {
 				return err
 			}
@@ -75,7 +78,8 @@ func (a *app) printExplanation(e inspect.Explanation) error {
 	if e.Use != "" {
 		use = " for " + shown(e.Use)
 	}
-	fmt.Fprintf(a.out, "At %s a charge of %d%s on %s %s.\n", instant(e.Now), e.Amount, use, shown(e.Scope), verdict)
+	fmt.Fprintf(a.out, "At %s a charge of %d%s on %s %s.\n", instant(e.Now), e.Amount, use,
+		shown(e.Scope), verdict)
 	if e.Usage.Seq == 0 {
 		fmt.Fprintln(a.out, "The scope has no entries. If it should have, its name is mistyped.")
 	}
@@ -84,7 +88,8 @@ func (a *app) printExplanation(e inspect.Explanation) error {
 	case e.Code == "budget_exceeded" && e.FitsAfter == budget.Never:
 		fmt.Fprintln(a.out, "Waiting does not help.")
 	case e.Code == "budget_exceeded":
-		fmt.Fprintf(a.out, "It would fit in %s, at %s, if nothing else happens.\n", lasting(e.FitsAfter), instant(e.FitsAt))
+		fmt.Fprintf(a.out, "It would fit in %s, at %s, if nothing else happens.\n",
+			lasting(e.FitsAfter), instant(e.FitsAt))
 	default:
 		fmt.Fprintln(a.out, shown(e.Reason))
 	}
@@ -103,7 +108,8 @@ func (a *app) printExplanation(e inspect.Explanation) error {
 		if l.Refusal == nil || len(l.Oldest) == 0 {
 			continue
 		}
-		t := a.table("COUNTS AGAINST "+limitName(l.Limit)+", OLDEST FIRST", "AT", "LEAVES AT", "KIND", "AMOUNT", "ABOUT")
+		t := a.table("COUNTS AGAINST "+limitName(l.Limit)+", OLDEST FIRST", "AT", "LEAVES AT",
+			"KIND", "AMOUNT", "ABOUT")
 		for _, o := range l.Oldest {
 			entry := "entry " + strconv.FormatInt(o.Seq, 10)
 			switch o.Kind {
@@ -152,7 +158,8 @@ func explainedLimit(l inspect.ExplainedLimit) []any {
 	case l.Refusal != nil:
 		admits, fits = "no", lasting(l.Refusal.RetryAfter)
 	}
-	return []any{limitName(l.Limit), l.Limit.Max, l.Used, l.Held, l.Leased, l.Available, admits, fits}
+	return []any{limitName(l.Limit), l.Limit.Max, l.Used, l.Held, l.Leased, l.Available, admits,
+		fits}
 }
 
 func limitName(l budget.Limit) string {

@@ -36,7 +36,8 @@ it reads what has one. --consumers lists who consumes the feed in a program, and
 	flags := c.Flags()
 	flags.StringVar(&f.after, "after", "", "begin behind the entry with this cursor")
 	flags.IntVarP(&f.Max, "limit", "n", f.Max, "list so many at most; 0 is all")
-	flags.BoolVar(&f.follow, "follow", false, "go on with new entries until it is interrupted; lists all")
+	flags.BoolVar(&f.follow, "follow", false,
+		"go on with new entries until it is interrupted; lists all")
 	flags.DurationVar(&f.Poll, "every", time.Second, "look for new ones so often, with --follow")
 	flags.BoolVar(&f.consumers, "consumers", false, "list the consumers")
 	return a.does(c, needReporting, func(ctx context.Context, _ []string) error {
@@ -56,7 +57,8 @@ it reads what has one. --consumers lists who consumes the feed in a program, and
 	})
 }
 
-func (a *app) feed(ctx context.Context, pool *pgxpool.Pool, ledger *budget.Ledger, f feedFlags) error {
+func (a *app) feed(ctx context.Context, pool *pgxpool.Pool, ledger *budget.Ledger,
+	f feedFlags) error {
 	if f.follow {
 		f.Max = 0
 	}
@@ -72,7 +74,8 @@ func (a *app) feed(ctx context.Context, pool *pgxpool.Pool, ledger *budget.Ledge
 					return err
 				}
 			default:
-				t.row(string(e.Cursor), e.Scope, e.Seq, e.At, e.Kind, e.Amount, about(e.Entry), noteText(e.Note))
+				t.row(string(e.Cursor), e.Scope, e.Seq, e.At, e.Kind, e.Amount, about(e.Entry),
+					noteText(e.Note))
 			}
 			cursor = e.Cursor
 		}

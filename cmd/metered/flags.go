@@ -37,12 +37,14 @@ func (m *moment) Set(text string) (err error) {
 
 // parseTime parses RFC 3339, and dates and times of day in a place.
 func parseTime(text string, in *time.Location) (time.Time, error) {
-	for _, layout := range []string{time.RFC3339Nano, "2006-01-02T15:04:05", "2006-01-02 15:04:05", "2006-01-02T15:04", "2006-01-02 15:04", time.DateOnly} {
+	for _, layout := range []string{time.RFC3339Nano, "2006-01-02T15:04:05", "2006-01-02 15:04:05",
+		"2006-01-02T15:04", "2006-01-02 15:04", time.DateOnly} {
 		if t, err := time.ParseInLocation(layout, text, in); err == nil {
 			return t, nil
 		}
 	}
-	return time.Time{}, fmt.Errorf("%q is not a time such as 2026-11-23 or 2026-11-23T20:15:00Z", text)
+	return time.Time{}, fmt.Errorf("%q is not a time such as 2026-11-23 or 2026-11-23T20:15:00Z",
+		text)
 }
 
 const limitsHelp = "a limit: " + inspect.LimitForms + ", or, with its name, hourly=1000/1h"

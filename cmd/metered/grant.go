@@ -14,7 +14,8 @@ import (
 func (a *app) grantCmd() *cobra.Command {
 	var apply bool
 	grants := map[string]func(schemaName, role string) (string, error){
-		"application": metered.GrantSQL, "jobs": metered.GrantJobsSQL, "maintenance": metered.GrantMaintenanceSQL, "reporting": metered.GrantReportingSQL,
+		"application": metered.GrantSQL, "jobs": metered.GrantJobsSQL,
+		"maintenance": metered.GrantMaintenanceSQL, "reporting": metered.GrantReportingSQL,
 	}
 	names := []string{"application", "jobs", "maintenance", "reporting"}
 	c := &cobra.Command{
@@ -50,9 +51,11 @@ A role may have several. The role must exist. Apply as the schema's owner, after
 		case err != nil:
 			return err
 		case a.json:
-			return a.print(map[string]any{"role": args[1], "grants": args[0], "sql": sql, "applied": apply})
+			return a.print(map[string]any{"role": args[1], "grants": args[0], "sql": sql,
+				"applied": apply})
 		case apply:
-			fmt.Fprintf(a.out, "Role %s has the %s grants of schema %s.\n", shown(args[1]), args[0], a.schema)
+			fmt.Fprintf(a.out, "Role %s has the %s grants of schema %s.\n", shown(args[1]), args[0],
+				a.schema)
 		default:
 			fmt.Fprint(a.out, sql)
 		}

@@ -41,7 +41,8 @@ index by tenant: they list holds of one tenant, by default of the one without a 
 	flags.StringVar(&f.scope, "scope", "", "with a line of this scope")
 	flags.StringVar(&f.state, "state", "", "held, captured, released, expired or returned")
 	flags.BoolVar(&f.byDue, "by-due", false, "in the order in which they fall due")
-	flags.BoolVar(&f.sessions, "sessions", false, "holds of sessions (metered.Open): work that knows its cost at its end")
+	flags.BoolVar(&f.sessions, "sessions", false,
+		"holds of sessions (metered.Open): work that knows its cost at its end")
 	flags.IntVarP(&f.limit, "limit", "n", f.limit, "list so many at most; 0 is all")
 	for _, other := range []string{"holder", "entity", "scope"} {
 		c.MarkFlagsMutuallyExclusive("by-due", other)
@@ -71,17 +72,22 @@ func (f holdFlags) pages(r *inspect.Reader) holdPage {
 	switch {
 	case f.byDue:
 		return func(ctx context.Context, after string, limit int) ([]holds.Hold, string, error) {
-			l, err := r.Book.Due(ctx, r.DB, holds.DueFilter{Tenant: f.tenant, AllTenants: !f.oneTenant, State: holds.State(f.state), After: after, Max: limit})
+			l, err := r.Book.Due(ctx, r.DB,
+				holds.DueFilter{Tenant: f.tenant, AllTenants: !f.oneTenant,
+					State: holds.State(f.state), After: after, Max: limit})
 			return l.Holds, l.Next, err
 		}
 	case f.holder != "" || f.entity != "":
 		return func(ctx context.Context, after string, limit int) ([]holds.Hold, string, error) {
-			l, err := r.Book.List(ctx, r.DB, holds.Filter{Tenant: f.tenant, Holder: f.holder, Entity: f.entity, Scope: f.scope, State: holds.State(f.state), After: after, Max: limit})
+			l, err := r.Book.List(ctx, r.DB,
+				holds.Filter{Tenant: f.tenant, Holder: f.holder, Entity: f.entity, Scope: f.scope,
+					State: holds.State(f.state), After: after, Max: limit})
 			return l.Holds, l.Next, err
 		}
 	}
 	return func(ctx context.Context, after string, limit int) ([]holds.Hold, string, error) {
-		filter := inspect.HoldFilter{Scope: f.scope, State: holds.State(f.state), Sessions: f.sessions, After: after, Limit: limit}
+		filter := inspect.HoldFilter{Scope: f.scope, State: holds.State(f.state),
+			Sessions: f.sessions, After: after, Limit: limit}
 		if f.oneTenant {
 			filter.Tenant = &f.tenant
 		}
@@ -155,7 +161,8 @@ func (a *app) holdCmd() *cobra.Command {
 			d, err := r.Hold(ctx, tenant, args[0])
 			switch {
 			case errors.Is(err, holds.ErrUnknown) && tenant == "":
-				return fmt.Errorf("%w as %q; if it has a tenant, give it with --tenant", err, args[0])
+				return fmt.Errorf("%w as %q; if it has a tenant, give it with --tenant", err,
+					args[0])
 			case err != nil:
 				return err
 			case a.json:

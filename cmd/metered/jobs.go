@@ -61,7 +61,8 @@ time of its next try: docs/operations.md has the remedies. So does a job that Ri
 			if err != nil {
 				return err
 			}
-			return cmp.Or(a.printLines(lines, len(troubled) > 0), a.printTroubled(troubled), a.printLost(lost.Jobs))
+			return cmp.Or(a.printLines(lines, len(troubled) > 0), a.printTroubled(troubled),
+				a.printLost(lost.Jobs))
 		})
 	})
 }
@@ -85,9 +86,11 @@ func (a *app) explainJob(ctx context.Context, r *inspect.Reader, id int64) error
 	if p.Scope == "" && p.Trouble != "" {
 		t.row("waits for", "its next try")
 	} else if p.Scope == "" {
-		t.row("waits for", fmt.Sprintf("its next attempt, not before %s", p.NotBefore.Format(time.RFC3339)))
+		t.row("waits for", fmt.Sprintf("its next attempt, not before %s",
+			p.NotBefore.Format(time.RFC3339)))
 	} else {
-		t.row("waits for", fmt.Sprintf("%d of %s, number %d of %d", p.Amount, p.Scope, p.Position, p.Waiting))
+		t.row("waits for", fmt.Sprintf("%d of %s, number %d of %d", p.Amount, p.Scope, p.Position,
+			p.Waiting))
 	}
 	t.row("parked", p.ParkedAt)
 	t.row("dropped", p.DropAt)
@@ -171,7 +174,8 @@ func (a *app) printLost(lost []inspect.Job) error {
 }
 
 func (a *app) printWaiting(waiting []inspect.Waiting) error {
-	t := a.table("POSITION", "JOB", "KIND", "QUEUE", "KEY", "TENANT", "PRIORITY", "UNITS", "PARKED AT", "DROPPED AT")
+	t := a.table("POSITION", "JOB", "KIND", "QUEUE", "KEY", "TENANT", "PRIORITY", "UNITS",
+		"PARKED AT", "DROPPED AT")
 	for _, w := range waiting {
 		if a.json {
 			if err := a.print(w); err != nil {
@@ -179,7 +183,8 @@ func (a *app) printWaiting(waiting []inspect.Waiting) error {
 			}
 			continue
 		}
-		t.row(w.Position, w.JobID, w.Kind, w.Queue, dash(w.Key), dash(w.Tenant), w.Priority, w.Amount, w.ParkedAt, w.DropAt)
+		t.row(w.Position, w.JobID, w.Kind, w.Queue, dash(w.Key), dash(w.Tenant), w.Priority,
+			w.Amount, w.ParkedAt, w.DropAt)
 	}
 	if len(waiting) == 0 && !a.json {
 		fmt.Fprintln(a.out, "No jobs are parked there.")

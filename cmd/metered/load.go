@@ -39,7 +39,8 @@ var (
 // demoLimits are the limits of one of the load's scopes.
 func demoLimits(scope string) []budget.Limit {
 	kind, _, _ := strings.Cut(scope, "/")
-	return map[string][]budget.Limit{"org": orgLimits, "seat": seatLimits, "api": callLimits, "wallet": walletLimits}[kind]
+	return map[string][]budget.Limit{"org": orgLimits, "seat": seatLimits, "api": callLimits,
+		"wallet": walletLimits}[kind]
 }
 
 const (
@@ -104,7 +105,8 @@ func (printer) Work(ctx context.Context, job *river.Job[printArgs]) error {
 }
 
 // startLoad begins about rate acts a second, until stop.
-func startLoad(ctx context.Context, pool *pgxpool.Pool, schema string, rate int, log io.Writer) (*load, error) {
+func startLoad(ctx context.Context, pool *pgxpool.Pool, schema string, rate int,
+	log io.Writer) (*load, error) {
 	l := &load{pool: pool, log: log}
 	workers := river.NewWorkers()
 	river.AddWorker(workers, renderer{})
@@ -126,11 +128,13 @@ func startLoad(ctx context.Context, pool *pgxpool.Pool, schema string, rate int,
 	if err != nil {
 		return nil, err
 	}
-	l.client, err = metered.New(pool, metered.Config{Config: budget.Config{Schema: schema, OnThreshold: l.warn}, River: l.river, Leases: l.leased})
+	l.client, err = metered.New(pool, metered.Config{Config: budget.Config{Schema: schema,
+		OnThreshold: l.warn}, River: l.river, Leases: l.leased})
 	if err != nil {
 		return nil, err
 	}
-	if l.wallet, err = wallet.New(l.client.Budget, wallet.Config{Priorities: map[string]int{"promotional": -1}}); err != nil {
+	if l.wallet, err = wallet.New(l.client.Budget,
+		wallet.Config{Priorities: map[string]int{"promotional": -1}}); err != nil {
 		return nil, err
 	}
 	if err := l.river.Start(ctx); err != nil {
@@ -160,14 +164,16 @@ func (l *load) print(ctx context.Context) error {
 	return l.inTx(ctx, func(ctx context.Context, tx pgx.Tx) error {
 		_, err := l.client.Jobs.Enqueue(ctx, tx, printArgs{1 + rand.IntN(30)}, &jobs.Options{
 			Tenant: fmt.Sprintf("user-%d", rand.IntN(4)), MaxWait: 30 * time.Second,
-			Hold: &jobs.Units{Lines: []holds.Line{{Scope: "seat/printer", Amount: 1, Limits: seatLimits}}},
+			Hold: &jobs.Units{Lines: []holds.Line{{Scope: "seat/printer", Amount: 1,
+				Limits: seatLimits}}},
 		})
 		return err
 	})
 }
 
 // every runs act so often, until ctx ends.
-func (l *load) every(ctx context.Context, interval time.Duration, act func(ctx context.Context) error) {
+func (l *load) every(ctx context.Context, interval time.Duration,
+	act func(ctx context.Context) error) {
 	l.running.Go(func() {
 		tick := time.NewTicker(interval)
 		defer tick.Stop()
@@ -206,12 +212,14 @@ func (l *load) act(ctx context.Context) error {
 	acts := []struct {
 		weight int
 		do     func(ctx context.Context) error
-	}{{56, l.command}, {12, l.place}, {8, l.end}, {12, l.lease}, {4, l.refund}, {5, l.draw}, {2, l.grant}, {1, l.session}}
+	}{{56, l.command}, {12, l.place}, {8, l.end}, {12, l.lease}, {4, l.refund}, {5, l.draw},
+		{2, l.grant}, {1, l.session}}
 	n := rand.IntN(100)
 	for _, a := range acts {
 		if n -= a.weight; n < 0 {
 			err := a.do(ctx)
-			if errors.Is(err, budget.ErrExceeded) || errors.Is(err, holds.ErrState) || errors.Is(err, budget.ErrRefundExceeds) {
+			if errors.Is(err, budget.ErrExceeded) || errors.Is(err, holds.ErrState) ||
+				errors.Is(err, budget.ErrRefundExceeds) {
 				return nil
 			}
 			return err
@@ -232,7 +240,8 @@ func (l *load) command(ctx context.Context) error {
 	amount := 1 + rand.Int64N(12)
 	out, err := metered.Do(ctx, l.client, metered.Command{
 		ID: metered.NewID(), Tenant: "demo", Name: name, Input: amount, RecordRefusal: true,
-		Charges: []budget.Charge{{Scope: org(), Amount: amount, Limits: orgLimits, Note: budget.Note{Actor: fmt.Sprintf("user-%d", rand.IntN(50))}}},
+		Charges: []budget.Charge{{Scope: org(), Amount: amount, Limits: orgLimits,
+			Note: budget.Note{Actor: fmt.Sprintf("user-%d", rand.IntN(50))}}},
 	}, func(ctx context.Context, tx *metered.Tx) (int64, error) {
 		if name != "render" {
 			return amount, nil
@@ -256,8 +265,10 @@ func (l *load) place(ctx context.Context) error {
 	var id string
 	err := l.inTx(ctx, func(ctx context.Context, tx pgx.Tx) error {
 		h, err := l.client.Holds.Place(ctx, tx, holds.Placement{
-			Tenant: "hall", Holder: fmt.Sprintf("user-%d", rand.IntN(50)), TTL: time.Duration(5+rand.IntN(60)) * time.Second,
-			Lines: []holds.Line{{Scope: fmt.Sprintf("seat/hall/%d", rand.IntN(loadSeats)), Amount: 1, Limits: seatLimits}},
+			Tenant: "hall", Holder: fmt.Sprintf("user-%d", rand.IntN(50)),
+			TTL: time.Duration(5+rand.IntN(60)) * time.Second,
+			Lines: []holds.Line{{Scope: fmt.Sprintf("seat/hall/%d", rand.IntN(loadSeats)),
+				Amount: 1, Limits: seatLimits}},
 		})
 		id = h.ID
 		return err
@@ -284,18 +295,22 @@ func (l *load) end(ctx context.Context) error {
 	l.mu.Unlock()
 	return l.inTx(ctx, func(ctx context.Context, tx pgx.Tx) error {
 		if rand.IntN(3) > 0 {
-			_, err := l.client.Holds.Release(ctx, tx, holds.Release{Tenant: "hall", IDs: []string{id}, Note: budget.Note{Reason: "changed their mind"}})
+			_, err := l.client.Holds.Release(ctx, tx,
+				holds.Release{Tenant: "hall", IDs: []string{id},
+					Note: budget.Note{Reason: "changed their mind"}})
 			return err
 		}
-		_, err := l.client.Holds.Capture(ctx, tx, holds.Capture{Tenant: "hall", IDs: []string{id}, All: true, Entity: "ticket-" + id[:8]})
+		_, err := l.client.Holds.Capture(ctx, tx,
+			holds.Capture{Tenant: "hall", IDs: []string{id}, All: true, Entity: "ticket-" + id[:8]})
 		return err
 	})
 }
 
 func (l *load) lease(ctx context.Context) error {
 	return l.inTx(ctx, func(ctx context.Context, tx pgx.Tx) error {
-		_, err := l.leased.Charge(ctx, tx, budget.Charge{Scope: "api/calls", Amount: 1 + rand.Int64N(5),
-			Limits: callLimits})
+		_, err := l.leased.Charge(ctx, tx,
+			budget.Charge{Scope: "api/calls", Amount: 1 + rand.Int64N(5),
+				Limits: callLimits})
 		return err
 	})
 }
@@ -309,7 +324,9 @@ func (l *load) refund(ctx context.Context) error {
 	p := l.billed[rand.IntN(len(l.billed))]
 	l.mu.Unlock()
 	return l.inTx(ctx, func(ctx context.Context, tx pgx.Tx) error {
-		_, err := l.client.Budget.Refund(ctx, tx, budget.Refund{Scope: p.Scope, Seq: p.Seq, Amount: p.Amount, Note: budget.Note{Actor: "support", Reason: "goodwill"}})
+		_, err := l.client.Budget.Refund(ctx, tx,
+			budget.Refund{Scope: p.Scope, Seq: p.Seq, Amount: p.Amount,
+				Note: budget.Note{Actor: "support", Reason: "goodwill"}})
 		return err
 	})
 }
@@ -337,13 +354,15 @@ func (mailer) Work(context.Context, *river.Job[mailArgs]) error { return nil }
 func someWallet() string { return fmt.Sprintf("wallet/%d", rand.IntN(loadWallets)) }
 
 func (l *load) grant(ctx context.Context) error {
-	g := wallet.Grant{Wallet: someWallet(), Amount: 60, Category: "paid", Reference: "invoice-" + metered.NewID(), Note: budget.Note{Reason: "top-up"}}
+	g := wallet.Grant{Wallet: someWallet(), Amount: 60, Category: "paid",
+		Reference: "invoice-" + metered.NewID(), Note: budget.Note{Reason: "top-up"}}
 	switch rand.IntN(4) {
 	case 0: // a plan: the first grant of a wallet begins it, and all others change nothing
 		g.Category, g.Reference, g.Amount = "plan", "plan-basic", 40
 		g.Ends = wallet.EachPeriod(budget.Period{Unit: budget.Day, Zone: "UTC"})
 	case 1: // for images alone
-		g.Category, g.Reference, g.Amount, g.Uses = "images", "images-"+metered.NewID(), 15, []string{"images"}
+		g.Category, g.Reference, g.Amount, g.Uses = "images", "images-"+metered.NewID(), 15,
+			[]string{"images"}
 	case 2:
 		g.Category, g.Reference, g.Amount = "promotional", "gift-"+metered.NewID(), 20
 		g.Ends = wallet.After(time.Duration(1+rand.IntN(30)) * time.Minute)
@@ -361,7 +380,8 @@ func (l *load) draw(ctx context.Context) error {
 		name, c.Note.Use = "image", "images" // lots for images pay for it, too
 	}
 	_, err := metered.Do[int](ctx, l.client, metered.Command{
-		ID: metered.NewID(), Tenant: "demo", Name: name, RecordRefusal: true, Charges: []budget.Charge{c},
+		ID: metered.NewID(), Tenant: "demo", Name: name, RecordRefusal: true,
+		Charges: []budget.Charge{c},
 	}, nil)
 	return err
 }
@@ -385,7 +405,8 @@ func (l *load) session(ctx context.Context) error {
 		}
 		line := s.Hold().Lines[0]
 		line.Amount = 1 + rand.Int64N(line.Amount)
-		_, err := s.Settle(ctx, metered.Cost{Lines: []holds.Line{{Scope: line.Scope, Amount: line.Amount}}}, nil)
+		_, err := s.Settle(ctx, metered.Cost{Lines: []holds.Line{{Scope: line.Scope,
+			Amount: line.Amount}}}, nil)
 		if err != nil && ctx.Err() == nil {
 			l.tell(err)
 		}

@@ -47,7 +47,8 @@ purges those of maintenance.`,
 		usage string
 	}{
 		{&policy.Entries, "entries", "delete entries of the ledger that are older, as in 400d; without it all are kept"},
-		{&policy.Operations, "operations", "delete records of operations that are older; without it all are kept"},
+		{&policy.Operations, "operations",
+			"delete records of operations that are older; without it all are kept"},
 		{&policy.JobKeys, "job-keys", "delete keys of jobs that are older; without it all are kept"},
 		{&policy.Holds, "holds", "delete holds that ended longer ago (default 30d)"},
 		{&policy.Leases, "leases", "delete leases that were settled longer ago (default 30d)"},
@@ -58,15 +59,19 @@ purges those of maintenance.`,
 	flags.BoolVar(&policy.NoSweeps, "no-sweeps", false, "do not end holds, leases and lots")
 	flags.BoolVar(&policy.NoPurges, "no-purges", false, "delete nothing")
 	flags.BoolVar(&noLots, "no-lots", false, "do not end lots of wallets")
-	flags.IntVar(&policy.Batch, "batch", 0, "end or delete so many rows in one transaction, 16 to 2000; 0 is 500 to 5000, by table")
-	flags.StringVar(&policy.After, "after", "", "begin the purge of entries with the scopes after this one")
-	flags.BoolVar(&cfg.Notify, "notify", false, "tell those who listen, as holds.Config.Notify does")
+	flags.IntVar(&policy.Batch, "batch", 0,
+		"end or delete so many rows in one transaction, 16 to 2000; 0 is 500 to 5000, by table")
+	flags.StringVar(&policy.After, "after", "",
+		"begin the purge of entries with the scopes after this one")
+	flags.BoolVar(&cfg.Notify, "notify", false,
+		"tell those who listen, as holds.Config.Notify does")
 	return a.does(c, needMaintenance, func(ctx context.Context, _ []string) error {
 		return a.with(ctx, func(pool *pgxpool.Pool) error { return a.maintain(ctx, pool, cfg, noLots, policy) })
 	})
 }
 
-func (a *app) maintain(ctx context.Context, pool *pgxpool.Pool, cfg holds.Config, noLots bool, policy maintain.Policy) error {
+func (a *app) maintain(ctx context.Context, pool *pgxpool.Pool, cfg holds.Config, noLots bool,
+	policy maintain.Policy) error {
 	ledger, err := budget.New(budget.Config{Schema: a.schema})
 	if err != nil {
 		return err
@@ -138,8 +143,11 @@ func remark(s maintain.Step) string {
 // flagOf is why a step was left out, by the flag in place of the field of Policy.
 func flagOf(s maintain.Step) string {
 	for field, flag := range map[string]string{
-		"Policy.NoSweeps": "--no-sweeps", "Policy.NoPurges": "--no-purges", "Parts.Wallets is nil": "--no-lots",
-		"Policy.Operations is not set": "no --operations", "Policy.JobKeys is not set": "no --job-keys", "Policy.Entries is not set": "no --entries",
+		"Policy.NoSweeps": "--no-sweeps", "Policy.NoPurges": "--no-purges",
+		"Parts.Wallets is nil":         "--no-lots",
+		"Policy.Operations is not set": "no --operations",
+		"Policy.JobKeys is not set":    "no --job-keys",
+		"Policy.Entries is not set":    "no --entries",
 	} {
 		if s.Off == field {
 			return flag

@@ -60,14 +60,16 @@ func (a *app) state(ctx context.Context) (s state, err error) {
 	if r.Version == 0 && !differs {
 		r.Differences = nil // everything is missing
 	}
-	return state{a.schema, r.Version, metered.SchemaVersion, r.Version > 0 && r.Err() == nil, append([]metered.SchemaDifference{}, r.Differences...),
+	return state{a.schema, r.Version, metered.SchemaVersion, r.Version > 0 && r.Err() == nil,
+		append([]metered.SchemaDifference{}, r.Differences...),
 		append([]string{}, r.Previous...), differs}, err
 }
 
 func (s state) String() string {
 	switch {
 	case s.differs && s.Version != s.Wants:
-		return fmt.Sprintf("Schema %s cannot be used: %s %s", s.Schema, s.Differences[0].Object, s.Differences[0].Problem)
+		return fmt.Sprintf("Schema %s cannot be used: %s %s", s.Schema, s.Differences[0].Object,
+			s.Differences[0].Problem)
 	case s.differs:
 		return fmt.Sprintf("Schema %s is of version %d, and %s from what this build needs: see metered migrate validate",
 			s.Schema, s.Version, plural(len(s.Differences), "object differs", "objects differ"))
@@ -78,7 +80,8 @@ func (s state) String() string {
 	case !s.OK:
 		return fmt.Sprintf("Schema %s is of version %d, newer than this build works with, which needs %d", s.Schema, s.Version, s.Wants)
 	case s.Version > s.Wants:
-		return fmt.Sprintf("Schema %s is of version %d: newer than this build, which works with it", s.Schema, s.Version)
+		return fmt.Sprintf("Schema %s is of version %d: newer than this build, which works with it",
+			s.Schema, s.Version)
 	case len(s.Previous) > 0:
 		return fmt.Sprintf("Schema %s is of version %d, as this build needs it. %d functions are left for the build before: once none of its processes runs, metered migrate up --drop-previous drops them",
 			s.Schema, s.Version, len(s.Previous))
@@ -193,8 +196,10 @@ Run it as the role that owns the schema, or is to own it.`,
   metered migrate up --drop-previous`,
 	}
 	c.Flags().BoolVar(&opts.River, "river", false, "migrate River's tables, too")
-	c.Flags().StringVar(&opts.RiverSchema, "river-schema", "", "where River's tables go; defaults to the search_path")
-	c.Flags().BoolVar(&opts.DropPrevious, "drop-previous", false, "drop functions that only the previous build calls, once none of its processes runs")
+	c.Flags().StringVar(&opts.RiverSchema, "river-schema", "",
+		"where River's tables go; defaults to the search_path")
+	c.Flags().BoolVar(&opts.DropPrevious, "drop-previous", false,
+		"drop functions that only the previous build calls, once none of its processes runs")
 	c.Flags().Var(&timeout, "timeout", "give up waiting for locks after so long")
 	return a.does(c, needOwner, func(ctx context.Context, _ []string) error {
 		pool, err := a.open(ctx)
@@ -203,12 +208,16 @@ Run it as the role that owns the schema, or is to own it.`,
 		}
 		defer pool.Close()
 		opts.Schema = a.schema
-		opts.OnWait = func(_ context.Context, what string) { fmt.Fprintf(a.err, "waiting for %s\n", what) }
+		opts.OnWait = func(_ context.Context,
+			what string) {
+			fmt.Fprintf(a.err, "waiting for %s\n", what)
+		}
 		return a.migrateUp(ctx, pool, opts, time.Duration(timeout))
 	})
 }
 
-func (a *app) migrateUp(ctx context.Context, pool *pgxpool.Pool, opts metered.MigrateOptions, timeout time.Duration) error {
+func (a *app) migrateUp(ctx context.Context, pool *pgxpool.Pool, opts metered.MigrateOptions,
+	timeout time.Duration) error {
 	within, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	r, err := metered.Migrate(within, pool, opts)
@@ -217,8 +226,10 @@ func (a *app) migrateUp(ctx context.Context, pool *pgxpool.Pool, opts metered.Mi
 	}
 	if a.json {
 		return a.print(map[string]any{
-			"schema": a.schema, "from": r.From, "to": r.To, "repaired": append([]metered.SchemaDifference{}, r.Repaired...),
-			"dropped": append([]string{}, r.Dropped...), "previous": append([]string{}, r.Previous...), "river": append([]int{}, r.River...),
+			"schema": a.schema, "from": r.From, "to": r.To,
+			"repaired": append([]metered.SchemaDifference{}, r.Repaired...),
+			"dropped":  append([]string{}, r.Dropped...),
+			"previous": append([]string{}, r.Previous...), "river": append([]int{}, r.River...),
 		})
 	}
 	switch {
@@ -256,8 +267,10 @@ the database's other migrations: goose, golang-migrate, tern or atlas. It asks n
   metered migrate sql --from 1 --tool goose`,
 	}
 	c.Flags().IntVar(&opts.From, "from", 0, "the version that is installed; 0 is none")
-	c.Flags().StringVar(&tool, "tool", "", "goose, golang-migrate, tern or atlas; defaults to plain SQL")
-	c.Flags().BoolVar(&opts.DropPrevious, "drop-previous", false, "drop functions that only the previous build calls")
+	c.Flags().StringVar(&tool, "tool", "",
+		"goose, golang-migrate, tern or atlas; defaults to plain SQL")
+	c.Flags().BoolVar(&opts.DropPrevious, "drop-previous", false,
+		"drop functions that only the previous build calls")
 	return a.does(c, needNothing, func(_ context.Context, _ []string) error {
 		opts.Schema, opts.Tool = a.schema, tool
 		sql, err := metered.SchemaSQL(opts)
@@ -265,7 +278,8 @@ the database's other migrations: goose, golang-migrate, tern or atlas. It asks n
 		case err != nil:
 			return err
 		case a.json:
-			return a.print(map[string]any{"schema": a.schema, "from": opts.From, "to": metered.SchemaVersion, "sql": sql})
+			return a.print(map[string]any{"schema": a.schema, "from": opts.From,
+				"to": metered.SchemaVersion, "sql": sql})
 		}
 		_, err = fmt.Fprint(a.out, sql)
 		return err

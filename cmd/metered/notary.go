@@ -37,7 +37,8 @@ It needs the schema's owner.`,
 	flags := c.Flags()
 	flags.StringVar(&keyFile, "key", "", "the file with the private key")
 	flags.StringVar(&newKey, "new-key", "", "make keys of this name, and print them")
-	flags.IntVar(&config.MaxEntries, "max-entries", 100_000, "take down so many entries in one transaction")
+	flags.IntVar(&config.MaxEntries, "max-entries", 100_000,
+		"take down so many entries in one transaction")
 	c.MarkFlagsMutuallyExclusive("key", "new-key")
 	c.MarkFlagsOneRequired("key", "new-key")
 	return a.does(c, needOwner, func(ctx context.Context, _ []string) error {
@@ -154,18 +155,21 @@ func (a *app) compared(r notary.Report) error {
 	if err := t.flush(); err != nil {
 		return err
 	}
-	fmt.Fprintf(a.out, "%s are as the head of %s has them, %s.\n", plural(int(r.Checked), "entry", "entries"), instant(r.Head.At),
+	fmt.Fprintf(a.out, "%s are as the head of %s has them, %s.\n",
+		plural(int(r.Checked), "entry", "entries"), instant(r.Head.At),
 		plural(len(r.Differences), "difference", "differences"))
 	for _, also := range []struct {
 		n    int64
 		what string
-	}{{r.Purged, "were purged"}, {r.Moved, "have moved to another cell"}, {r.Later, "are later than the head"}} {
+	}{{r.Purged, "were purged"}, {r.Moved, "have moved to another cell"},
+		{r.Later, "are later than the head"}} {
 		if also.n > 0 {
 			fmt.Fprintf(a.out, "%s %s.\n", plural(int(also.n), "entry", "entries"), also.what)
 		}
 	}
 	if r.Renamed > 0 {
-		fmt.Fprintf(a.out, "%s had another name, which was taken out.\n", plural(int(r.Renamed), "scope", "scopes"))
+		fmt.Fprintf(a.out, "%s had another name, which was taken out.\n",
+			plural(int(r.Renamed), "scope", "scopes"))
 	}
 	return nil
 }

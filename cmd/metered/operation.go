@@ -23,7 +23,8 @@ that is not on record has not committed, or was purged, or is of another tenant:
 		Args:    cobra.ExactArgs(1),
 	}
 	c.Flags().StringVar(&tenant, "tenant", "", "the tenant of the operation")
-	c.Flags().StringVar(&river, "river-schema", "", "where River's tables are; defaults to the search_path")
+	c.Flags().StringVar(&river, "river-schema", "",
+		"where River's tables are; defaults to the search_path")
 	return a.does(c, needReporting, func(ctx context.Context, args []string) error {
 		return a.read(ctx, func(tx pgx.Tx) error {
 			r, err := inspect.New(tx, a.schema)

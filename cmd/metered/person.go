@@ -27,7 +27,8 @@ It reads all tables, in a READ ONLY transaction, and needs SELECT on them, which
 	}
 	flags := c.Flags()
 	flags.StringVar(&subject, "subject", "", "the person's name, as in user/ann")
-	flags.StringSliceVar(&config.Tables, "table", nil, "a further table to search, such as river_job or app.orders")
+	flags.StringSliceVar(&config.Tables, "table", nil,
+		"a further table to search, such as river_job or app.orders")
 	_ = c.MarkFlagRequired("subject")
 	return a.does(c, needOwner, func(ctx context.Context, _ []string) error {
 		config.Schema = a.schema
@@ -72,8 +73,10 @@ It needs the schema's owner. Nothing takes it back.`,
 	flags := c.Flags()
 	flags.StringVar(&subject, "subject", "", "the person's name, as in user/ann")
 	flags.StringVar(&alias, "alias", "", "what stands in its place, as in gone/7f3a")
-	flags.StringSliceVar(&config.Tables, "table", nil, "a further table to rewrite, such as river_job or app.orders")
-	flags.IntVar(&config.MaxRows, "max-rows", 20_000, "rewrite about so many rows in one transaction")
+	flags.StringSliceVar(&config.Tables, "table", nil,
+		"a further table to rewrite, such as river_job or app.orders")
+	flags.IntVar(&config.MaxRows, "max-rows", 20_000,
+		"rewrite about so many rows in one transaction")
 	flags.BoolVarP(&yes, "yes", "y", false, "do not ask")
 	_ = c.MarkFlagRequired("subject")
 	_ = c.MarkFlagRequired("alias")
@@ -92,7 +95,8 @@ It needs the schema's owner. Nothing takes it back.`,
 	})
 }
 
-func (a *app) pseudonymize(ctx context.Context, pool *pgxpool.Pool, register *privacy.Register, subject, alias string) error {
+func (a *app) pseudonymize(ctx context.Context, pool *pgxpool.Pool, register *privacy.Register,
+	subject, alias string) error {
 	bar := a.progress("rows rewritten", -1)
 	var all, one privacy.Report
 	for {
@@ -118,12 +122,15 @@ func (a *app) pseudonymize(ctx context.Context, pool *pgxpool.Pool, register *pr
 			return err
 		}
 	} else {
-		fmt.Fprintf(a.out, "%s, %s renamed.\n", plural(int(all.Rows), "row rewritten", "rows rewritten"), plural(all.Scopes, "scope", "scopes"))
+		fmt.Fprintf(a.out, "%s, %s renamed.\n",
+			plural(int(all.Rows), "row rewritten", "rows rewritten"),
+			plural(all.Scopes, "scope", "scopes"))
 		for _, what := range all.Open {
 			fmt.Fprintf(a.out, "It keeps the name until it ends: %s.\n", what)
 		}
 		if all.Near > 0 {
-			fmt.Fprintf(a.out, "%s the name in a longer word, and stay as they are.\n", plural(int(all.Near), "row has", "rows have"))
+			fmt.Fprintf(a.out, "%s the name in a longer word, and stay as they are.\n",
+				plural(int(all.Near), "row has", "rows have"))
 		}
 	}
 	if !all.Done {

@@ -23,8 +23,10 @@ type progress struct {
 func (a *app) progress(what string, total int64) *progress {
 	p := &progress{a: a, what: what, last: time.Now()}
 	if _, _, ok := terminal(a.err); ok {
-		p.bar = progressbar.NewOptions64(total, progressbar.OptionSetWriter(a.err), progressbar.OptionSetDescription(what),
-			progressbar.OptionThrottle(100*time.Millisecond), progressbar.OptionShowCount(), progressbar.OptionClearOnFinish(),
+		p.bar = progressbar.NewOptions64(total, progressbar.OptionSetWriter(a.err),
+			progressbar.OptionSetDescription(what),
+			progressbar.OptionThrottle(100*time.Millisecond), progressbar.OptionShowCount(),
+			progressbar.OptionClearOnFinish(),
 			progressbar.OptionSetPredictTime(true))
 	}
 	return p

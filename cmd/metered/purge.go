@@ -76,15 +76,18 @@ and deletes nothing. It needs SELECT on the tables, which the schema's owner has
 		if dry {
 			a.needs = needOwner
 		} else {
-			functions = []string{"purge_scope", "purge_holds", "purge_leases", "purge_tokens", "purge_operations", "purge_job_keys"}
+			functions = []string{"purge_scope", "purge_holds", "purge_leases", "purge_tokens",
+				"purge_operations", "purge_job_keys"}
 		}
 		return a.with(ctx, func(pool *pgxpool.Pool) error {
-			return a.purge(ctx, pool, only, purgeOptions{olderThan: time.Duration(olderThan), dry: dry})
+			return a.purge(ctx, pool, only,
+				purgeOptions{olderThan: time.Duration(olderThan), dry: dry})
 		}, functions...)
 	})
 }
 
-func (a *app) purge(ctx context.Context, pool *pgxpool.Pool, only []string, opts purgeOptions) error {
+func (a *app) purge(ctx context.Context, pool *pgxpool.Pool, only []string,
+	opts purgeOptions) error {
 	verb := "DELETED"
 	if opts.dry {
 		verb = "WOULD BE DELETED"
@@ -100,7 +103,8 @@ func (a *app) purge(ctx context.Context, pool *pgxpool.Pool, only []string, opts
 		n, err := p.run(ctx, a, pool, o)
 		bar.end()
 		if a.json {
-			if err := a.print(map[string]any{"what": p.name, "rows": n, "dry_run": opts.dry, "complete": err == nil}); err != nil {
+			if err := a.print(map[string]any{"what": p.name, "rows": n, "dry_run": opts.dry,
+				"complete": err == nil}); err != nil {
 				return err
 			}
 		} else if n > 0 || err == nil {
@@ -121,7 +125,8 @@ func purgeLedger(ctx context.Context, a *app, pool *pgxpool.Pool, o purgeOptions
 	r, err := ledger.Purge(ctx, pool, budget.PurgeOptions{OlderThan: o.olderThan, DryRun: o.dry,
 		Progress: func(r budget.PurgeReport) { o.progress(r.Entries) }})
 	if err == nil && r.Busy > 0 {
-		fmt.Fprintf(a.err, "%s left for the next purge\n", plural(r.Busy, "scope was busy, and is", "scopes were busy, and are"))
+		fmt.Fprintf(a.err, "%s left for the next purge\n",
+			plural(r.Busy, "scope was busy, and is", "scopes were busy, and are"))
 	}
 	return r.Entries, err
 }
@@ -135,7 +140,8 @@ func purgeHolds(ctx context.Context, a *app, pool *pgxpool.Pool, o purgeOptions)
 	if err != nil {
 		return 0, err
 	}
-	return book.Purge(ctx, pool, holds.PurgeOptions{OlderThan: o.olderThan, Progress: o.progress, DryRun: o.dry})
+	return book.Purge(ctx, pool, holds.PurgeOptions{OlderThan: o.olderThan, Progress: o.progress,
+		DryRun: o.dry})
 }
 
 func purgeLeases(ctx context.Context, a *app, pool *pgxpool.Pool, o purgeOptions) (int64, error) {
@@ -143,7 +149,8 @@ func purgeLeases(ctx context.Context, a *app, pool *pgxpool.Pool, o purgeOptions
 	if err != nil {
 		return 0, err
 	}
-	return leases.Purge(ctx, pool, ledger, leases.PurgeOptions{OlderThan: o.olderThan, Progress: o.progress, DryRun: o.dry})
+	return leases.Purge(ctx, pool, ledger,
+		leases.PurgeOptions{OlderThan: o.olderThan, Progress: o.progress, DryRun: o.dry})
 }
 
 func purgeTokens(ctx context.Context, a *app, pool *pgxpool.Pool, o purgeOptions) (int64, error) {
@@ -151,15 +158,18 @@ func purgeTokens(ctx context.Context, a *app, pool *pgxpool.Pool, o purgeOptions
 	if err != nil {
 		return 0, err
 	}
-	return store.Purge(ctx, pool, tokens.PurgeOptions{OlderThan: o.olderThan, Progress: o.progress, DryRun: o.dry})
+	return store.Purge(ctx, pool, tokens.PurgeOptions{OlderThan: o.olderThan, Progress: o.progress,
+		DryRun: o.dry})
 }
 
-func purgeOperations(ctx context.Context, a *app, pool *pgxpool.Pool, o purgeOptions) (int64, error) {
+func purgeOperations(ctx context.Context, a *app, pool *pgxpool.Pool,
+	o purgeOptions) (int64, error) {
 	client, err := metered.New(pool, metered.Config{Config: budget.Config{Schema: a.schema}})
 	if err != nil {
 		return 0, err
 	}
-	return client.PurgeOperations(ctx, pool, metered.PurgeOptions{OlderThan: o.olderThan, Progress: o.progress, DryRun: o.dry})
+	return client.PurgeOperations(ctx, pool,
+		metered.PurgeOptions{OlderThan: o.olderThan, Progress: o.progress, DryRun: o.dry})
 }
 
 func purgeJobs(ctx context.Context, a *app, pool *pgxpool.Pool, o purgeOptions) (int64, error) {
@@ -171,5 +181,6 @@ func purgeJobs(ctx context.Context, a *app, pool *pgxpool.Pool, o purgeOptions) 
 	if err != nil {
 		return 0, err
 	}
-	return enqueuer.Purge(ctx, pool, jobs.PurgeOptions{OlderThan: o.olderThan, Progress: o.progress, DryRun: o.dry})
+	return enqueuer.Purge(ctx, pool, jobs.PurgeOptions{OlderThan: o.olderThan, Progress: o.progress,
+		DryRun: o.dry})
 }

@@ -51,7 +51,8 @@ repaired before an interruption stay so.`,
 	})
 }
 
-func scopesAhead(ctx context.Context, pool *pgxpool.Pool, ledger *budget.Ledger, tolerance time.Duration, only []string) (all []budget.ClockState, err error) {
+func scopesAhead(ctx context.Context, pool *pgxpool.Pool, ledger *budget.Ledger,
+	tolerance time.Duration, only []string) (all []budget.ClockState, err error) {
 	err = readOnly(ctx, pool, func(tx pgx.Tx) error {
 		for s, err := range ledger.ClockAhead(ctx, tx, tolerance) {
 			if err != nil {
@@ -66,7 +67,8 @@ func scopesAhead(ctx context.Context, pool *pgxpool.Pool, ledger *budget.Ledger,
 	return all, err
 }
 
-func (a *app) repair(ctx context.Context, pool *pgxpool.Pool, ledger *budget.Ledger, ahead []budget.ClockState, note budget.Note, yes bool) error {
+func (a *app) repair(ctx context.Context, pool *pgxpool.Pool, ledger *budget.Ledger,
+	ahead []budget.ClockState, note budget.Note, yes bool) error {
 	if len(ahead) == 0 {
 		if !a.json {
 			fmt.Fprintln(a.out, "No scope is ahead of the clock.")
@@ -82,7 +84,8 @@ func (a *app) repair(ctx context.Context, pool *pgxpool.Pool, ledger *budget.Led
 			return err
 		}
 		now := ahead[0].At.Add(-ahead[0].Ahead)
-		if !a.confirm(ctx, fmt.Sprintf("The database's clock says %s. Repair %s?", instant(now), these(len(ahead)))) {
+		if !a.confirm(ctx, fmt.Sprintf("The database's clock says %s. Repair %s?", instant(now),
+			these(len(ahead)))) {
 			return errRefused
 		}
 	}

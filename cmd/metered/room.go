@@ -11,7 +11,8 @@ import (
 )
 
 // walk looks at all scopes that begin with the argument, or at all.
-func (a *app) walk(ctx context.Context, args []string, w inspect.Walk, show func(inspect.Walk) error) error {
+func (a *app) walk(ctx context.Context, args []string, w inspect.Walk,
+	show func(inspect.Walk) error) error {
 	if w.Keep < 1 || w.Keep > inspect.MaxPage {
 		return usagef("--rows: %d is not from 1 to %d", w.Keep, inspect.MaxPage)
 	}
@@ -45,32 +46,35 @@ for the scopes that begin with a name. For the credit of wallets see metered wal
   metered nearly-out user/ --limit 5/30d -n 100 --json`,
 		Args: cobra.MaximumNArgs(1),
 	}
-	c.Flags().VarP(&rules, "limit", "l", limitsHelp+", after the beginning of names and *, such as 'org/* 300/1m'")
+	c.Flags().VarP(&rules, "limit", "l", limitsHelp+
+		", after the beginning of names and *, such as 'org/* 300/1m'")
 	c.Flags().IntVarP(&rows, "rows", "n", rows, "list so many at most, 1 to 1000")
 	return a.does(c, needReporting, func(ctx context.Context, args []string) error {
 		if len(rules) == 0 {
 			return usagef("--limit: give the limits of your program")
 		}
-		return a.walk(ctx, args, inspect.Walk{Limits: rules.of, Keep: rows}, func(w inspect.Walk) error {
-			some := false
-			t := a.table("SCOPE", "LIMIT", "USED", "HELD", "LEASED", "OF", "LEFT")
-			for _, list := range [][]inspect.Room{w.Nearly, w.Credit} {
-				for _, room := range list {
-					if a.json {
-						if err := a.print(room); err != nil {
-							return err
+		return a.walk(ctx, args, inspect.Walk{Limits: rules.of, Keep: rows},
+			func(w inspect.Walk) error {
+				some := false
+				t := a.table("SCOPE", "LIMIT", "USED", "HELD", "LEASED", "OF", "LEFT")
+				for _, list := range [][]inspect.Room{w.Nearly, w.Credit} {
+					for _, room := range list {
+						if a.json {
+							if err := a.print(room); err != nil {
+								return err
+							}
+							continue
 						}
-						continue
+						some = true
+						t.row(room.Scope, inspect.LimitText(room.Limit), room.Gone(), room.Held,
+							room.Leased, room.Of(), room.Rest())
 					}
-					some = true
-					t.row(room.Scope, inspect.LimitText(room.Limit), room.Gone(), room.Held, room.Leased, room.Of(), room.Rest())
 				}
-			}
-			if !some && !a.json {
-				fmt.Fprintf(a.out, "None of %s.\n", plural(w.Scopes, "scope", "scopes"))
-			}
-			return t.flush()
-		})
+				if !some && !a.json {
+					fmt.Fprintf(a.out, "None of %s.\n", plural(w.Scopes, "scope", "scopes"))
+				}
+				return t.flush()
+			})
 	})
 }
 
@@ -93,8 +97,10 @@ cancelled or changed, and has units left.`,
 		Args: cobra.MaximumNArgs(1),
 	}
 	c.Flags().IntVarP(&rows, "rows", "n", rows, "list so many at most, 1 to 1000")
-	c.Flags().StringVar(&ending, "ending", ending, "list the lots that end within a time, such as 7d")
-	c.Flags().StringVar(&plan, "plan", plan, "list the wallets with a plan: its name, its beginning and *, or * for all")
+	c.Flags().StringVar(&ending, "ending", ending,
+		"list the lots that end within a time, such as 7d")
+	c.Flags().StringVar(&plan, "plan", plan,
+		"list the wallets with a plan: its name, its beginning and *, or * for all")
 	c.MarkFlagsMutuallyExclusive("ending", "plan")
 	return a.does(c, needReporting, func(ctx context.Context, args []string) error {
 		switch w := (inspect.Walk{Keep: rows, Plan: inspect.PlanNames(plan)}); {
@@ -155,7 +161,8 @@ func (a *app) showEnding(w inspect.Walk) error {
 		t.row(e.Wallet, e.Lot, dash(e.Reference), e.Units, e.Expires)
 	}
 	if len(w.Ending) == 0 && !a.json {
-		fmt.Fprintf(a.out, "No lot with units left ends within %s.\n", inspect.DurationText(w.Within))
+		fmt.Fprintf(a.out, "No lot with units left ends within %s.\n",
+			inspect.DurationText(w.Within))
 	}
 	return t.flush()
 }

@@ -90,15 +90,20 @@ func (a *app) root() *cobra.Command {
 	root.SetOut(a.out)
 	root.SetErr(a.err)
 	flags := root.PersistentFlags()
-	flags.StringVarP(&a.url, "database-url", "d", "", "the database; defaults to DATABASE_URL, and then to PGHOST and so on")
+	flags.StringVarP(&a.url, "database-url", "d", "",
+		"the database; defaults to DATABASE_URL, and then to PGHOST and so on")
 	flags.StringVar(&a.schema, "schema", "metered", "the schema that metered was installed in")
 	flags.BoolVar(&a.json, "json", false, "print JSON")
-	root.AddGroup(&cobra.Group{ID: "set-up", Title: "Set up:"}, &cobra.Group{ID: "keep", Title: "Keep in order:"},
+	root.AddGroup(&cobra.Group{ID: "set-up", Title: "Set up:"},
+		&cobra.Group{ID: "keep", Title: "Keep in order:"},
 		&cobra.Group{ID: "look", Title: "Look:"}, &cobra.Group{ID: "page", Title: "The page:"})
 	for group, commands := range map[string][]*cobra.Command{
 		"set-up": {a.migrateCmd(), a.grantCmd()},
-		"keep":   {a.verifyCmd(), a.repairClockCmd(), a.maintainCmd(), a.sweepCmd(), a.purgeCmd(), a.exportCmd(), a.pseudonymizeCmd(), a.notarizeCmd(), a.receiptCmd()},
-		"look": {a.topCmd(), a.usageCmd(), a.seriesCmd(), a.entriesCmd(), a.feedCmd(), a.statementCmd(), a.walletCmd(), a.walletsCmd(), a.nearlyCmd(), a.lotsCmd(), a.holdsCmd(), a.holdCmd(), a.jobsCmd(),
+		"keep": {a.verifyCmd(), a.repairClockCmd(), a.maintainCmd(), a.sweepCmd(), a.purgeCmd(),
+			a.exportCmd(), a.pseudonymizeCmd(), a.notarizeCmd(), a.receiptCmd()},
+		"look": {a.topCmd(), a.usageCmd(), a.seriesCmd(), a.entriesCmd(), a.feedCmd(),
+			a.statementCmd(), a.walletCmd(), a.walletsCmd(), a.nearlyCmd(), a.lotsCmd(),
+			a.holdsCmd(), a.holdCmd(), a.jobsCmd(),
 			a.operationCmd(), a.explainCmd()},
 		"page": {a.serveCmd(), a.demoCmd()},
 	} {
@@ -107,7 +112,8 @@ func (a *app) root() *cobra.Command {
 			root.AddCommand(c)
 		}
 	}
-	root.AddCommand(&cobra.Command{Use: "exit-codes", Short: "What the exit codes mean", Long: exitCodes})
+	root.AddCommand(&cobra.Command{Use: "exit-codes", Short: "What the exit codes mean",
+		Long: exitCodes})
 	return root
 }
 
@@ -122,13 +128,15 @@ func version() string {
 			}
 		}
 	}
-	return fmt.Sprintf("%s (library %s, schema version %d)", command, library, metered.SchemaVersion)
+	return fmt.Sprintf("%s (library %s, schema version %d)", command, library,
+		metered.SchemaVersion)
 }
 
 const libraryPath = "github.com/pgmetered/metered"
 
 // does makes a command of a function.
-func (a *app) does(c *cobra.Command, needs need, f func(ctx context.Context, args []string) error) *cobra.Command {
+func (a *app) does(c *cobra.Command, needs need,
+	f func(ctx context.Context, args []string) error) *cobra.Command {
 	c.RunE = func(c *cobra.Command, args []string) error {
 		a.started, a.needs = true, needs
 		if _, err := schema.Parse(a.schema); err != nil {
@@ -144,7 +152,8 @@ func (a *app) does(c *cobra.Command, needs need, f func(ctx context.Context, arg
 	}
 	for name, words := range flagWords {
 		if c.Flags().Lookup(name) != nil {
-			_ = c.RegisterFlagCompletionFunc(name, cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp))
+			_ = c.RegisterFlagCompletionFunc(name,
+				cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp))
 		}
 	}
 	return c
@@ -152,7 +161,9 @@ func (a *app) does(c *cobra.Command, needs need, f func(ctx context.Context, arg
 
 // flagWords are a shell's completions of flags.
 var flagWords = map[string][]string{
-	"state": {"held", "captured", "released", "expired", "returned"}, "by": {"hour", "day", "week", "month"},
-	"tool": {"goose", "golang-migrate", "tern", "atlas"}, "only": {"ledger", "holds", "leases", "tokens", "operations", "jobs"},
+	"state":  {"held", "captured", "released", "expired", "returned"},
+	"by":     {"hour", "day", "week", "month"},
+	"tool":   {"goose", "golang-migrate", "tern", "atlas"},
+	"only":   {"ledger", "holds", "leases", "tokens", "operations", "jobs"},
 	"format": {"table", "csv", "json"}, "window": {"lifetime", "1h", "1d", "30d"},
 }

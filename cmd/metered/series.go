@@ -59,7 +59,8 @@ If entries of the period were purged, it fails, instead of counting too little.`
 				return err
 			}
 			if end.IsZero() {
-				if err := tx.QueryRow(ctx, "select pg_catalog.to_json(pg_catalog.clock_timestamp())").Scan(&end); err != nil {
+				if err := tx.QueryRow(ctx,
+					"select pg_catalog.to_json(pg_catalog.clock_timestamp())").Scan(&end); err != nil {
 					return err
 				}
 			}
@@ -76,7 +77,8 @@ If entries of the period were purged, it fails, instead of counting too little.`
 }
 
 func (a *app) printSeries(all []budget.RangeUsage, place *time.Location) error {
-	t := a.table("FROM", "CHARGED", "REFUNDED OF IT", "BILLED", "REFUNDS MADE", "USED", "CREDITED", "UNSETTLED")
+	t := a.table("FROM", "CHARGED", "REFUNDED OF IT", "BILLED", "REFUNDS MADE", "USED", "CREDITED",
+		"UNSETTLED")
 	for _, u := range all {
 		if a.json {
 			if err := a.print(ranged(u)); err != nil {
@@ -84,7 +86,8 @@ func (a *app) printSeries(all []budget.RangeUsage, place *time.Location) error {
 			}
 			continue
 		}
-		t.row(u.From.In(place).Format("2006-01-02 15:04:05 MST"), u.Charged, u.RefundedOfCharged, u.Billed(), u.RefundsMade, u.Used(), u.Credited, u.Unsettled)
+		t.row(u.From.In(place).Format("2006-01-02 15:04:05 MST"), u.Charged, u.RefundedOfCharged,
+			u.Billed(), u.RefundsMade, u.Used(), u.Credited, u.Unsettled)
 	}
 	return t.flush()
 }

@@ -45,11 +45,16 @@ Limits are not in the database. The page draws scopes against those that --limit
   metered serve --listen 127.0.0.1:0 --limit 'org/* 1000/1h' --limit 'wallet/* prepaid'`,
 	}
 	flags := c.Flags()
-	flags.StringVar(&f.listen, "listen", defaultListen, "the address to serve at; port 0 is any that is free")
-	flags.BoolVar(&f.remote, "allow-remote", false, "serve to other machines: only behind something that authenticates")
-	flags.VarP(&f.limits, "limit", "l", limitsHelp+"; for some scopes alone, after the beginning of their names: 'org/* 1000/1h'")
-	flags.StringVar(&f.zone, "timezone", "UTC", "the time zone of the times shown, as in Europe/Berlin")
-	flags.StringVar(&f.cfg.RiverSchema, "river-schema", "", "where River's tables are; defaults to the search_path")
+	flags.StringVar(&f.listen, "listen", defaultListen,
+		"the address to serve at; port 0 is any that is free")
+	flags.BoolVar(&f.remote, "allow-remote", false,
+		"serve to other machines: only behind something that authenticates")
+	flags.VarP(&f.limits, "limit", "l", limitsHelp+
+		"; for some scopes alone, after the beginning of their names: 'org/* 1000/1h'")
+	flags.StringVar(&f.zone, "timezone", "UTC",
+		"the time zone of the times shown, as in Europe/Berlin")
+	flags.StringVar(&f.cfg.RiverSchema, "river-schema", "",
+		"where River's tables are; defaults to the search_path")
 	flags.StringVar(&f.cfg.RiverUI, "river-ui", "", "the address of River UI, to link to")
 	return a.does(c, needReporting, func(ctx context.Context, _ []string) error {
 		return a.with(ctx, func(pool *pgxpool.Pool) error {
@@ -65,7 +70,8 @@ Limits are not in the database. The page draws scopes against those that --limit
 }
 
 // serve serves the page until ctx ends. It calls ready with its address.
-func (a *app) serve(ctx context.Context, pool *pgxpool.Pool, f pageFlags, ready func(address string) error) error {
+func (a *app) serve(ctx context.Context, pool *pgxpool.Pool, f pageFlags,
+	ready func(address string) error) error {
 	place, err := time.LoadLocation(f.zone)
 	if err != nil {
 		return usagef("--timezone: %v", err)
@@ -86,11 +92,13 @@ func (a *app) serve(ctx context.Context, pool *pgxpool.Pool, f pageFlags, ready 
 	var handler http.Handler = page
 	if !f.remote {
 		if at, ok := listener.Addr().(*net.TCPAddr); !ok || !at.IP.IsLoopback() {
-			return errors.Join(listener.Close(), usagef("--listen: %s is not of the loopback interface: other machines could read everything. See --allow-remote", f.listen))
+			return errors.Join(listener.Close(),
+				usagef("--listen: %s is not of the loopback interface: other machines could read everything. See --allow-remote", f.listen))
 		}
 		handler = loopbackOnly(page)
 	}
-	server := &http.Server{Handler: handler, ReadHeaderTimeout: 5 * time.Second, ErrorLog: slog.NewLogLogger(f.cfg.Logger.Handler(), slog.LevelWarn)}
+	server := &http.Server{Handler: handler, ReadHeaderTimeout: 5 * time.Second,
+		ErrorLog: slog.NewLogLogger(f.cfg.Logger.Handler(), slog.LevelWarn)}
 	server.RegisterOnShutdown(page.Close)
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(listener) }()
@@ -118,8 +126,10 @@ func loopbackOnly(next http.Handler) http.Handler {
 		if err != nil {
 			host = strings.TrimSuffix(strings.TrimPrefix(r.Host, "["), "]") // IPv6 without a port
 		}
-		if ip := net.ParseIP(host); !strings.EqualFold(host, "localhost") && (ip == nil || !ip.IsLoopback()) {
-			http.Error(w, "this page is served to 127.0.0.1 and localhost", http.StatusMisdirectedRequest)
+		if ip := net.ParseIP(host); !strings.EqualFold(host, "localhost") &&
+			(ip == nil || !ip.IsLoopback()) {
+			http.Error(w, "this page is served to 127.0.0.1 and localhost",
+				http.StatusMisdirectedRequest)
 			return
 		}
 		next.ServeHTTP(w, r)

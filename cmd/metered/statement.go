@@ -57,7 +57,8 @@ The spends from a lease are one capture. If entries of the period were purged, i
 				return err
 			}
 			if to.IsZero() {
-				if err := tx.QueryRow(ctx, "select pg_catalog.to_json(pg_catalog.clock_timestamp())").Scan(&to.Time); err != nil {
+				if err := tx.QueryRow(ctx,
+					"select pg_catalog.to_json(pg_catalog.clock_timestamp())").Scan(&to.Time); err != nil {
 					return err
 				}
 			}
@@ -73,7 +74,8 @@ The spends from a lease are one capture. If entries of the period were purged, i
 	})
 }
 
-func (a *app) statement(ctx context.Context, tx pgx.Tx, ledger *budget.Ledger, scope string, sums budget.RangeUsage, asCSV bool) error {
+func (a *app) statement(ctx context.Context, tx pgx.Tx, ledger *budget.Ledger, scope string,
+	sums budget.RangeUsage, asCSV bool) error {
 	entries := ledger.Entries(ctx, tx, scope, budget.EntriesOptions{From: sums.From, To: sums.To})
 	if asCSV {
 		w := csv.NewWriter(a.out)
@@ -127,7 +129,8 @@ func used(e budget.Entry) int64 { return e.Spent - e.Refunded - e.Credited }
 // change is the amount that an entry adds to usage.
 func change(e budget.Entry) int64 {
 	switch e.Kind {
-	case budget.EntryCharge, budget.EntryCapture, budget.EntryLapse, budget.EntryRevoke, budget.EntryRollOver:
+	case budget.EntryCharge, budget.EntryCapture, budget.EntryLapse, budget.EntryRevoke,
+		budget.EntryRollOver:
 		return e.Amount
 	case budget.EntryRefund, budget.EntryCredit:
 		return -e.Amount
@@ -143,7 +146,8 @@ func signed(e budget.Entry) string {
 	return strconv.FormatInt(e.Amount, 10)
 }
 
-var csvHead = []string{"scope", "entry", "at", "kind", "amount", "change", "used", "held", "refunds_entry", "hold", "operation_tenant",
+var csvHead = []string{"scope", "entry", "at", "kind", "amount", "change", "used", "held",
+	"refunds_entry", "hold", "operation_tenant",
 	"operation", "actor", "tenant", "correlation", "reason", "occurred_at"}
 
 func csvRow(e budget.Entry) []string {
@@ -155,8 +159,10 @@ func csvRow(e budget.Entry) []string {
 	if !e.OccurredAt.IsZero() {
 		occurred = e.OccurredAt.UTC().Format(time.RFC3339Nano)
 	}
-	return []string{e.Scope, number(e.Seq), e.At.UTC().Format(time.RFC3339Nano), string(e.Kind), number(e.Amount), number(change(e)),
-		number(used(e)), number(e.Held), ref, e.Hold, e.OperationTenant, e.Operation, e.Note.Actor, e.Note.Tenant, e.Note.Correlation,
+	return []string{e.Scope, number(e.Seq), e.At.UTC().Format(time.RFC3339Nano), string(e.Kind),
+		number(e.Amount), number(change(e)),
+		number(used(e)), number(e.Held), ref, e.Hold, e.OperationTenant, e.Operation, e.Note.Actor,
+		e.Note.Tenant, e.Note.Correlation,
 		e.Note.Reason, occurred}
 }
 

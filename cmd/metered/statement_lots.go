@@ -23,7 +23,8 @@ type byLot struct {
 var csvLotHead = []string{"balance", "lot", "reference", "category", "move", "units"}
 
 // statementByLot prints the moves of lots, a row for each. As JSON it is an object for each entry.
-func (a *app) statementByLot(ctx context.Context, tx pgx.Tx, scope string, sums budget.RangeUsage, of byLot, asCSV bool) error {
+func (a *app) statementByLot(ctx context.Context, tx pgx.Tx, scope string, sums budget.RangeUsage,
+	of byLot, asCSV bool) error {
 	r, err := inspect.New(tx, a.schema)
 	if err != nil {
 		return err
@@ -35,13 +36,16 @@ func (a *app) statementByLot(ctx context.Context, tx pgx.Tx, scope string, sums 
 	if asCSV {
 		_ = sheet.Write(append(slices.Clone(csvHead), csvLotHead...)) // Error, below, has it
 	}
-	t := a.table("ENTRY", "AT", "KIND", "AMOUNT", "BALANCE", "LOT", "REFERENCE", "CATEGORY", "DOES", "UNITS", "ABOUT", "NOTE")
-	for line, err := range r.Wallets.Statement(ctx, tx, scope, budget.EntriesOptions{From: sums.From, To: sums.To}) {
+	t := a.table("ENTRY", "AT", "KIND", "AMOUNT", "BALANCE", "LOT", "REFERENCE", "CATEGORY", "DOES",
+		"UNITS", "ABOUT", "NOTE")
+	for line, err := range r.Wallets.Statement(ctx, tx, scope,
+		budget.EntriesOptions{From: sums.From, To: sums.To}) {
 		if err != nil {
 			return err
 		}
 		if of.lot != 0 {
-			line.Lots = slices.DeleteFunc(line.Lots, func(m wallet.LotMove) bool { return m.Lot != of.lot })
+			line.Lots = slices.DeleteFunc(line.Lots,
+				func(m wallet.LotMove) bool { return m.Lot != of.lot })
 			if len(line.Lots) == 0 {
 				continue
 			}
@@ -58,7 +62,8 @@ func (a *app) statementByLot(ctx context.Context, tx pgx.Tx, scope string, sums 
 		for _, m := range line.Lots {
 			cells := lotCells(m)
 			if asCSV {
-				_ = sheet.Write(append(append(csvRow(line.Entry), strconv.FormatInt(line.Balance, 10)), cells...))
+				_ = sheet.Write(append(append(csvRow(line.Entry),
+					strconv.FormatInt(line.Balance, 10)), cells...))
 				continue
 			}
 			row := []any{line.Seq, line.At, line.Kind, line.Amount, line.Balance}

@@ -34,11 +34,14 @@ Any number may run at once. Each batch is a transaction of its own.`,
   metered sweep --notify --batch 100`,
 	}
 	flags := c.Flags()
-	flags.IntVar(&opts.Batch, "batch", 500, "end so many holds, and so many lots, in one transaction")
+	flags.IntVar(&opts.Batch, "batch", 500,
+		"end so many holds, and so many lots, in one transaction")
 	flags.BoolVar(&noLots, "no-lots", false, "do not end lots of wallets")
 	flags.IntVar(&opts.Max, "max", 0, "stop after so many batches; 0 is all")
-	flags.BoolVar(&cfg.Notify, "notify", false, "tell those who listen, as holds.Config.Notify does")
-	flags.BoolVar(&cfg.NotifyContent, "notify-content", false, "tell those who listen all of it, as holds.Config.NotifyContent does")
+	flags.BoolVar(&cfg.Notify, "notify", false,
+		"tell those who listen, as holds.Config.Notify does")
+	flags.BoolVar(&cfg.NotifyContent, "notify-content", false,
+		"tell those who listen all of it, as holds.Config.NotifyContent does")
 	return a.does(c, needApplication, func(ctx context.Context, _ []string) error {
 		return a.with(ctx, func(pool *pgxpool.Pool) error {
 			return a.sweep(ctx, pool, cfg, opts, noLots)
@@ -46,7 +49,8 @@ Any number may run at once. Each batch is a transaction of its own.`,
 	})
 }
 
-func (a *app) sweep(ctx context.Context, pool *pgxpool.Pool, cfg holds.Config, opts holds.SweepOptions, noLots bool) error {
+func (a *app) sweep(ctx context.Context, pool *pgxpool.Pool, cfg holds.Config,
+	opts holds.SweepOptions, noLots bool) error {
 	ledger, err := budget.New(budget.Config{Schema: a.schema})
 	if err != nil {
 		return err
@@ -65,7 +69,8 @@ func (a *app) sweep(ctx context.Context, pool *pgxpool.Pool, cfg holds.Config, o
 	}
 	var lots wallet.SweepReport
 	if err == nil && !noLots {
-		lots, err = a.expireLots(ctx, pool, ledger, wallet.SweepOptions{Batch: opts.Batch, Max: opts.Max})
+		lots, err = a.expireLots(ctx, pool, ledger,
+			wallet.SweepOptions{Batch: opts.Batch, Max: opts.Max})
 	}
 	if a.json {
 		return cmp.Or(a.print(map[string]any{"holds": swept, "leases": settled, "lots": lots}), err)
@@ -85,7 +90,8 @@ func (a *app) sweep(ctx context.Context, pool *pgxpool.Pool, cfg holds.Config, o
 	return nil
 }
 
-func (a *app) expireLots(ctx context.Context, pool *pgxpool.Pool, ledger *budget.Ledger, opts wallet.SweepOptions) (wallet.SweepReport, error) {
+func (a *app) expireLots(ctx context.Context, pool *pgxpool.Pool, ledger *budget.Ledger,
+	opts wallet.SweepOptions) (wallet.SweepReport, error) {
 	book, err := wallet.New(ledger, wallet.Config{})
 	if err != nil {
 		return wallet.SweepReport{}, err

@@ -113,20 +113,25 @@ func (a *app) topView(ctx context.Context, pool *pgxpool.Pool, f topFlags) (v to
 
 func (v topView) draw(w *screen) {
 	o := v.Overview
-	fmt.Fprintf(w, "%s   %s entries in %s scopes   %s operations on record\n", instant(o.Now), counted(o.Entries), counted(o.Scopes), counted(o.Operations))
-	fmt.Fprintf(w, "in flight %d, waiting %d   holds open %s, unswept %s", o.InFlight, o.Waiting, counted(o.OpenHolds), counted(o.Unswept))
+	fmt.Fprintf(w, "%s   %s entries in %s scopes   %s operations on record\n", instant(o.Now),
+		counted(o.Entries), counted(o.Scopes), counted(o.Operations))
+	fmt.Fprintf(w, "in flight %d, waiting %d   holds open %s, unswept %s", o.InFlight, o.Waiting,
+		counted(o.OpenHolds), counted(o.Unswept))
 	switch {
 	case !o.OldestDue.IsZero():
 		fmt.Fprintf(w, ", oldest due %s ago", lasting(o.SweepLag.Round(time.Second)))
 	case !o.NextDue.IsZero():
 		fmt.Fprintf(w, ", next due in %s", lasting(max(0, o.NextDue.Sub(o.Now)).Round(time.Second)))
 	}
-	fmt.Fprintf(w, "   leases out %s with %d units, ended and not settled %s\n", counted(o.LeasesOut), o.UnitsOut, counted(o.LeasesEnded))
+	fmt.Fprintf(w, "   leases out %s with %d units, ended and not settled %s\n",
+		counted(o.LeasesOut), o.UnitsOut, counted(o.LeasesEnded))
 	if o.LotsDue.N > 0 {
-		fmt.Fprintf(w, "lots of wallets ended and not swept %s, the oldest %s ago\n", counted(o.LotsDue), lasting(o.LotLag.Round(time.Second)))
+		fmt.Fprintf(w, "lots of wallets ended and not swept %s, the oldest %s ago\n",
+			counted(o.LotsDue), lasting(o.LotLag.Round(time.Second)))
 	}
 	if o.ClockAhead > 0 {
-		fmt.Fprintf(w, "entries are ahead of the clock by %s: see metered repair-clock\n", lasting(o.ClockAhead))
+		fmt.Fprintf(w, "entries are ahead of the clock by %s: see metered repair-clock\n",
+			lasting(o.ClockAhead))
 	}
 	fmt.Fprintln(w)
 	t := newTable(w, "SCOPE", "ENTRIES/S", "UNITS/S", "WAITING", "LONGEST WAIT", "LAST ENTRY")
@@ -135,7 +140,8 @@ func (v topView) draw(w *screen) {
 		if scope == "" {
 			scope = "(another lock)"
 		}
-		t.row(scope, fmt.Sprintf("%.1f", h.PerSec), fmt.Sprintf("%.1f", h.UnitsPS), h.Waiting, h.Longest.Round(time.Millisecond), h.Last)
+		t.row(scope, fmt.Sprintf("%.1f", h.PerSec), fmt.Sprintf("%.1f", h.UnitsPS), h.Waiting,
+			h.Longest.Round(time.Millisecond), h.Last)
 	}
 	_ = t.flush()
 	if len(v.Refusals.Refusals) == 0 {
@@ -144,7 +150,8 @@ func (v topView) draw(w *screen) {
 	fmt.Fprintln(w)
 	t = newTable(w, "REFUSED BY", "SCOPE", "LIMIT", "COMMAND", "REFUSALS/S", "LAST")
 	for _, d := range v.Refusals.Refusals {
-		t.row(d.Code, dash(d.Scope), dash(d.Limit), dash(d.Name), fmt.Sprintf("%.2f", float64(d.Count)/max(1, v.Refusals.Within.Seconds())), d.Last)
+		t.row(d.Code, dash(d.Scope), dash(d.Limit), dash(d.Name),
+			fmt.Sprintf("%.2f", float64(d.Count)/max(1, v.Refusals.Within.Seconds())), d.Last)
 	}
 	_ = t.flush()
 }

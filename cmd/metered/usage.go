@@ -28,7 +28,8 @@ A scope without entries that was not declared is left out: it exits with 5.`,
   metered usage org/acme org/globex --window 1h,30d,lifetime --json`,
 		Args: cobra.MinimumNArgs(1),
 	}
-	c.Flags().StringSliceVarP(&windows, "window", "w", windows, "the windows to look at: lifetime, or durations")
+	c.Flags().StringSliceVarP(&windows, "window", "w", windows,
+		"the windows to look at: lifetime, or durations")
 	return a.does(c, needReporting, func(ctx context.Context, scopes []string) error {
 		var queries []budget.Query
 		for _, scope := range scopes {
@@ -64,7 +65,8 @@ A scope without entries that was not declared is left out: it exits with 5.`,
 }
 
 func (a *app) printUsage(all []budget.Usage) error {
-	t := a.table("SCOPE", "WINDOW", "USED", "HELD", "LEASED", "SPENT", "REFUNDED", "CREDITED", "ENTRIES")
+	t := a.table("SCOPE", "WINDOW", "USED", "HELD", "LEASED", "SPENT", "REFUNDED", "CREDITED",
+		"ENTRIES")
 	for _, u := range all {
 		if a.json {
 			if err := a.print(u); err != nil {
@@ -72,7 +74,8 @@ func (a *app) printUsage(all []budget.Usage) error {
 			}
 			continue
 		}
-		t.row(u.Scope, windowText(u.Window), u.Used, u.Held, u.Leased, u.Spent, u.Refunded, u.Credited, u.Seq)
+		t.row(u.Scope, windowText(u.Window), u.Used, u.Held, u.Leased, u.Spent, u.Refunded,
+			u.Credited, u.Seq)
 	}
 	return t.flush()
 }

@@ -41,7 +41,8 @@ differences in a file, and the next run with this file goes on there. The file g
 	flags := c.Flags()
 	flags.StringVar(&opts.Scope, "scope", "", "verify this scope alone")
 	flags.StringVar(&opts.After, "after", "", "skip the scopes up to this one")
-	flags.StringVar(&file, "checkpoint", "", "keep in this file how far it came, and go on from there")
+	flags.StringVar(&file, "checkpoint", "",
+		"keep in this file how far it came, and go on from there")
 	flags.IntVar(&opts.MaxDifferences, "max-differences", 1000, "stop after so many differences")
 	flags.StringVar(&against, "against", "", "compare with the signed head in this file")
 	flags.StringVar(&key, "key", "", "the public key that signed the head")
@@ -64,7 +65,8 @@ differences in a file, and the next run with this file goes on there. The file g
 	})
 }
 
-func (a *app) verify(ctx context.Context, pool *pgxpool.Pool, opts budget.VerifyOptions, file string) error {
+func (a *app) verify(ctx context.Context, pool *pgxpool.Pool, opts budget.VerifyOptions,
+	file string) error {
 	ledger, err := budget.New(budget.Config{Schema: a.schema})
 	if err != nil {
 		return err
@@ -75,7 +77,8 @@ func (a *app) verify(ctx context.Context, pool *pgxpool.Pool, opts budget.Verify
 	}
 	opts.After = cmp.Or(before.Last, opts.After)
 	if opts.MaxDifferences -= len(before.Differences); opts.MaxDifferences < 1 {
-		return usagef("--max-differences: %s has %d differences already", file, len(before.Differences))
+		return usagef("--max-differences: %s has %d differences already", file,
+			len(before.Differences))
 	}
 	bar := a.progress("entries verified", entriesEstimated(ctx, pool, a.schema, opts.Scope))
 	saved := time.Now()
@@ -115,7 +118,8 @@ func (a *app) verify(ctx context.Context, pool *pgxpool.Pool, opts budget.Verify
 }
 
 // lostJobs adds jobs that River has as pending between two attempts and that stand in no line.
-func (a *app) lostJobs(ctx context.Context, pool *pgxpool.Pool, all []budget.Difference) ([]budget.Difference, error) {
+func (a *app) lostJobs(ctx context.Context, pool *pgxpool.Pool,
+	all []budget.Difference) ([]budget.Difference, error) {
 	var lost inspect.JobList
 	err := readOnly(ctx, pool, func(tx pgx.Tx) error {
 		r, err := inspect.New(tx, a.schema)
@@ -125,7 +129,8 @@ func (a *app) lostJobs(ctx context.Context, pool *pgxpool.Pool, all []budget.Dif
 		return err
 	})
 	for _, j := range lost.Jobs {
-		all = append(all, budget.Difference{Scope: j.Tenant, Field: fmt.Sprintf("line of job %d", j.ID), Got: "none", Want: "one"})
+		all = append(all, budget.Difference{Scope: j.Tenant,
+			Field: fmt.Sprintf("line of job %d", j.ID), Got: "none", Want: "one"})
 	}
 	return all, err
 }
@@ -146,11 +151,13 @@ func (a *app) verified(r budget.VerifyReport, stopped bool, file string) error {
 	if err := t.flush(); err != nil {
 		return err
 	}
-	fmt.Fprintf(a.out, "%s of %s, %s.\n", plural(int(r.Entries), "entry", "entries"), plural(int(r.Scopes), "scope", "scopes"),
+	fmt.Fprintf(a.out, "%s of %s, %s.\n", plural(int(r.Entries), "entry", "entries"),
+		plural(int(r.Scopes), "scope", "scopes"),
 		plural(len(r.Differences), "difference", "differences"))
 	switch {
 	case stopped && file != "":
-		fmt.Fprintf(a.out, "It stopped. Go on with: metered verify --checkpoint %s\n", shellWord(file))
+		fmt.Fprintf(a.out, "It stopped. Go on with: metered verify --checkpoint %s\n",
+			shellWord(file))
 	case stopped && r.Last != "":
 		fmt.Fprintf(a.out, "It stopped. Go on with: metered verify --after %s\n", shellWord(r.Last))
 	}
@@ -165,7 +172,8 @@ func entriesEstimated(ctx context.Context, pool *pgxpool.Pool, schemaName, scope
 		return -1
 	}
 	err := readOnly(ctx, pool, func(tx pgx.Tx) error {
-		return tx.QueryRow(ctx, estimateSQL, pgx.Identifier{schemaName, "ledger"}.Sanitize()).Scan(&n)
+		return tx.QueryRow(ctx, estimateSQL,
+			pgx.Identifier{schemaName, "ledger"}.Sanitize()).Scan(&n)
 	})
 	if err != nil || n <= 0 {
 		return -1

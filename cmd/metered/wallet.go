@@ -63,7 +63,8 @@ func given(at moment, units *int64) *moment {
 }
 
 func (a *app) printWallet(w inspect.Wallet, before moment, expiring *int64) error {
-	fmt.Fprintf(a.out, "At %s %s has %d to draw, and %d held.\n", instant(w.Now), shown(w.Wallet), max(0, w.Units), w.Held)
+	fmt.Fprintf(a.out, "At %s %s has %d to draw, and %d held.\n", instant(w.Now), shown(w.Wallet),
+		max(0, w.Units), w.Held)
 	var uses []string
 	for _, l := range w.Lots {
 		uses = append(uses, l.Uses...)
@@ -95,7 +96,8 @@ func (a *app) printWallet(w inspect.Wallet, before moment, expiring *int64) erro
 func (a *app) lotsLeft(w inspect.Wallet) *table {
 	t := a.table("LOT", "REFERENCE", "CATEGORY", "PRIORITY", "ENDS", "GRANTED", "REST", "HELD")
 	for _, l := range w.Lots {
-		t.row(l.Lot, dash(l.Reference), forUses(l.Category, l.Uses), l.Priority, ends(instant(l.Expires)), l.Amount, l.Units, l.Held)
+		t.row(l.Lot, dash(l.Reference), forUses(l.Category, l.Uses), l.Priority,
+			ends(instant(l.Expires)), l.Amount, l.Units, l.Held)
 	}
 	return t
 }
@@ -144,7 +146,8 @@ ended, revoked or used up.
 }
 
 func (a *app) listLots(ctx context.Context, r *inspect.Reader, name string, limit int) error {
-	t, listed := a.table("LOT", "REFERENCE", "CATEGORY", "STATE", "GRANTED AT", "ENDS", "GRANTED", "REST", "DRAWN", "HELD", "LAPSED", "REVOKED", "ROLLED", "FROM"), 0
+	t, listed := a.table("LOT", "REFERENCE", "CATEGORY", "STATE", "GRANTED AT", "ENDS", "GRANTED",
+		"REST", "DRAWN", "HELD", "LAPSED", "REVOKED", "ROLLED", "FROM"), 0
 	for after := ""; ; {
 		size := inspect.MaxPage
 		if limit > 0 {
@@ -165,7 +168,9 @@ func (a *app) listLots(ctx context.Context, r *inspect.Reader, name string, limi
 			if l.From > 0 {
 				from = fmt.Sprint(l.From)
 			}
-			t.row(l.No, dash(l.Reference), forUses(l.Category, l.Uses), l.State, l.GrantedAt, ends(instant(l.Expires)), l.Granted, l.Rest, l.Drawn, l.Held, l.Lapsed, l.Revoked, l.Rolled, from)
+			t.row(l.No, dash(l.Reference), forUses(l.Category, l.Uses), l.State, l.GrantedAt,
+				ends(instant(l.Expires)), l.Granted, l.Rest, l.Drawn, l.Held, l.Lapsed, l.Revoked,
+				l.Rolled, from)
 		}
 		if listed += len(page.Lots); listed == 0 {
 			if w, err := r.Wallet(ctx, name); err != nil || w == nil {

@@ -36,10 +36,12 @@ func (c Cleanup) Job(tenant, id string, ttl time.Duration) (CleanupArgs, river.I
 		return CleanupArgs{}, river.InsertOpts{}, invalid("Cleanup.Delay", "%v is not from 0 to 24h", c.Delay)
 	}
 	if c.MaxAttempts < 0 || c.MaxAttempts > math.MaxInt16 {
-		return CleanupArgs{}, river.InsertOpts{}, invalid("Cleanup.MaxAttempts", "%d is not from 0 to %d", c.MaxAttempts, math.MaxInt16)
+		return CleanupArgs{}, river.InsertOpts{},
+			invalid("Cleanup.MaxAttempts", "%d is not from 0 to %d", c.MaxAttempts, math.MaxInt16)
 	}
 	args := CleanupArgs{Tenant: tenant, ID: id, DelayMS: delay.Milliseconds()}
-	return args, river.InsertOpts{Queue: c.Queue, MaxAttempts: c.MaxAttempts, ScheduledAt: time.Now().Add(ttl + delay)}, nil
+	return args, river.InsertOpts{Queue: c.Queue, MaxAttempts: c.MaxAttempts,
+		ScheduledAt: time.Now().Add(ttl + delay)}, nil
 }
 
 // CleanupArgs are the args of a Cleanup. A river.Client without its worker fails the job.
@@ -75,7 +77,8 @@ func (w *cleanupWorker) Work(ctx context.Context, job *river.Job[CleanupArgs]) e
 	if err == nil && h.State == holds.Expired {
 		err = commit.InTx(ctx, w.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 			h, _, err = w.book.Expire(ctx, tx, holds.Expire{
-				Tenant: job.Args.Tenant, ID: job.Args.ID, Deadline: h.Deadline, Note: note(job.JobRow, job.Args.Tenant, ""),
+				Tenant: job.Args.Tenant, ID: job.Args.ID, Deadline: h.Deadline,
+				Note: note(job.JobRow, job.Args.Tenant, ""),
 			})
 			return err
 		})

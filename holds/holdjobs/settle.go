@@ -44,9 +44,11 @@ func (w *worker[T]) settleOnce(ctx context.Context, job *river.Job[T], cost JobC
 		if err != nil {
 			return err
 		}
-		return commit.Run(ctx, tx, "holdjobs", errUnknown, func(tx pgx.Tx) error { return w.settleIn(ctx, tx, job, cost) })
+		return commit.Run(ctx, tx, "holdjobs", errUnknown,
+			func(tx pgx.Tx) error { return w.settleIn(ctx, tx, job, cost) })
 	})
-	return err != nil && (lost || inTheWay(err) || errors.Is(err, errChanged) || errors.Is(err, errUnknown)), err
+	return err != nil && (lost || inTheWay(err) || errors.Is(err, errChanged) ||
+		errors.Is(err, errUnknown)), err
 }
 
 // settleIn takes the scopes' locks last, for the shortest time.

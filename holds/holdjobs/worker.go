@@ -122,7 +122,8 @@ type Options struct {
 // snoozed for Options.RetryAfter, until the tenant is back.
 //
 // Locks: those of JobCost.Write and the job's row, then the hold's scopes, until COMMIT.
-func NewWorker[T river.JobArgs](pool *pgxpool.Pool, book *holds.Book, work Work[T], opts Options) river.Worker[T] {
+func NewWorker[T river.JobArgs](pool *pgxpool.Pool, book *holds.Book, work Work[T],
+	opts Options) river.Worker[T] {
 	return &worker[T]{pool: pool, book: inHolds.AnyHolder(book), work: work, opts: Options{
 		Timeout:    cmp.Or(max(opts.Timeout, 0), time.Minute),
 		RetryAfter: cmp.Or(max(opts.RetryAfter, 0), 30*time.Second),
@@ -302,7 +303,8 @@ func (w *worker[T]) failed(ctx context.Context, job *river.Job[T], err error) er
 
 // next is how long the hold has to last after a failed attempt, or else the reason to release it.
 // The cases stand in the order in which River decides about the job.
-func (w *worker[T]) next(ctx context.Context, job *river.Job[T], err error) (span time.Duration, reason string) {
+func (w *worker[T]) next(ctx context.Context, job *river.Job[T],
+	err error) (span time.Duration, reason string) {
 	var snooze *river.JobSnoozeError
 	var cancelled *river.JobCancelError
 	switch {
@@ -312,7 +314,8 @@ func (w *worker[T]) next(ctx context.Context, job *river.Job[T], err error) (spa
 		return snooze.Duration + w.opts.Margin, ""
 	case errors.As(err, &cancelled):
 		return 0, "cancelled by its work"
-	case errors.Is(ctx.Err(), context.Canceled) && (errors.Is(err, context.Canceled) || errors.Is(err, context.Cause(ctx))):
+	case errors.Is(ctx.Err(), context.Canceled) &&
+		(errors.Is(err, context.Canceled) || errors.Is(err, context.Cause(ctx))):
 		return w.opts.Margin, "" // the client is stopping, which does not count as an attempt
 	case job.Attempt >= job.MaxAttempts:
 		return 0, "failed for the last time"
@@ -322,7 +325,8 @@ func (w *worker[T]) next(ctx context.Context, job *river.Job[T], err error) (spa
 
 func (w *worker[T]) release(ctx context.Context, tx pgx.Tx, job *river.Job[T], reason string) error {
 	ref := heldBy(job)
-	_, err := w.book.Release(ctx, tx, holds.Release{Tenant: ref.Tenant, IDs: []string{ref.ID}, Note: note(job.JobRow, ref.Tenant, reason)})
+	_, err := w.book.Release(ctx, tx, holds.Release{Tenant: ref.Tenant, IDs: []string{ref.ID},
+		Note: note(job.JobRow, ref.Tenant, reason)})
 	return ofHold(err)
 }
 

@@ -131,13 +131,15 @@ func (c *Clusters) Carve(ctx context.Context, g RemoteCarving) (leases.Lease, er
 		Parent string
 		Amount int64
 	}{g.Link, g.From.Scope, g.From.Amount}
-	return do(ctx, home, carveStep, g.Child, input, func(ctx context.Context, tx *metered.Tx) (leases.Lease, error) {
-		l, err := home.carver.Carve(ctx, tx, leases.Carving{Child: g.Child, From: g.From, TTL: g.TTL, Away: true})
-		if err != nil {
-			return l, err
-		}
-		return l, c.enqueue(ctx, tx, creditArgs{g.Link, l.Granted, l.EndsAt, g.From.Note}, time.Time{})
-	})
+	return do(ctx, home, carveStep, g.Child, input,
+		func(ctx context.Context, tx *metered.Tx) (leases.Lease, error) {
+			l, err := home.carver.Carve(ctx, tx,
+				leases.Carving{Child: g.Child, From: g.From, TTL: g.TTL, Away: true})
+			if err != nil {
+				return l, err
+			}
+			return l, c.enqueue(ctx, tx, creditArgs{g.Link, l.Granted, l.EndsAt, g.From.Note}, time.Time{})
+		})
 }
 
 // End closes the child before its time, and a job settles at home. The Lease is the child's,
@@ -150,26 +152,28 @@ func (c *Clusters) End(ctx context.Context, l Link, note budget.Note) (leases.Le
 	}
 	// The first step closes the child, for good. The second one ends it when nothing is held any
 	// more.
-	closed, err := do(ctx, away, closeStep, l.Child, l, func(ctx context.Context, tx *metered.Tx) (leases.Lease, error) {
-		closed, err := away.carver.End(ctx, tx, l.Child, note)
-		if errors.Is(err, leases.ErrUnknownChild) {
-			closed, err = away.carver.Receive(ctx, tx, leases.Lease{Child: l.Child, EndsAt: time.Now()}, note)
-		}
-		if err == nil && closed.SettledAt.IsZero() {
-			return closed, c.enqueue(ctx, tx, endArgs{l}, time.Now().Add(c.cfg.RetryAfter))
-		}
-		return c.report(ctx, tx, l, closed, err)
-	})
+	closed, err := do(ctx, away, closeStep, l.Child, l,
+		func(ctx context.Context, tx *metered.Tx) (leases.Lease, error) {
+			closed, err := away.carver.End(ctx, tx, l.Child, note)
+			if errors.Is(err, leases.ErrUnknownChild) {
+				closed, err = away.carver.Receive(ctx, tx, leases.Lease{Child: l.Child, EndsAt: time.Now()}, note)
+			}
+			if err == nil && closed.SettledAt.IsZero() {
+				return closed, c.enqueue(ctx, tx, endArgs{l}, time.Now().Add(c.cfg.RetryAfter))
+			}
+			return c.report(ctx, tx, l, closed, err)
+		})
 	if err != nil || !closed.SettledAt.IsZero() {
 		return closed, err
 	}
-	ended, err := do(ctx, away, endStep, l.Child, l, func(ctx context.Context, tx *metered.Tx) (leases.Lease, error) {
-		ended, err := away.carver.End(ctx, tx, l.Child, note)
-		if err == nil && ended.SettledAt.IsZero() {
-			err = errHeld
-		}
-		return c.report(ctx, tx, l, ended, err)
-	})
+	ended, err := do(ctx, away, endStep, l.Child, l,
+		func(ctx context.Context, tx *metered.Tx) (leases.Lease, error) {
+			ended, err := away.carver.End(ctx, tx, l.Child, note)
+			if err == nil && ended.SettledAt.IsZero() {
+				err = errHeld
+			}
+			return c.report(ctx, tx, l, ended, err)
+		})
 	if errors.Is(err, errHeld) {
 		return closed, nil
 	}
@@ -179,7 +183,8 @@ func (c *Clusters) End(ctx context.Context, l Link, note budget.Note) (leases.Le
 var errHeld = errors.New("carvejobs: something is still held of the child")
 
 // report enqueues the message with the number of units that a child spent.
-func (c *Clusters) report(ctx context.Context, tx *metered.Tx, l Link, closed leases.Lease, err error) (leases.Lease, error) {
+func (c *Clusters) report(ctx context.Context, tx *metered.Tx, l Link, closed leases.Lease,
+	err error) (leases.Lease, error) {
 	if err == nil {
 		err = c.enqueue(ctx, tx, spentArgs{l, closed.Spent}, time.Time{})
 	}
@@ -192,14 +197,17 @@ func (c *Clusters) WriteOff(ctx context.Context, l Link, note budget.Note) (leas
 	if err != nil {
 		return leases.Lease{}, err
 	}
-	return do(ctx, home, writeOffStep, l.Child, l, func(ctx context.Context, tx *metered.Tx) (leases.Lease, error) {
-		return home.carver.WriteOff(ctx, tx, l.Child, note)
-	})
+	return do(ctx, home, writeOffStep, l.Child, l,
+		func(ctx context.Context, tx *metered.Tx) (leases.Lease, error) {
+			return home.carver.WriteOff(ctx, tx, l.Child, note)
+		})
 }
 
 // do runs a step.
-func do(ctx context.Context, on *cluster, step, child string, input any, f metered.Func[leases.Lease]) (leases.Lease, error) {
-	out, err := metered.Do(ctx, on.client, metered.Command{ID: child, Tenant: step, Name: step, Input: input}, f)
+func do(ctx context.Context, on *cluster, step, child string, input any,
+	f metered.Func[leases.Lease]) (leases.Lease, error) {
+	out, err := metered.Do(ctx, on.client,
+		metered.Command{ID: child, Tenant: step, Name: step, Input: input}, f)
 	return out.Result, err
 }
 

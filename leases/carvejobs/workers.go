@@ -61,7 +61,8 @@ func (w *worker[T]) Work(ctx context.Context, job *river.Job[T]) error {
 	if err := c.made(); err != nil {
 		return err
 	}
-	err := w.step(ctx, job.Args, budget.Note{Actor: "job:" + job.Kind, Correlation: fmt.Sprintf("job %d", job.ID)})
+	err := w.step(ctx, job.Args, budget.Note{Actor: "job:" + job.Kind,
+		Correlation: fmt.Sprintf("job %d", job.ID)})
 	if err == nil || hopeless(err) {
 		return err
 	}
@@ -87,18 +88,20 @@ func (c *Clusters) credit(ctx context.Context, args creditArgs, _ budget.Note) e
 	if err != nil {
 		return err
 	}
-	_, err = do(ctx, away, creditStep, args.Child, args, func(ctx context.Context, tx *metered.Tx) (leases.Lease, error) {
-		l, err := away.carver.Receive(ctx, tx, leases.Lease{Child: args.Child, Granted: args.Amount, EndsAt: args.EndsAt}, args.Note)
-		switch {
-		case errors.Is(err, leases.ErrChildUsed): // it is somebody else's: nothing was given, and home has all of it back
-			return c.report(ctx, tx, args.Link, leases.Lease{}, nil)
-		case err != nil:
-			return l, err
-		case !l.SettledAt.IsZero(): // it came too late
-			return c.report(ctx, tx, args.Link, l, nil)
-		}
-		return l, c.enqueue(ctx, tx, endArgs{args.Link}, l.EndsAt)
-	})
+	_, err = do(ctx, away, creditStep, args.Child, args,
+		func(ctx context.Context, tx *metered.Tx) (leases.Lease, error) {
+			l, err := away.carver.Receive(ctx, tx,
+				leases.Lease{Child: args.Child, Granted: args.Amount, EndsAt: args.EndsAt}, args.Note)
+			switch {
+			case errors.Is(err, leases.ErrChildUsed): // it is somebody else's: nothing was given, and home has all of it back
+				return c.report(ctx, tx, args.Link, leases.Lease{}, nil)
+			case err != nil:
+				return l, err
+			case !l.SettledAt.IsZero(): // it came too late
+				return c.report(ctx, tx, args.Link, l, nil)
+			}
+			return l, c.enqueue(ctx, tx, endArgs{args.Link}, l.EndsAt)
+		})
 	return err
 }
 
@@ -117,9 +120,10 @@ func (c *Clusters) settle(ctx context.Context, args spentArgs, note budget.Note)
 	if err != nil {
 		return err
 	}
-	_, err = do(ctx, home, settleStep, args.Child, args, func(ctx context.Context, tx *metered.Tx) (leases.Lease, error) {
-		return home.carver.SettleAway(ctx, tx, args.Child, args.Used, note)
-	})
+	_, err = do(ctx, home, settleStep, args.Child, args,
+		func(ctx context.Context, tx *metered.Tx) (leases.Lease, error) {
+			return home.carver.SettleAway(ctx, tx, args.Child, args.Used, note)
+		})
 	if err != nil {
 		return err
 	}

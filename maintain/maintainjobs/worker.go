@@ -28,7 +28,10 @@ func PeriodicJobs(sweep, purge time.Duration) []*river.PeriodicJob {
 	add := func(every time.Duration, args Args, attempts int) {
 		if every > 0 {
 			all = append(all, river.NewPeriodicJob(river.PeriodicInterval(every),
-				func() (river.JobArgs, *river.InsertOpts) { return args, &river.InsertOpts{MaxAttempts: attempts} },
+				func() (river.JobArgs, *river.InsertOpts) {
+					return args,
+						&river.InsertOpts{MaxAttempts: attempts}
+				},
 				&river.PeriodicJobOpts{RunOnStart: true}))
 		}
 	}
