@@ -297,7 +297,7 @@ func (s *session) prepare() (*holdsCall, *command.Operation, error) {
 		},
 		Refused: s.refused,
 	})
-	return call, op, renamed(err, "Request", "Reservation")
+	return call, op, renamed(err, "Placement", "Reservation")
 }
 
 // renamed is err with the name that the caller knows the argument by.
