@@ -280,7 +280,7 @@ func TestNumberFeed_ComesToEachScopeInTurnAndToBusyOnesAlways(t *testing.T) {
 	mustCharge(t, pool, l, "new", 1)
 	n, _ := pass()
 	require.Equal(t, int64(1), n, "it is among the busy ones")
-	for done := false; !done; n, done = pass() {
+	for done := false; !done; _, done = pass() {
 	}
 	entries, _ := read(t, pool, l, "")
 	require.Len(t, entries, 22)
