@@ -3468,7 +3468,8 @@ language plpgsql stable
 as $$
 declare
     l    metered.lots;
-    days bigint;
+    days numeric;       -- in microseconds: periods of odd lengths coincide after ages
+    all_days numeric := 1;
 begin
     plans := '{}';
     zones := '{}';
@@ -3476,20 +3477,23 @@ begin
         continue when l.pending = 0 or ((l.plan).renews).every is null
             or l.starts_at > until - interval '480:00';
         days := metered._days_of((l.plan).renews);
+        continue when (l.plan).renew_amount * extract(epoch from until - l.starts_at) * 1000000
+            > 9007199254740992 * days;      -- more units than a lot may have
         if ((l.plan).roll_to).every is not null then
-            days := lcm(days, metered._days_of((l.plan).roll_to));
+            days := lcm(days, metered._days_of((l.plan).roll_to)::numeric);
         end if;
         if days is not null then
             plans := plans || (l.plan).renewal;
             zones := zones || array[((l.plan).renews).zone, ((l.plan).roll_to).zone];
             since := least(since, l.starts_at);
-            micros := lcm(coalesce(micros, 1), days);
-            if micros * 12 * interval '1 microsecond' > until - since then
+            all_days := lcm(all_days, days);
+            if all_days * 12 > extract(epoch from until - since) * 1000000 then
                 plans := '{}';
                 return;
             end if;
         end if;
     end loop;
+    micros := all_days;
 end
 $$;
 

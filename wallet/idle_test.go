@@ -142,3 +142,25 @@ func TestIdle_ThreeYearsOfFivePlansHaveFewEntries(t *testing.T) {
 	require.EqualValues(t, 5*5*(3*365+1)-5*5-8, told)
 	require.EqualValues(t, told, lapsed)
 }
+
+// Periods that coincide after ages are not skipped, and neither are so many units that no lot has them: a call on the wallet goes on.
+func TestIdle_OddPeriodsAndUnlimitedPlansAreNotSkipped(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, wallet.Config{})
+	f.clock.Set(noon.AddDate(0, 0, -40))
+	for i, length := range []time.Duration{day + time.Microsecond, day + 3*time.Microsecond} {
+		f.grant(wallet.Grant{
+			Wallet: "odd", Amount: 5, Reference: fmt.Sprint("plan", i), Ends: wallet.EachPeriod(budget.PerPeriod(1, length, noon).Period),
+		})
+	}
+	f.grant(wallet.Grant{Wallet: "unlimited", Amount: 1 << 53, Reference: "plan", Ends: wallet.EachPeriod(daily)})
+	f.clock.Set(noon)
+	for _, scope := range []string{"odd", "unlimited"} {
+		want, each := f.fold("_advance_each", scope, true)
+		have, entries := f.fold("_advance", scope, true)
+		require.Equal(t, want, have)
+		require.Equal(t, each, entries)
+		_, err := f.tryDraw(wallet.Draw{Wallet: scope, Amount: 1})
+		require.NoError(t, err)
+	}
+}
