@@ -20,6 +20,7 @@ const (
 	nearlyLooked  = 30 // hot scopes whose limits are looked at each time
 	nearlyShown   = 8
 	linesShown    = 10
+	feedShown     = 20
 	endingWithin  = 7 * 24 * time.Hour
 )
 
@@ -44,7 +45,17 @@ type overview struct {
 	Ending    []inspect.Ending
 	Lines     []inspect.Line // of parked jobs
 	Troubled  []inspect.Troubled
+	Consumers []consumer // of the feed, those that are furthest behind
 }
+
+// consumer is a consumer of the feed.
+type consumer struct {
+	budget.FeedConsumer
+	Late time.Duration // how old its first unread entry is
+}
+
+// Keeps reports whether purges keep entries for the consumer.
+func (c consumer) Keeps() bool { return c.Unread > 0 && c.Patience > 0 }
 
 // nearlyOut returns the limits of scopes of which less than a quarter is left, the fullest first:
 // those of wallets and other prepaid credit apart.
@@ -177,10 +188,26 @@ func (h *Handler) overview(ctx context.Context, in *inspect.Reader, _ url.Values
 	if o.Troubled, err = in.Troubled(ctx, linesShown); err != nil {
 		return page{}, err
 	}
+	if err := o.feed(ctx, in); err != nil {
+		return page{}, err
+	}
 	o.Latency = latencyOf(latest.Operations)
 	o.Latest = latest.Operations[:min(latestShown, len(latest.Operations))]
 	return page{Title: "Overview", Active: "Overview", Now: o.O.Now, Stream: streamOf("", nil),
 		Data: o}, nil
+}
+
+// feed reads how far the consumers of the feed are.
+func (o *overview) feed(ctx context.Context, in *inspect.Reader) error {
+	found, err := in.Consumers(ctx, feedShown)
+	for _, c := range found {
+		late := time.Duration(0)
+		if c.Unread > 0 {
+			late = max(0, o.O.Now.Sub(c.UnreadSince))
+		}
+		o.Consumers = append(o.Consumers, consumer{c, late})
+	}
+	return err
 }
 
 // curve reads the curve of the limit that is nearest to its end, or else of the hottest scope with

@@ -94,6 +94,13 @@ func TestDemo_InABrowserContradictsNoPromise(t *testing.T) {
 	} {
 		pgtest.WaitFor(t, what, func() bool { return pgtest.Value[bool](t, conn, sql) })
 	}
+	for _, sql := range []string{
+		`select metered.number_feed(10000)`,
+		`select count(*) from metered.consume_feed('a warehouse of all entries, by the hour', 1, '7 days', false)`,
+	} {
+		_, err := conn.Exec(t.Context(), sql)
+		require.NoError(t, err)
+	}
 	allocator, stop := chromedp.NewExecAllocator(context.Background(), append(chromedp.DefaultExecAllocatorOptions[:],
 		chromedp.ExecPath(program), chromedp.NoSandbox, chromedp.Flag("disable-dev-shm-usage", true))...)
 	t.Cleanup(stop)
@@ -134,6 +141,7 @@ func TestDemo_InABrowserContradictsNoPromise(t *testing.T) {
 
 	desk.do(chromedp.Navigate(address))
 	desk.drawn(".svg?")
+	require.Regexp(t, `(?s)a warehouse of all.*yes`, text("#feed tbody"))
 	desk.fits()
 	hrefs := eval[[]string](desk, `[...document.querySelectorAll('a[href^="operation?"]')].map((a) => a.href)`)
 	require.NotEmpty(t, hrefs, "the overview lists refusals")

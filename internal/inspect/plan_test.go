@@ -63,12 +63,15 @@ insert into metered.parked_jobs (job_id, turn, amount, class, parked_at, priorit
     select 1000000 + g, g, 1, 1, now() - interval '1 h', 2, case when g % 3 = 0 then 'hot' else 'line/' || g end, '', '', '{"kind": "k", "queue": "q", "metadata": {}}', '', ''
     from generate_series(1, $entries / 10) g;
 insert into metered.parked_scopes (key, wake_at, waiting, scope, since) select 1, 'infinity', count(*), j.scope, now() - interval '1 h' from metered.parked_jobs j group by j.scope;
+update metered.feed_state set last = $entries / 10, whole_at = now();
+insert into metered.feed (no, seq, entries, scope) select g, g, 1, 'hot' from generate_series(1, $entries / 10) g;
+insert into metered.feed_consumers (no, patience, moved_at, consumer) select g, '1 day', now(), 'consumer ' || g from generate_series(1, $entries / 10) g;
 insert into river_job (args, kind, max_attempts, state) select '{}', 'k', 3, 'available' from generate_series(1, $entries / 10);`
 
 func openBig(t *testing.T) (owner *pgxpool.Pool) {
 	t.Helper()
 	owner = pgtest.Open(t)
-	for _, table := range []string{"ledger", "operations", "holds", "hold_lines", "hold_events", "leases", "lease_spends", "tokens", "lot_rows", "lot_moves", "parked_jobs", "parked_scopes"} {
+	for _, table := range []string{"ledger", "operations", "holds", "hold_lines", "hold_events", "leases", "lease_spends", "tokens", "lot_rows", "lot_moves", "parked_jobs", "parked_scopes", "feed", "feed_consumers"} {
 		execute(t, owner, "alter table metered."+table+" set (autovacuum_enabled = off)")
 	}
 	execute(t, owner, fill(bigSQL, *entries))
@@ -193,6 +196,10 @@ func calls(since time.Time) []call {
 			l, err := r.Lines(ctx, 100)
 			return len(l), err
 		})},
+		{"consumers", does(func(ctx context.Context, r *inspect.Reader) (int, error) {
+			l, err := r.Consumers(ctx, 100)
+			return len(l), err
+		})},
 		{"waiting", does(func(ctx context.Context, r *inspect.Reader) (int, error) {
 			l, err := r.Waiting(ctx, "hot", 100)
 			return len(l), err
@@ -237,7 +244,7 @@ func TestReader_ReadsABoundedNumberOfRows(t *testing.T) {
 		}
 		for table, is := range after {
 			was := before[table]
-			small := table == "schema_version" || table == "holds_horizon" || table == "parked_scopes" && c.name == "lines" // which ends at MaxLooked
+			small := table == "schema_version" || table == "holds_horizon" || table == "feed_state" || table == "parked_scopes" && c.name == "lines" // which ends at MaxLooked
 			require.True(t, small || is.Scans == was.Scans, "%s scans %s", c.name, table)
 			require.LessOrEqual(t, max(is.Rows-was.Rows, is.Indexed-was.Indexed), int64(3*inspect.MaxLooked), "%s reads %s", c.name, table)
 		}
