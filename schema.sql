@@ -2095,6 +2095,11 @@ begin
     end if;
     forgotten := false;
     keep := coalesce((metered._base(of_scope, tip.seq, tip.epoch, cutoff)).seq, 0);
+    -- Entries that go without a number get none meanwhile.
+    perform from metered.feed_state s
+    where s.one and s.since is not null and tip.at <= cutoff - interval '7 days' and tip.seq > (
+        select coalesce(max(y.seq), 0) from metered.feed_scopes y where y.scope = of_scope)
+    for update of s;
     needed := metered._feed_needs(tip, cutoff);
     keep := greatest(1, ((least(keep, needed) - 1) & ~15) + 1);
     upto := greatest(after_seq, 1);
@@ -2146,7 +2151,7 @@ $$;
 -- The first entry of a scope, whose last one is tip, that a purge up to cutoff has to keep for the feed: one that has no number, or that a
 -- consumer has not consumed, unless it is older than cutoff by the consumer's patience. Null: none. What has no number waits for 7 days.
 create function metered._feed_needs(tip metered.ledger, cutoff timestamptz) returns bigint
-language plpgsql volatile
+language plpgsql stable
 as $$
 declare
     reader record;
@@ -2159,12 +2164,6 @@ begin
     end if;
     select coalesce(max(y.seq), 0) into done
     from metered.feed_scopes y where y.scope = tip.scope;
-    if done < tip.seq and tip.at <= cutoff - interval '7 days' then
-        -- Entries go without a number, so nobody gives them one meanwhile.
-        perform from metered.feed_state s where s.one for update;
-        select coalesce(max(y.seq), 0) into done
-        from metered.feed_scopes y where y.scope = tip.scope;
-    end if;
     for reader in
         select c.no, c.patience from metered.feed_consumers c
         union all
@@ -2183,6 +2182,23 @@ begin
                 cutoff - reader.patience)).seq, 0)));
     end loop;
     return needed;
+end
+$$;
+
+-- The first entry of a scope that a purge of entries up to cutoff would keep for the feed, or null.
+create function metered.feed_keeps(of_scope text, cutoff timestamptz) returns bigint
+language plpgsql stable
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+begin
+    if octet_length(of_scope) > 255 then
+        raise exception 'out of bounds: an argument of feed_keeps' using errcode = '22023';
+    end if;
+    perform metered._require(cutoff is not null, 'feed_keeps');
+    return metered._feed_needs(metered._last_entry(of_scope), cutoff);
 end
 $$;
 
@@ -16482,6 +16498,7 @@ comment on function metered.refund(metered.scope_name, bigint, bigint, metered.u
 comment on function metered.repair_clock(text, bigint, int, text) is 'Ends the freeze of a scope whose last entry is ahead of the clock, because the clock was: appends an entry of a new epoch, at the clock''s time. Entries before it count as made no later than it. None leaves a window early, and no entry is changed. Does nothing, and seq is null, if the scope is not ahead.';
 comment on function metered.with_sums(bigint[], text[]) is 'The keys of locks that a command takes first, with those of the scopes of its charges without limits, unless these are tallies.';
 comment on function metered.purge_scope(text, bigint, timestamptz, bigint, int, int, boolean) is 'Deletes entries of one scope that no window ending at or after cutoff needs, at most max_rows of them, beginning after entry after_seq. Entry 1 stays, so that a writer that sees the scope as empty collides with it. It is a new row, so that a writer that sees it as the last entry collides, too (_entry_for_write). The entries after it begin at a multiple of 16, plus one, which the time index holds. upto is the last seq deleted or passed over, for the next call to begin after: scanning from the front again would wade through the rows deleted before.';
+comment on function metered.feed_keeps(text, timestamptz) is 'The first entry of a scope that a purge of entries up to cutoff would keep for the feed, or null.';
 comment on view metered.lots is 'Lots: the credit of a wallet, in parts that end. The wallet''s balance is in its ledger, as of any scope. This says where it is from. amount = rest + drawn + held + lapsed + revoked + rolled + pending + kept.';
 comment on column metered.lots.no is 'the number of the lot';
 comment on column metered.lots.granted_at is 'when it was granted';
@@ -16940,17 +16957,17 @@ begin
             capture_holds_plain,carve,change_parked,charge,charge_each,charge_leased,charge_plain,charge_total,
             charge_up_to,check_charge,claim_job_key,clock,complete_command,complete_command_plain,complete_command_total,
             consume_feed,consume_token,create_scopes,credit,draw,drop_feed_consumer,drop_parked,due_holds,
-            end_child,end_renewal,enter_tenant,expire_hold,explain_parked,extend_holds,find_job_key,finish_command,
-            grant_lot,hold_json,inspect_token,judged_scopes,keep_memory,lock_all,lock_scopes,look_place,
-            mint_tokens,next_release,note_change,number_feed,numbers_behind,open_lease,open_session,open_session_plain,
-            park_jobs,place,place_plain,plan_lot,plan_overage,plan_state,purge_holds,purge_job_keys,purge_leases,
-            purge_operations,purge_scope,purge_tokens,read_feed,receive_child,refund,reinstate_lot,release_captured,
-            release_holds,release_jobs,repair_clock,replace_token,rest_jobs,resume_renewal,retire_scopes,
-            return_holds,revoke_lot,revoke_token,revoke_tokens,roll_over,run_command,run_command_plain,
-            run_command_total,search_entries,set_lot_end,settle_away,settle_lease,spend,sweep_due,sweep_holds,
-            sweep_lots,sweep_scope,sweep_wallet,sweep_wallets,take_newest,told_lots,trouble_jobs,usage,
-            usage_at,v1_answer,v1_balance,v1_capture,v1_charge,v1_check,v1_claim,v1_consume,v1_credit,v1_enqueue,
-            v1_hold,v1_refund,v1_release,v1_usage,wallet_balance,with_sums}')
+            end_child,end_renewal,enter_tenant,expire_hold,explain_parked,extend_holds,feed_keeps,find_job_key,
+            finish_command,grant_lot,hold_json,inspect_token,judged_scopes,keep_memory,lock_all,lock_scopes,
+            look_place,mint_tokens,next_release,note_change,number_feed,numbers_behind,open_lease,open_session,
+            open_session_plain,park_jobs,place,place_plain,plan_lot,plan_overage,plan_state,purge_holds,
+            purge_job_keys,purge_leases,purge_operations,purge_scope,purge_tokens,read_feed,receive_child,
+            refund,reinstate_lot,release_captured,release_holds,release_jobs,repair_clock,replace_token,
+            rest_jobs,resume_renewal,retire_scopes,return_holds,revoke_lot,revoke_token,revoke_tokens,roll_over,
+            run_command,run_command_plain,run_command_total,search_entries,set_lot_end,settle_away,settle_lease,
+            spend,sweep_due,sweep_holds,sweep_lots,sweep_scope,sweep_wallet,sweep_wallets,take_newest,told_lots,
+            trouble_jobs,usage,usage_at,v1_answer,v1_balance,v1_capture,v1_charge,v1_check,v1_claim,v1_consume,
+            v1_credit,v1_enqueue,v1_hold,v1_refund,v1_release,v1_usage,wallet_balance,with_sums}')
           and exists (select from aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a where a.grantee = 0)
         order by p.oid
     loop

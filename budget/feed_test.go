@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/internal/sqlstate"
@@ -327,6 +328,37 @@ func TestPurge_WaitsForConsumersUpToTheirPatience(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "a/97", mustConsume(t, pool, l, "slow", budget.FeedOptions{})[0])
 	requireVerified(t, pool, l)
+}
+
+// A dry run counts what the purge deletes: as a role that purges, and as one that only reports.
+func TestPurge_CountsWhatConsumersKeep(t *testing.T) {
+	t.Parallel()
+	pool, l, clock := open(t)
+	keeper := pgtest.AsRole(t, pool, metered.GrantMaintenanceSQL, "")
+	reader := pgtest.AsRole(t, pool, metered.GrantReportingSQL, "")
+	const day = 24 * time.Hour
+	requireDeleted := func(want int64, why string) {
+		t.Helper()
+		for _, role := range []*pgxpool.Pool{keeper, reader} {
+			dry, err := l.Purge(t.Context(), role, budget.PurgeOptions{OlderThan: day, DryRun: true})
+			require.NoError(t, err)
+			require.Equal(t, want, dry.Entries, why)
+		}
+		require.Equal(t, want, purge(t, pool, l, day).Entries, why)
+	}
+	chargeMany(t, pool, l, "a", 100)
+	chargeMany(t, pool, l, "b", 40)
+	number(t, pool, l)
+	mustConsume(t, pool, l, "slow", budget.FeedOptions{Max: 40, Patience: 3 * day})
+	clock.Advance(2 * day)
+	chargeMany(t, pool, l, "a", 1)
+	requireDeleted(31, "2 to 32 of a: none of b is consumed")
+	mustConsume(t, pool, l, "slow", budget.FeedOptions{Max: 80, Patience: 3 * day})
+	requireDeleted(64+15, "33 to 96 of a, and 2 to 16 of b")
+	clock.Advance(2*day + 1) // beyond its patience
+	requireDeleted(16, "17 to 32 of b")
+	clock.Advance(8 * day)
+	requireDeleted(0, "the last block stays")
 }
 
 func TestPurge_OfEntriesWithoutANumber(t *testing.T) {

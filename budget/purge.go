@@ -71,16 +71,18 @@ from (select metered.clock() - $3::interval as cutoff) c,
      metered.purge_scope($1::text, $2::bigint, c.cutoff, $4::bigint, $5::int, $6::int, $7::bool)`
 
 // purgeableSQL is how many entries purge_scope would delete: those from the first after entry 1 to
-// the block that has the last entry at or before the cutoff, as metered._base finds it.
+// the block that has the last entry at or before the cutoff, as metered._base finds it, or the first
+// one that the feed needs.
 const purgeableSQL = `
-select greatest(0, ((b.seq - 1) & ~15::bigint) + 1 - f.seq)
+select greatest(0, ((least(b.seq, k.seq) - 1) & ~15::bigint) + 1 - f.seq)
 from (select l.epoch from metered.ledger l where l.scope = $1 order by l.seq desc limit 1) tip,
      lateral (select l.seq from metered.ledger l where l.scope = $1 and l.seq > 1 order by l.seq limit 1) f,
      lateral (select s.seq from pg_catalog.generate_series(0, tip.epoch) e,
           lateral (select l.seq from metered.ledger l
            where l.scope = $1 and l.epoch = e and l.at <= metered.clock() - $2::interval and (l.seq & 15::bigint = 1 or l.kind = 'k')
            order by l.at desc, l.seq desc limit 1) s
-      order by e desc limit 1) b`
+      order by e desc limit 1) b,
+     metered.feed_keeps($1::text, metered.clock() - $2::interval) k (seq)`
 
 // scopesSQL lists the scopes after $1, by skipping from scope to scope in the
 // primary key.

@@ -69,6 +69,7 @@ var all = []Mutant{
 	{"feed: two consume at once", "consume_feed", "    select c.no into upto\n    from metered.feed_consumers c where c.consumer = of_consumer for update;", "    select c.no into upto\n    from metered.feed_consumers c where c.consumer = of_consumer;", "./budget", "TestConsumeFeed_OfTwoAtOnceTakesEachEntryOnce"},
 	{"feed: nothing is consumed", "consume_feed", "set no = upto, patience", "set patience", "./budget", "TestConsumeFeed_IsPartOfTheTransaction"},
 	{"feed: a purge waits for no consumer", "_feed_needs", "if reader.no is not null then", "if false then", "./budget", "TestPurge_WaitsForConsumersUpToTheirPatience"},
+	{"feed: a dry run of a purge knows no consumer", "feed_keeps", "return metered._feed_needs(metered._last_entry(of_scope), cutoff);", "return null;", "./budget", "TestPurge_CountsWhatConsumersKeep"},
 	{"feed: patience has no end", "_feed_needs", "needed := least(needed, greatest(unread,", "needed := least(needed, least(unread,", "./budget", "TestPurge_WaitsForConsumersUpToTheirPatience"},
 	{"feed: a purge waits for no number", "_feed_needs", "unread := done + 1;", "unread := tip.seq + 1;", "./budget", "TestPurge_OfEntriesWithoutANumber"},
 	{"feed: a purge leaves no word", "_purge_feed", "select gone where gone >", "select gone where false and gone >", "./budget", "TestPurge_WaitsForConsumersUpToTheirPatience"},

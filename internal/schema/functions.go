@@ -158,6 +158,7 @@ var Functions = []Function{
 	{"read_feed", Application | Reporting, write},
 	{"consume_feed", Application, write},
 	{"drop_feed_consumer", Application | Maintenance, write},
+	{"feed_keeps", Application | Maintenance | Reporting, write},
 
 	// SQL for programs in other languages
 	{"v1_charge", Application, write},

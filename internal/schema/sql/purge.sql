@@ -43,6 +43,11 @@ begin
     end if;
     forgotten := false;
     keep := coalesce((metered._base(of_scope, tip.seq, tip.epoch, cutoff)).seq, 0);
+    -- Entries that go without a number get none meanwhile.
+    perform from metered.feed_state s
+    where s.one and s.since is not null and tip.at <= cutoff - interval '7 days' and tip.seq > (
+        select coalesce(max(y.seq), 0) from metered.feed_scopes y where y.scope = of_scope)
+    for update of s;
     needed := metered._feed_needs(tip, cutoff);
     keep := greatest(1, ((least(keep, needed) - 1) & ~15) + 1);
     upto := greatest(after_seq, 1);
@@ -94,7 +99,7 @@ $$;
 -- The first entry of a scope, whose last one is tip, that a purge up to cutoff has to keep for the feed: one that has no number, or that a
 -- consumer has not consumed, unless it is older than cutoff by the consumer's patience. Null: none. What has no number waits for 7 days.
 create function metered._feed_needs(tip metered.ledger, cutoff timestamptz) returns bigint
-language plpgsql volatile
+language plpgsql stable
 as $$
 declare
     reader record;
@@ -107,12 +112,6 @@ begin
     end if;
     select coalesce(max(y.seq), 0) into done
     from metered.feed_scopes y where y.scope = tip.scope;
-    if done < tip.seq and tip.at <= cutoff - interval '7 days' then
-        -- Entries go without a number, so nobody gives them one meanwhile.
-        perform from metered.feed_state s where s.one for update;
-        select coalesce(max(y.seq), 0) into done
-        from metered.feed_scopes y where y.scope = tip.scope;
-    end if;
     for reader in
         select c.no, c.patience from metered.feed_consumers c
         union all
@@ -131,6 +130,16 @@ begin
                 cutoff - reader.patience)).seq, 0)));
     end loop;
     return needed;
+end
+$$;
+
+-- The first entry of a scope that a purge of entries up to cutoff would keep for the feed, or null.
+create function metered.feed_keeps(of_scope text, cutoff timestamptz) returns bigint
+language plpgsql stable
+as $$
+begin
+    perform metered._require(cutoff is not null, 'feed_keeps');
+    return metered._feed_needs(metered._last_entry(of_scope), cutoff);
 end
 $$;
 
