@@ -20,7 +20,7 @@ import (
 
 func (a *app) verifyCmd() *cobra.Command {
 	var opts budget.VerifyOptions
-	var file, against, key string
+	var file, against, key, archive string
 	c := &cobra.Command{
 		Use:   "verify",
 		Short: "Recompute the ledger, and report every difference",
@@ -31,6 +31,10 @@ a replica too. If there is a difference, it exits with 3: see docs/operations.md
 
 With --against it compares the entries with a head of the log that was kept elsewhere, and finds what was edited, cut off
 or removed since: see metered help notarize, and docs/notary.md.
+
+With --archive it reads the files that examples/archive wrote, and needs no database: checksums, numbers without a gap, and
+each scope's entries and sums. With --against database it compares the entries that are still there. It names the first
+difference. See docs/feed.md.
 
 An interrupted run prints its last scope, and --after goes on after that. With --checkpoint it keeps its progress and the
 differences in a file, and the next run with this file goes on there. The file goes when all is verified.`,
@@ -44,16 +48,30 @@ differences in a file, and the next run with this file goes on there. The file g
 	flags.StringVar(&file, "checkpoint", "",
 		"keep in this file how far it came, and go on from there")
 	flags.IntVar(&opts.MaxDifferences, "max-differences", 1000, "stop after so many differences")
-	flags.StringVar(&against, "against", "", "compare with the signed head in this file")
+	flags.StringVar(&against, "against", "",
+		"compare with the signed head in this file; with --archive, the word database")
 	flags.StringVar(&key, "key", "", "the public key that signed the head")
-	c.MarkFlagsRequiredTogether("against", "key")
+	flags.StringVar(&archive, "archive", "", "verify the archive in this directory")
 	for _, other := range []string{"scope", "after", "checkpoint", "max-differences"} {
 		c.MarkFlagsMutuallyExclusive("against", other)
+		c.MarkFlagsMutuallyExclusive("archive", other)
 	}
+	c.MarkFlagsMutuallyExclusive("archive", "key")
 	c.MarkFlagsMutuallyExclusive("scope", "after")
 	c.MarkFlagsMutuallyExclusive("scope", "checkpoint")
 	return a.does(c, needReporting, func(ctx context.Context, _ []string) error {
+		switch {
+		case archive == "" && (against == "") != (key == ""):
+			return usagef("--against and --key: one is given without the other")
+		case archive != "" && against == "":
+			return a.verifyArchive(ctx, archive, nil)
+		case archive != "" && against != "database":
+			return usagef("--against: with --archive, it is the word database")
+		}
 		return a.with(ctx, func(pool *pgxpool.Pool) error {
+			if archive != "" {
+				return a.verifyArchive(ctx, archive, pool)
+			}
 			if against != "" {
 				return a.compare(ctx, pool, against, key)
 			}
