@@ -30,7 +30,6 @@ type archive struct {
 
 	closed []closedFile
 	open   []openFile // the newest is written. Those before it are closed with the next page
-	known  bool       // closed and open are as the directory has them
 }
 
 // closedFile is a line of the manifest. The file does not change any more.
@@ -71,7 +70,6 @@ func (a *archive) page(_ context.Context, _ pgx.Tx, entries []budget.FeedEntry) 
 	if err := a.close(len(a.open) - 1); err != nil {
 		return err
 	}
-	a.known = false // until all is written
 	for len(entries) > 0 {
 		name := a.file(entries[0])
 		n := 1
@@ -83,7 +81,6 @@ func (a *archive) page(_ context.Context, _ pgx.Tx, entries []budget.FeedEntry) 
 		}
 		entries = entries[n:]
 	}
-	a.known = true
 	return nil
 }
 
@@ -136,17 +133,17 @@ func write(w io.Writer, entries []budget.FeedEntry) (int64, error) {
 // cut takes lines off that were written, and whose transaction did not commit: those from number
 // next on, which come again. It changes nothing if entries before next are missing.
 func (a *archive) cut(next int64) error {
-	if n := len(a.open) - 1; a.known && n >= 0 && a.open[n].last == next-1 {
-		info, err := os.Stat(filepath.Join(a.dir, a.open[n].name))
-		if err == nil && info.Size() == a.open[n].size {
-			return nil
-		}
-	}
-	a.closed, a.open, a.known = nil, nil, false
 	text, err := os.ReadFile(filepath.Join(a.dir, manifest))
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
+	if n := len(a.open) - 1; n >= 0 && a.open[n].last == next-1 && bytes.Count(text, []byte("\n")) == len(a.closed) {
+		info, err := os.Stat(filepath.Join(a.dir, a.open[n].name))
+		if err == nil && info.Size() == a.open[n].size {
+			return nil // as it was left
+		}
+	}
+	a.closed, a.open = nil, nil
 	last := int64(0)
 	isClosed := make(map[string]bool)
 	for line := range bytes.Lines(text) {
@@ -190,7 +187,6 @@ func (a *archive) cut(next int64) error {
 		}
 	}
 	a.open = slices.DeleteFunc(a.open, func(f openFile) bool { return f.size == 0 })
-	a.known = true
 	return nil
 }
 
