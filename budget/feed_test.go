@@ -390,6 +390,33 @@ func TestPurge_OfEntriesWithoutANumber(t *testing.T) {
 	requireVerified(t, pool, l)
 }
 
+// Nobody gives numbers to entries while a purge deletes them without one.
+func TestPurge_OfEntriesWithoutANumberStopsNumbers(t *testing.T) {
+	t.Parallel()
+	pool, l, clock := open(t)
+	chargeMany(t, pool, l, "a", 40)
+	number(t, pool, l)
+	chargeMany(t, pool, l, "a", 40)
+	impatient := pgtest.Reopen(t, pool, func(cfg *pgxpool.Config) {
+		cfg.ConnConfig.RuntimeParams["lock_timeout"] = "100ms"
+	})
+	numbering := func(tx pgx.Tx) (bool, error) {
+		_, err := tx.Exec(t.Context(), "select from metered.feed_state for update")
+		require.NoError(t, err)
+		report := purge(t, impatient, l, time.Hour)
+		return report.Busy > 0, nil
+	}
+	clock.Advance(48 * time.Hour)
+	busy, err := pgtest.InTx(t.Context(), pool, numbering)
+	require.NoError(t, err)
+	require.False(t, busy, "what has no number stays, so the purge does not wait")
+	clock.Advance(6 * 24 * time.Hour)
+	busy, err = pgtest.InTx(t.Context(), pool, numbering)
+	require.NoError(t, err)
+	require.True(t, busy)
+	require.Positive(t, purge(t, impatient, l, time.Hour).Entries)
+}
+
 func TestPurge_AForgottenScopeBeginsAnewInTheFeed(t *testing.T) {
 	t.Parallel()
 	pool, l, clock := open(t)

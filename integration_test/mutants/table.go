@@ -72,6 +72,7 @@ var all = []Mutant{
 	{"feed: a dry run of a purge knows no consumer", "feed_keeps", "return metered._feed_needs(metered._last_entry(of_scope), cutoff);", "return null;", "./budget", "TestPurge_CountsWhatConsumersKeep"},
 	{"feed: patience has no end", "_feed_needs", "needed := least(needed, greatest(unread,", "needed := least(needed, least(unread,", "./budget", "TestPurge_WaitsForConsumersUpToTheirPatience"},
 	{"feed: a purge waits for no number", "_feed_needs", "unread := done + 1;", "unread := tip.seq + 1;", "./budget", "TestPurge_OfEntriesWithoutANumber"},
+	{"feed: numbers are given beside a purge", "purge_scope", "    for update of s;\n", "    ;\n", "./budget", "TestPurge_OfEntriesWithoutANumberStopsNumbers"},
 	{"feed: a purge leaves no word", "_purge_feed", "select gone where gone >", "select gone where false and gone >", "./budget", "TestPurge_WaitsForConsumersUpToTheirPatience"},
 	{"feed: a scope is forgotten unread", "purge_scope", "done and needed is null and", "done and", "./budget", "TestPurge_AForgottenScopeBeginsAnewInTheFeed"},
 	{"feed: a forgotten scope goes on", "purge_scope", "delete from metered.feed_scopes y where y.scope = of_scope;", "", "./budget", "TestPurge_AForgottenScopeBeginsAnewInTheFeed"},
