@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/wallet"
 )
@@ -163,4 +164,65 @@ func TestIdle_OddPeriodsAndUnlimitedPlansAreNotSkipped(t *testing.T) {
 		_, err := f.tryDraw(wallet.Draw{Wallet: scope, Amount: 1})
 		require.NoError(t, err)
 	}
+}
+
+// Each kind of wallet is skipped as it is, or not: overdraft that renewals pay back, lots that end or begin within the time, units
+// that go on for ever, held ones, and a zone whose clocks change.
+func TestIdle_EachKindIsWhatHappensEventByEvent(t *testing.T) {
+	t.Parallel()
+	berlin, err := time.LoadLocation("Europe/Berlin")
+	require.NoError(t, err)
+	f := setUp(t, wallet.Config{Overdraft: 60})
+	local := budget.Per(1, budget.Day, berlin, time.Time{}).Period
+	three := &wallet.Roll{Cap: 4, Lasts: wallet.For(3 * day), Times: 2}
+	for name, kind := range map[string]struct {
+		grants []wallet.Grant
+		draw   int64
+		use    string
+		holds  int64
+	}{
+		"overdrawn": {grants: []wallet.Grant{{Amount: 2, Ends: wallet.EachPeriod(daily)}}, draw: 50},
+		"overdrawn for a use": {
+			grants: []wallet.Grant{{Amount: 1, Uses: []string{"images"}, Ends: wallet.EachPeriod(daily), Roll: three}, {Amount: 9, Ends: wallet.EachPeriod(daily)}},
+			draw:   50, use: "images",
+		},
+		"other ends": {grants: []wallet.Grant{{Amount: 3, Ends: wallet.EachPeriod(daily), Roll: three}, {Amount: 9, Ends: wallet.After(50*day + time.Hour)}}},
+		"other begins": {
+			grants: []wallet.Grant{{Amount: 3, Ends: wallet.EachPeriod(daily), Roll: three}, {Amount: 9, Starts: noon.AddDate(0, 0, -85), Ends: wallet.EachPeriod(daily), Roll: three}},
+		},
+		"for ever":       {grants: []wallet.Grant{{Amount: 3, Ends: wallet.EachPeriod(daily), Roll: &wallet.Roll{Cap: 8, Lasts: wallet.ToEndOf(daily), Times: -1, Shared: true}}}},
+		"held":           {grants: []wallet.Grant{{Amount: 3, Ends: wallet.EachPeriod(daily), Roll: three}, {Amount: 9, Ends: wallet.After(200 * day)}}, holds: 4},
+		"a clock is set": {grants: []wallet.Grant{{Amount: 3, Ends: wallet.EachPeriod(local), Roll: three}, {Amount: 2, Ends: wallet.EachPeriod(local)}}},
+	} {
+		f.clock.Set(noon.AddDate(0, 0, -100))
+		for i, g := range kind.grants {
+			g.Wallet, g.Reference = name, fmt.Sprint("plan", i)
+			f.grant(g)
+		}
+		if kind.draw > 0 {
+			_, err := f.tryDraw(wallet.Draw{Wallet: name, Amount: kind.draw, Note: budget.Note{Use: kind.use}})
+			require.NoError(t, err)
+		}
+		if kind.holds > 0 {
+			_, err := do(f, func(ctx context.Context, tx pgx.Tx) (holds.Hold, error) {
+				return f.holds.Place(ctx, tx, holds.Placement{TTL: 200 * day, Lines: []holds.Line{f.book.Line(name, kind.holds)}})
+			})
+			require.NoError(t, err)
+		}
+		f.clock.Set(noon)
+		want, each := f.fold("_advance_each", name, true)
+		have, entries := f.fold("_advance", name, true)
+		require.Equal(t, want, have, name)
+		t.Logf("%s: %d entries in place of %d", name, entries, each)
+		require.Less(t, entries, each/2, name)
+		_, err := f.tryDraw(wallet.Draw{Wallet: name, Amount: 1})
+		require.NoError(t, err, name)
+	}
+	var late int
+	require.NoError(t, f.pool.QueryRow(t.Context(), `select count(*) from metered.lots l join metered.ledger e on e.scope = l.scope and e.seq = l.granted_seq
+		where l.pending = 0 and l.rest > 0 and e.at <> l.granted_at`).Scan(&late))
+	require.Zero(t, late, "lots that are left, of an entry that is not of their beginning")
+	require.NoError(t, f.pool.QueryRow(t.Context(), `select count(*) from metered.lots l join metered.lot_moves m on m.lot = l.no and m.kind = 'e'
+		join metered.ledger e on e.scope = m.scope and e.seq = m.seq where (l.plan).renewal is null and e.at <> l.expires_at`).Scan(&late))
+	require.Zero(t, late, "lots of no plan that did not lapse at their end")
 }
