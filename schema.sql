@@ -3458,7 +3458,7 @@ begin
                 (l.z).priority, (l.z).origin, (l.z).category, (l.z).again,
                 case when l.how = 's' then (l.z).reference end,
                 case when l.how = 's' then (l.z).plan end,
-                case when l.how = 's' then (l.z).age[1:1] else l.age end)::text end, ';'
+                case when l.how = 's' then (l.z).age[1:1] else l.age[1:2] end)::text end, ';'
             order by l.age)
         from (select metered._later_lot(y, micros) as z, y.age,     -- once for each, by offset
                   metered._repeats(y, plans, until) as how

@@ -6,6 +6,9 @@ const short = 1
 // twins is the test of what time does to a wallet.
 const twins = "TestTwins_NoAnswerDependsOnWhoLooked"
 
+// idle is the test of what repeats in an idle wallet.
+const idle = "TestIdle_EachKindIsWhatHappensEventByEvent"
+
 // Parts of statements that several mutants break.
 const collided = "perform metered._collided();"
 
@@ -323,6 +326,16 @@ var all = []Mutant{
 	{"a call on a lot looks at thresholds by its own time", "_name_lot", "select coalesce((select y.at from metered.ledger y where y.scope = e.scope and y.seq = tip.seq), e.at) into tip.at;", "null;",
 		"./wallet", "TestThresholds_CountUnitsThatWereFreedBeforeTheirLotEnded"},
 	{"a shared cap counts no held units", "_capped", "+ lots[pos].held", "", "./wallet", "TestRollShared_CountsUnitsThatHoldsKeep"},
+	{"what repeats is skipped past the lots that are left", "_skippable", "until - (oldest + apart) * interval '1 microsecond')", "until)", "./wallet", idle},
+	{"what repeats is skipped past a clock change", "_skippable", "next := least(next, set_at, until);", "next := least(next, until);", "./wallet", idle},
+	{"a clock is set while lots look ahead", "_skippable", "until + ahead) - ahead;", "until + ahead) + interval '24:00';", "./wallet", idle},
+	{"another lot's end is skipped", "_skippable", "coalesce(min(x.turn) filter (where x.how = 'u'), 'infinity')", "'infinity'::timestamptz", "./wallet", idle},
+	{"the lot of all skipped periods has the present one's units", "_skip", "and (lots[n]).origin = 'g')", "and false)", "./wallet", idle},
+	{"a skipped plan repeats its references", "_later_lot", "l.reference := metered._period_name((l.plan).renewal, l.starts_at + longer);", "null;", "./wallet", idle},
+	{"what rolled over keeps a skipped reference", "_later_lot", "l.plan.of_reference := metered._period_name((l.plan).renewal, first + longer);", "null;", "./wallet", idle},
+	{"units for ever are those of a later period", "_skip", "l.age[1] := was[n].age[1];", "", "./wallet", idle},
+	{"an unlimited plan is skipped", "_idle_plans", "> 9007199254740992 * days;", "> 9223372036854775807 * days;", "./wallet", "TestIdle_OddPeriodsAndUnlimitedPlansAreNotSkipped"},
+	{"odd periods have a common length", "_idle_plans", "all_days := lcm(all_days, days);", "all_days := lcm(all_days::bigint, days::bigint);", "./wallet", "TestIdle_OddPeriodsAndUnlimitedPlansAreNotSkipped"},
 	{"a lot that begins in a backlog is left to it", "_advance_each", "if begins and lots[pos].expires_at <= until then", "if false then", "./wallet", "TestLots_ThatBeginInABacklogAreEndedInTheirTurn"},
 	{"a sweep tells of no units that came and went", "_sweep_lots", "and m.seq > tip.seq and m.seq <= e.seq", "and m.seq > tip.seq and m.seq < tip.seq", "./wallet", "TestSweep_TellsOfUnitsThatCameAndWent"},
 	{"a wallet that is behind is swept with others", "sweep_wallets", "if metered._behind(one.scope, clk) then", "if false then", "./wallet", "TestSweep_AWalletThatIsBehindIsSweptAloneAndInSteps"},
