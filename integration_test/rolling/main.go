@@ -76,8 +76,9 @@ func main() {
 		log.Fatal(err)
 	}
 	a := &app{name: os.Args[1], pool: pool, result: Result{Calls: map[string]int{}, Units: map[string]int64{}, Errors: map[string]int{}}}
-	tell := func(context.Context, pgx.Tx, budget.Crossing) error { return nil }
-	if a.c, err = metered.New(pool, metered.Config{River: client, Config: budget.Config{OnThreshold: tell}}); err != nil {
+	cfg := metered.Config{River: client}
+	cfg.OnThreshold = func(context.Context, pgx.Tx, budget.Crossing) error { return nil } // a field of its own in 0.1.0
+	if a.c, err = metered.New(pool, cfg); err != nil {
 		log.Fatal(err)
 	}
 	if a.book, err = wallet.New(a.c.Budget, wallet.Config{}); err != nil {
