@@ -13,6 +13,7 @@ import (
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/console"
+	"github.com/pgmetered/metered/internal/pgtest"
 )
 
 // Only GET and HEAD are answered, with a policy under which nothing runs that is not ours.
@@ -26,7 +27,7 @@ func TestHandler_AnswersGetAndHeadUnderAStrictPolicy(t *testing.T) {
 			require.Equal(t, http.StatusMethodNotAllowed, r.Code, "%s %s", method, name)
 			require.Equal(t, "GET, HEAD", r.Header().Get("Allow"))
 		}
-		response, err := http.Head(w.url(name))
+		response, err := pgtest.HTTP.Head(w.url(name))
 		require.NoError(t, err)
 		got, body := response.Header, response.Body
 		none, err := io.ReadAll(body)
@@ -47,7 +48,7 @@ func TestHandler_AnswersGetAndHeadUnderAStrictPolicy(t *testing.T) {
 	again, err := http.NewRequest(http.MethodGet, w.url("console.js"), nil)
 	require.NoError(t, err)
 	again.Header.Set("If-None-Match", tag)
-	response, err = http.DefaultClient.Do(again)
+	response, err = pgtest.HTTP.Do(again)
 	require.NoError(t, err)
 	require.NoError(t, response.Body.Close())
 	require.Equal(t, http.StatusNotModified, response.StatusCode)

@@ -30,7 +30,7 @@ func (w *world) view(address string) *viewer {
 	w.t.Cleanup(cancel)
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
 	require.NoError(w.t, err)
-	response, err := http.DefaultClient.Do(request)
+	response, err := pgtest.HTTP.Do(request)
 	require.NoError(w.t, err)
 	w.t.Cleanup(func() { _ = response.Body.Close() })
 	lines := bufio.NewScanner(response.Body)

@@ -102,7 +102,7 @@ func (w *world) url(name string, pairs ...string) string {
 
 func (w *world) get(address string) (*http.Response, []byte) {
 	w.t.Helper()
-	response, err := http.Get(address)
+	response, err := pgtest.HTTP.Get(address)
 	require.NoError(w.t, err)
 	defer response.Body.Close()
 	body, err := io.ReadAll(response.Body)

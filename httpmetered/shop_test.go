@@ -96,7 +96,7 @@ func (s *shop) send(ctx context.Context, method, path, who, body string, keys ..
 	for _, key := range keys {
 		r.Header.Add("Idempotency-Key", key)
 	}
-	got, err := http.DefaultClient.Do(r)
+	got, err := pgtest.HTTP.Do(r)
 	if err != nil {
 		return reply{}, err
 	}

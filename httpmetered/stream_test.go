@@ -57,13 +57,13 @@ func TestStream_AClientThatHangsUpPaysForTheStreamedPart(t *testing.T) {
 		}
 	}))
 	defer server.Close()
-	first, err := http.Get(server.URL)
+	first, err := pgtest.HTTP.Get(server.URL)
 	require.NoError(t, err)
 	lines := bufio.NewScanner(first.Body)
 	for range asked {
 		require.True(t, lines.Scan())
 	}
-	second, err := http.Get(server.URL)
+	second, err := pgtest.HTTP.Get(server.URL)
 	require.NoError(t, err)
 	_ = second.Body.Close()
 	require.Equal(t, http.StatusConflict, second.StatusCode)
@@ -75,7 +75,7 @@ func TestStream_AClientThatHangsUpPaysForTheStreamedPart(t *testing.T) {
 		return err == nil && u[0].Held == 0
 	})
 	require.EqualValues(t, []int64{asked, asked}, []int64{sent.Load(), u[0].Used})
-	third, err := http.Get(server.URL)
+	third, err := pgtest.HTTP.Get(server.URL)
 	require.NoError(t, err)
 	_ = third.Body.Close()
 	require.Equal(t, http.StatusNoContent, third.StatusCode)
@@ -96,7 +96,7 @@ func TestStream_AnAnswerThatCannotBeSettledIsCut(t *testing.T) {
 	require.NoError(t, err)
 	request.SetBasicAuth("ann", "")
 	request.Header.Set("Idempotency-Key", "4711")
-	response, err := http.DefaultClient.Do(request)
+	response, err := pgtest.HTTP.Do(request)
 	require.NoError(t, err)
 	body, err := io.ReadAll(response.Body)
 	_ = response.Body.Close()

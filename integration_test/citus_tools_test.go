@@ -125,7 +125,7 @@ func TestCitus_ConsoleThroughEachNode(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			request, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
 			require.NoError(t, err)
-			response, err := http.DefaultClient.Do(request)
+			response, err := pgtest.HTTP.Do(request)
 			require.NoError(t, err)
 			require.Equal(t, http.StatusOK, response.StatusCode, "%s: %s: %s", node, address, &logged)
 			if strings.HasPrefix(response.Header.Get("Content-Type"), "text/html") {

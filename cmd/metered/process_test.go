@@ -51,7 +51,7 @@ func get(t *testing.T, url, host string) (int, string) {
 	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
 	require.NoError(t, err)
 	r.Host = host
-	answer, err := http.DefaultClient.Do(r)
+	answer, err := pgtest.HTTP.Do(r)
 	require.NoError(t, err)
 	defer answer.Body.Close()
 	body, err := io.ReadAll(answer.Body)

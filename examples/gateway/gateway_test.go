@@ -114,7 +114,7 @@ func (f *fixture) ask(base, secret, key, prompt string, hangUp int) (h heard) {
 	if key != "" {
 		r.Header.Set("Idempotency-Key", key)
 	}
-	res, err := http.DefaultClient.Do(r)
+	res, err := pgtest.HTTP.Do(r)
 	if err != nil {
 		return heard{Problem: err.Error()}
 	}

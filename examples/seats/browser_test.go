@@ -22,14 +22,10 @@ type browser struct {
 	process int
 }
 
-// transport is of these tests alone: whoever closes a httptest.Server breaks off connections of
-// http.DefaultTransport, also those that another test has just opened.
-var transport = http.DefaultTransport.(*http.Transport).Clone()
-
 // login signs a user in over HTTP.
 func (h *hall) login(user string) *browser {
 	h.t.Helper()
-	client := http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+	client := http.Client{Transport: pgtest.HTTP.Transport, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 	response, err := client.PostForm(h.bases[0]+"/login", map[string][]string{"user": {user}})
 	require.NoError(h.t, err)
 	require.NoError(h.t, response.Body.Close())
@@ -76,7 +72,7 @@ func (a answer) code() string { return a.Field("code") }
 func (a answer) hold() string { return a.Field("hold_id") }
 
 func (b *browser) do(method, path, key string, body any) answer {
-	c := examplehttp.Client{Base: b.h.bases[b.process], HTTP: &http.Client{Transport: transport}}
+	c := examplehttp.Client{Base: b.h.bases[b.process], HTTP: pgtest.HTTP}
 	a := answer{Answer: c.Do(context.Background(), method, path, body, "User-Agent", "agent 007", "Cookie", b.cookie, "Idempotency-Key", key)}
 	_ = json.Unmarshal([]byte(a.Body), &a.body)
 	return a

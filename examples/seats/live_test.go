@@ -28,7 +28,7 @@ func (b *browser) watch() <-chan message {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, b.h.bases[b.process]+"/api/events/"+b.h.event+"/stream", nil)
 	require.NoError(b.h.t, err)
 	request.Header.Set("Cookie", b.cookie)
-	response, err := (&http.Client{Transport: transport}).Do(request)
+	response, err := pgtest.HTTP.Do(request)
 	require.NoError(b.h.t, err)
 	require.Equal(b.h.t, http.StatusOK, response.StatusCode)
 	require.Equal(b.h.t, "text/event-stream", response.Header.Get("Content-Type"))

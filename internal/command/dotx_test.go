@@ -417,6 +417,7 @@ func TestDo_ACommandWithoutAFunctionIsOneFlush(t *testing.T) {
 func TestDo_ATotalBesideALimitIsRepeatedFromTheRecord(t *testing.T) {
 	t.Parallel()
 	owner, w, c, _ := onWire(t, metered.Config{}, func(*pgxpool.Config) {})
+	clock := pgtest.SetClock(t, owner, pgtest.Tomorrow(9))
 	ctx := t.Context()
 	own := budget.Charge{Scope: "own", Amount: 1, Limits: []budget.Limit{budget.PerWindow(5, time.Hour)}}
 	flushes := map[string][]int{}
@@ -430,6 +431,7 @@ func TestDo_ATotalBesideALimitIsRepeatedFromTheRecord(t *testing.T) {
 		require.NoError(t, err)
 		_, err = owner.Exec(ctx, "update metered.ledger set tallied = true where scope = 'total'") // as after a wait
 		require.NoError(t, err)
+		clock.Advance(time.Microsecond) // one in 32 microseconds folds tallies, such as 9:00
 		cmd.ID = "op" + total
 		for range 2 {
 			before := len(w.Sent())

@@ -52,8 +52,10 @@ func TestWaitFor_EndsShortlyBeforeTheBinaryDoes(t *testing.T) {
 }
 
 // A number of seconds in a test is a guess about a machine, which the next busier one exceeds. Tests wait by WaitFor.
-func TestWaits_GuessNoSeconds(t *testing.T) {
+// And a test that closes its httptest.Server breaks off the default client's connections, whoever has them.
+func TestTests_GuessNoSecondsAndShareNoConnections(t *testing.T) {
 	t.Parallel()
+	shared := regexp.MustCompile(`\bhttp\.(?:DefaultClient|Post|PostForm|Get|Head)\b`)
 	guess := regexp.MustCompile(`\b(?:require|assert)\.Eventually`)
 	files := 0
 	require.NoError(t, filepath.WalkDir("../..", func(path string, d fs.DirEntry, err error) error {
@@ -69,6 +71,9 @@ func TestWaits_GuessNoSeconds(t *testing.T) {
 		text, err := os.ReadFile(path)
 		if guess.Match(text) {
 			t.Errorf("%s waits for some seconds: use pgtest.WaitFor", path)
+		}
+		if strings.HasSuffix(path, "_test.go") && !strings.HasPrefix(d.Name(), "example_") && shared.Match(text) {
+			t.Errorf("%s shares connections with tests that close their servers: use pgtest.HTTP", path)
 		}
 		return err
 	}))
