@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgmetered/metered/internal/answer"
+	"github.com/pgmetered/metered/internal/pause"
 	"github.com/pgmetered/metered/internal/sqlstate"
 	"github.com/pgmetered/metered/observe"
 )
@@ -228,8 +229,8 @@ func (l *Ledger) ConsumeFeed(ctx context.Context, tx pgx.Tx, consumer string,
 // entries, in a transaction of its own, in which they are consumed. do may write in tx, and must
 // not end it. Its error ends RunFeed, and leaves the page unconsumed.
 //
-// Collisions (ErrSerialization) are tried again. Any number of processes may run one consumer: one
-// of them works at a time.
+// Collisions (ErrSerialization) are tried again, up to 10 times a page. Any number of processes may
+// run one consumer: one of them works at a time.
 func (l *Ledger) RunFeed(ctx context.Context, pool *pgxpool.Pool, consumer string, opts FeedOptions,
 	do func(ctx context.Context, tx pgx.Tx, entries []FeedEntry) error) error {
 	if err := cmp.Or(l.made(), notNil("pool", pool), opts.check(feedPage)); err != nil {
@@ -245,13 +246,15 @@ func (l *Ledger) RunFeed(ctx context.Context, pool *pgxpool.Pool, consumer strin
 		}
 		for more := true; more; {
 			var page []FeedEntry
-			err := pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) (err error) {
-				if page, err = l.ConsumeFeed(ctx, tx, consumer, opts); err != nil || len(page) == 0 {
-					return err
-				}
-				return do(ctx, tx, page)
+			err := pause.Collided(ctx, l.observer, "budget", maxAttempts, func() error {
+				return pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) (err error) {
+					if page, err = l.ConsumeFeed(ctx, tx, consumer, opts); err != nil || len(page) == 0 {
+						return err
+					}
+					return do(ctx, tx, page)
+				})
 			})
-			if err != nil && !sqlstate.Collided(err) {
+			if err != nil {
 				return err
 			}
 			more = len(page) > 0

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
@@ -647,6 +648,29 @@ func TestRunFeed_ConsumesUntilItIsStopped(t *testing.T) {
 	err := l.RunFeed(ctx, pool, "mail", budget.FeedOptions{Poll: time.Millisecond}, do)
 	require.ErrorIs(t, err, context.Canceled)
 	require.Equal(t, []string{"a", "b"}, got)
+}
+
+// A collision, of another process of the consumer or of the function's own writes, ends nothing: what is left is consumed.
+func TestRunFeed_TriesAgainAfterACollision(t *testing.T) {
+	t.Parallel()
+	pool, l, _ := open(t)
+	chargeMany(t, pool, l, "scope", 3)
+	execute(t, pool, `create sequence collisions;
+		create function collide() returns trigger language plpgsql as 'begin
+			if nextval(''public.collisions'') = 2 then raise serialization_failure; end if;
+			return null; end';
+		create trigger collide after insert or update on metered.feed_consumers execute function collide()`)
+	calls, consumed := 0, 0
+	opts := budget.FeedOptions{Max: 1}
+	require.NoError(t, l.RunFeed(t.Context(), pool, "mail", opts, func(_ context.Context, _ pgx.Tx, page []budget.FeedEntry) error {
+		if calls++; calls == 1 {
+			return &pgconn.PgError{Code: "40001"} // of its own writes
+		}
+		consumed += len(page)
+		return nil
+	}))
+	require.Equal(t, 3, consumed)
+	require.Greater(t, pgtest.Value[int64](t, pool, "select last_value from collisions"), int64(2))
 }
 
 func TestRunFeed_SaysHowFarItsConsumerIsBehind(t *testing.T) {
