@@ -113,7 +113,7 @@ func (n *Notary) batch(ctx context.Context, tx pgx.Tx, signer note.Signer,
 		return head, after, false, err
 	}
 	if t.log.size == size && head.Note != "" {
-		head, err = n.known(head.Note, size, tx, ctx)
+		head, err = n.known(ctx, tx, head.Note, size)
 		return head, after, true, err
 	}
 	if err := t.write(ctx, tx, n); err != nil {
@@ -133,7 +133,7 @@ func (n *Notary) batch(ctx context.Context, tx pgx.Tx, signer note.Signer,
 }
 
 // known is the last head, as it was stored.
-func (n *Notary) known(signed string, size int64, tx pgx.Tx, ctx context.Context) (Head, error) {
+func (n *Notary) known(ctx context.Context, tx pgx.Tx, signed string, size int64) (Head, error) {
 	root, err := tlog.TreeHash(size, newLog(ctx, tx, n.name, size))
 	h := Head{Size: size, Root: root, Note: signed}
 	if err == nil {
