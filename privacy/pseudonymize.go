@@ -44,7 +44,7 @@ type Report struct {
 //
 // It reads all tables, without a lock, then takes the locks of the scopes that it renames, and keeps
 // them until the end of tx. It needs READ COMMITTED and the schema's owner. A refusal leaves tx as
-// it was: ErrAliasTaken, or ErrBusy and others of package metered.
+// it was: ErrAliasTaken, budget.ErrBusy and other errors of package budget.
 func (r *Register) Pseudonymize(ctx context.Context, tx pgx.Tx, subject, alias string) (Report, error) {
 	if err := cmp.Or(r.made(), fault.NotNil(errArgument, "tx", tx)); err != nil {
 		return Report{}, err
