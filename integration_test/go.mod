@@ -10,8 +10,8 @@ require (
 	github.com/jackc/pgx/v5 v5.12.0
 	github.com/jackc/tern/v2 v2.3.4
 	github.com/lib/pq v1.10.9
-	github.com/pgmetered/metered v0.0.0-20261128164443-b1a527e26a6c
-	github.com/pgmetered/metered/console v0.0.0-20261128164443-b1a527e26a6c
+	github.com/pgmetered/metered v0.0.0-20261128165039-55e3f0529f43
+	github.com/pgmetered/metered/console v0.0.0-20261128165039-55e3f0529f43
 	github.com/pressly/goose/v3 v3.29.0
 	github.com/riverqueue/river v0.51.0
 	github.com/riverqueue/river/riverdriver/riverpgxv5 v0.51.0
