@@ -30,7 +30,9 @@ type app struct {
 }
 
 func newApp(db *pgxpool.Pool, bounced bool) (*app, error) {
-	cfg := metered.Config{Config: budget.Config{LockTimeout: 5 * time.Second}, MaxAttempts: 50, ResolveTimeout: 200 * time.Millisecond}
+	// LockTimeout is a field of its own in the release before, and one of the embedded budget.Config in this.
+	cfg := metered.Config{MaxAttempts: 50, ResolveTimeout: 200 * time.Millisecond}
+	cfg.LockTimeout = 5 * time.Second
 	a := &app{db: db}
 	var err error
 	if a.c, err = metered.New(db, cfg); err != nil {
