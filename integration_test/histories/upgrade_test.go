@@ -7,6 +7,7 @@ import (
 	"io"
 	"os/exec"
 	"sync"
+	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -40,10 +41,21 @@ type older struct {
 	ended   chan struct{}
 }
 
+// buildOlder builds this program with the release before.
+func buildOlder(t testing.TB) (path string) {
+	// Not ./histories: files of that name are there.
+	return pgtest.BuildProgram(t, pgtest.Released(t, "../.."), "./older", "main.go", "calls.go", "model.go", "testdata/names.go")
+}
+
+// The upgrade itself is a setting of histories that make long and CI run.
+func TestOlder_IsBuiltWithTheReleaseBefore(t *testing.T) {
+	t.Parallel()
+	buildOlder(t)
+}
+
 // startOlder makes the schema of the release before, and starts two of its programs.
 func (w *world) startOlder() {
-	// Not ./histories: files of that name are there.
-	path := pgtest.BuildProgram(w.T, pgtest.Released(w.T, "../.."), "./older", "main.go", "calls.go", "model.go", "testdata/names.go")
+	path := buildOlder(w.T)
 	out, err := exec.CommandContext(w.Context(), path, "migrate", w.server.ConnString()).CombinedOutput()
 	require.NoError(w.T, err, "%s", out)
 	w.phase.Store(before)
