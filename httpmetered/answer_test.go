@@ -19,14 +19,12 @@ import (
 
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
-	"github.com/pgmetered/metered/cells"
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/httpmetered"
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/jobs"
 	"github.com/pgmetered/metered/leases"
-	"github.com/pgmetered/metered/privacy"
 	"github.com/pgmetered/metered/replica"
 	"github.com/pgmetered/metered/tokens"
 	"github.com/pgmetered/metered/wallet"
@@ -99,8 +97,6 @@ func TestWrite_AnswersEveryCode(t *testing.T) {
 		"wallet_conflict":    {wallet.ErrConflict, answered{409, ""}},
 		"wallet_expired":     {wallet.ErrExpired, answered{409, ""}},
 		"wallet_unknown_lot": {wallet.ErrUnknownLot, answered{404, ""}},
-		"not_notarized":      {fault.New("not_notarized", "notary.ErrUnknown, of another module"), answered{404, ""}},
-		"head_invalid":       {fault.New("head_invalid", "notary.ErrHead"), answered{400, ""}},
 
 		"scope_unknown":      {&budget.ScopeError{Unknown: []string{"secret"}, Retired: []string{"secret"}}, answered{404, ""}},
 		"scope_retired":      {&budget.ScopeError{Retired: []string{"secret"}}, answered{410, ""}},
@@ -110,7 +106,6 @@ func TestWrite_AnswersEveryCode(t *testing.T) {
 		"carve_child_used": {leases.ErrChildUsed, answered{409, ""}},
 
 		"token_exists":      {tokens.ErrExists, answered{409, ""}},
-		"alias_taken":       {privacy.ErrAliasTaken, answered{409, ""}},
 		"job_conflict":      {&jobs.ConflictError{Queue: "secret", Key: "secret"}, answered{409, ""}},
 		"job_key_not_found": {jobs.ErrNotFound, answered{404, ""}},
 		"job_not_parked":    {jobs.ErrNotParked, answered{409, ""}},
@@ -146,11 +141,16 @@ func TestWrite_AnswersEveryCode(t *testing.T) {
 		"stale_read":        {&replica.StaleError{Wanted: 777}, answered{503, "1"}},
 		"position_unknown":  {replica.ErrAhead, answered{409, ""}},
 
-		"read_only":       {metered.ErrReadOnly, answered{503, "1"}},
-		"tenant_moved":    {cells.ErrMoved, answered{503, "1"}},
-		"cell_differs":    {cells.ErrNotCell, answered{500, ""}},
-		"tenant_open":     {fmt.Errorf("%w: secret", cells.ErrOpen), answered{500, ""}},
-		"tenant_conflict": {cells.ErrConflict, answered{500, ""}},
+		"read_only":    {metered.ErrReadOnly, answered{503, "1"}},
+		"tenant_moved": {fault.ErrMoved, answered{503, "1"}},
+		"cell_differs": {fault.ErrNotCell, answered{500, ""}},
+
+		// These are of other modules.
+		"alias_taken":     {fault.New("alias_taken", "privacy.ErrAliasTaken"), answered{409, ""}},
+		"not_notarized":   {fault.New("not_notarized", "notary.ErrUnknown"), answered{404, ""}},
+		"head_invalid":    {fault.New("head_invalid", "notary.ErrHead"), answered{400, ""}},
+		"tenant_open":     {fmt.Errorf("%w: secret", fault.New("tenant_open", "cells.ErrOpen")), answered{500, ""}},
+		"tenant_conflict": {fault.New("tenant_conflict", "cells.ErrConflict"), answered{500, ""}},
 	}
 	page, err := os.ReadFile("../docs/http.md")
 	require.NoError(t, err)

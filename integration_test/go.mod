@@ -11,7 +11,9 @@ require (
 	github.com/jackc/tern/v2 v2.3.4
 	github.com/lib/pq v1.10.9
 	github.com/pgmetered/metered v0.0.0-20261128165039-55e3f0529f43
+	github.com/pgmetered/metered/cells v0.0.0-20261128165039-55e3f0529f43
 	github.com/pgmetered/metered/console v0.0.0-20261128165039-55e3f0529f43
+	github.com/pgmetered/metered/jobs/citusjobs v0.0.0-20261128165039-55e3f0529f43
 	github.com/pressly/goose/v3 v3.29.0
 	github.com/riverqueue/river v0.51.0
 	github.com/riverqueue/river/riverdriver/riverpgxv5 v0.51.0

@@ -170,21 +170,33 @@ import (
 	"net/http"
 
 	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/cells"
 	"github.com/pgmetered/metered/console"
+	"github.com/pgmetered/metered/jobs/citusjobs"
+	"github.com/pgmetered/metered/leases/carvejobs"
+	"github.com/pgmetered/metered/maintain/maintainjobs"
+	"github.com/pgmetered/metered/notary"
 	"github.com/pgmetered/metered/observe"
 	"github.com/pgmetered/metered/otelmetered"
+	"github.com/pgmetered/metered/privacy"
 )
 
 var (
 	_ http.Handler     = (*console.Handler)(nil)
 	_ observe.Observer = (*otelmetered.Observer)(nil)
+	_ = cells.New
+	_ = citusjobs.New
+	_ = carvejobs.New
+	_ = maintainjobs.NewWorker
+	_ = notary.New
+	_ = privacy.New
 )
 
 func main() { fmt.Println("schema", metered.SchemaVersion) }
 `
 
-// Each module can be had from main without a tag from main: the command, and the console and the metrics alone, whose core is the one that they require. A failure
-// to compile here says that a module needs code that the commit of its go.mod lacks: run .ci/tidy once that code is in main. Other modules come
+// Each module can be had from main without a tag from main: the command, and the console, the metrics, and the others alone, whose core is the one that they require.
+// A failure to compile here says that a module needs code that the commit of its go.mod lacks: run .ci/tidy once that code is in main. Other modules come
 // from this machine's cache, and missing ones from the proxy. It runs where METERED_LONG is set, as in a step of .ci/run: a module cache of its own
 // takes a minute.
 func TestModules_AreHadThroughAProxy(t *testing.T) {
@@ -216,13 +228,15 @@ func TestModules_AreHadThroughAProxy(t *testing.T) {
 	in(home, "go", "install", core+"/cmd/metered@main")
 	require.Contains(t, in(home, filepath.Join(bin, "metered"), "--version"), version)
 
+	const rest = "cells|citusjobs|carvejobs|maintainjobs|notary|privacy"
 	for _, consumes := range []struct {
 		modules []string
 		not     string // lines of the consumer
 	}{
-		{[]string{"/console"}, "otelmetered|observe"},
-		{[]string{"/otelmetered"}, "console|http"},
-		{[]string{"", "/console", "/otelmetered"}, "no line"},
+		{[]string{"/console"}, "otelmetered|observe|" + rest},
+		{[]string{"/otelmetered"}, "console|http|" + rest},
+		{strings.Fields("/cells /jobs/citusjobs /leases/carvejobs /maintain/maintainjobs /notary /privacy"), "console|http|otelmetered|observe"},
+		{[]string{"", "/console", "/otelmetered"}, rest},
 	} {
 		dir, err := os.MkdirTemp(home, "consumer")
 		require.NoError(t, err)

@@ -303,9 +303,9 @@ var all = []Mutant{
 	// What time does to a wallet: holds fall due, with minima, and lots begin, end, roll over and
 	// renew.
 	{"a name is looked up before what is due", "_name_lot", "entry := metered._after_due(entry, 0, wait_ms);\n    lot := metered._find_lot(e.scope, of_lot, of_reference);",
-		"lot := metered._find_lot(e.scope, of_lot, of_reference);\n    entry := metered._after_due(entry, 0, wait_ms);", "./wallet", twins},
-	{"a balance lists lots by number", "wallet_balance", "order by x.priority, x.expires_at, x.age)", "order by x.priority, x.expires_at, x.no)", "./wallet", twins},
-	{"a reader counts the ends that one call writes", "_lapsing", "if few.n <= metered._ends_per_call() then", "if true then", "./wallet", twins},
+		"lot := metered._find_lot(e.scope, of_lot, of_reference);\n    entry := metered._after_due(entry, 0, wait_ms);", "./integration_test/twins", twins},
+	{"a balance lists lots by number", "wallet_balance", "order by x.priority, x.expires_at, x.age)", "order by x.priority, x.expires_at, x.no)", "./integration_test/twins", twins},
+	{"a reader counts the ends that one call writes", "_lapsing", "if few.n <= metered._ends_per_call() then", "if true then", "./integration_test/twins", twins},
 	{"a call on a lot leaves its end unwritten", "_end_named", "if cardinality(after.entries) > 0 then", "if false then", "./wallet", "TestBalance_NamesEachLotThatOneOfManyWentOnIn"},
 	{"a due hold captures no minimum", "_load_lines", "least(y.open, greatest(0, y.at_least - y.captured)) as minimum", "0 as minimum", "./wallet", "TestWallets_AgreeWithTheModel"},
 	{"a due hold gives its units to no lot", "_given_back", "as_kind, part, part, 0)", "as_kind, part, 0, 0)", "./wallet", "TestWallets_AgreeWithTheModel"},
@@ -322,7 +322,7 @@ var all = []Mutant{
 	{"a minimum of a wallet stays held", "_end_line", "tip.held := tip.held - line.minimum;", "null;", "./wallet", "TestReservation_AMinimumIsDrawnFromItsOwnLots"},
 	{"units that are captured come back, too", "_captured", "parts[pos] := parts[pos] - part;", "null;", "./wallet", "TestReservation_AMinimumIsDrawnFromItsOwnLots"},
 	{"units that came back pay no reservation", "_paid_back", "part := least(parts[n].amount, lots[pos].rest);", "part := 0;", "./wallet", "TestReservation_OfOverdraftIsPaidBackToTheReservation"},
-	{"what went on is as old as its rollover", "_append_lot", "metered._age(of_lot, entry.at, entry.seq)", "metered._age(null, entry.at, entry.seq)", "./wallet", twins},
+	{"what went on is as old as its rollover", "_append_lot", "metered._age(of_lot, entry.at, entry.seq)", "metered._age(null, entry.at, entry.seq)", "./integration_test/twins", twins},
 	{"a call on a lot looks at thresholds by its own time", "_name_lot", "select coalesce((select y.at from metered.ledger y where y.scope = e.scope and y.seq = tip.seq), e.at) into tip.at;", "null;",
 		"./wallet", "TestThresholds_CountUnitsThatWereFreedBeforeTheirLotEnded"},
 	{"a shared cap counts no held units", "_capped", "+ lots[pos].held", "", "./wallet", "TestRollShared_CountsUnitsThatHoldsKeep"},

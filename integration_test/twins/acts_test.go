@@ -1,4 +1,4 @@
-package wallet_test
+package twins
 
 import (
 	"context"
@@ -135,7 +135,9 @@ func (w *twins) someGrant(n int) wallet.Grant {
 func (w *twins) someRoll() *wallet.Roll {
 	roll := &wallet.Roll{Cap: 1 + w.r.Int64N(20)}
 	lasts := of(w, 0, time.Hour, 3*time.Hour, day, 2*day)
-	roll.Lasts = lasting(lasts)
+	if lasts > 0 {
+		roll.Lasts = wallet.For(lasts)
+	}
 	if w.once(3) {
 		lasts, roll.Lasts = day, wallet.ToEndOf(w.somePeriod())
 	}

@@ -1,4 +1,5 @@
-package wallet_test
+// Package twins compares wallets that were swept, purged and moved with one that nobody looked at.
+package twins
 
 import (
 	"context"
@@ -14,12 +15,14 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/internal/schema"
+	"github.com/pgmetered/metered/leases"
 	"github.com/pgmetered/metered/wallet"
 )
 
@@ -113,7 +116,14 @@ type difference string
 
 // twin is one of the wallets.
 type twin struct {
-	*fixture
+	*testing.T
+	pool   *pgxpool.Pool
+	clock  *pgtest.Clock
+	ledger *budget.Ledger
+	holds  *holds.Book
+	carver *leases.Carver
+	book   *wallet.Book
+
 	no        int
 	seqs      []int64 // of the draws
 	names     map[int64]int
@@ -170,6 +180,10 @@ type held struct {
 	amount int64
 }
 
+var noon = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
+
+const day = 24 * time.Hour
+
 const retained = 60 * day // what a purge leaves
 
 func newTwins(t *testing.T, seed uint64) *twins {
@@ -186,14 +200,33 @@ func newTwins(t *testing.T, seed uint64) *twins {
 		w.cfg.Thresholds = []budget.Threshold{{Name: "low", Left: 25 + w.cfg.Overdraft, Rearm: 1 + r.Int64N(10)}, {Name: "out", Rearm: 1}}
 	}
 	for i := range w.all {
-		w.all[i] = &twin{fixture: setUp(t, wallet.Config{}), no: i, names: map[int64]int{}}
-		w.all[i].clock.Set(w.now)
-		w.inCell(w.all[i], "metered")
+		w.all[i] = w.twin(i)
 	}
 	if r.IntN(2) == 0 {
 		w.settles(w.all[2])
 	}
 	return w
+}
+
+// twin is a twin in a database of its own, whose ledger adds up at the end, too.
+func (w *twins) twin(no int) *twin {
+	tw := &twin{T: w.T, pool: pgtest.Open(w.T), no: no, names: map[int64]int{}}
+	tw.clock = pgtest.SetClock(w.T, tw.pool, w.now)
+	w.inCell(tw, "metered")
+	w.Cleanup(func() {
+		r, err := tw.ledger.Verify(context.Background(), tw.pool, budget.VerifyOptions{})
+		require.NoError(w, err)
+		require.Empty(w, r.Differences)
+	})
+	return tw
+}
+
+func (tw *twin) sweeps() {
+	tw.Helper()
+	_, err := tw.holds.Sweep(tw.Context(), tw.pool, holds.SweepOptions{})
+	require.NoError(tw, err)
+	_, err = tw.book.Sweep(tw.Context(), tw.pool, wallet.SweepOptions{})
+	require.NoError(tw, err)
 }
 
 // said is an answer, and the numbers of the lots in it.
