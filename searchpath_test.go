@@ -282,6 +282,8 @@ func TestHostileSearchPath_IsNotAskedBySuperusers(t *testing.T) {
 	require.NoError(t, err)
 	_, err = metered.Do[any](ctx, c, metered.Command{ID: "op", Charges: []budget.Charge{pgtest.Charge("s", 2, 100), {Scope: "w", Amount: 1}}}, nil)
 	require.NoError(t, err)
+	_, err = super.Exec(ctx, "select amount > 1 from metered.ledger")
+	require.ErrorContains(t, err, "trap")
 	_, err = pgtest.InTx(ctx, super, func(tx pgx.Tx) (budget.Posted, error) {
 		return c.Budget.Refund(ctx, tx, budget.Refund{Scope: "s", Seq: 1, Amount: 1})
 	})

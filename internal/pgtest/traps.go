@@ -32,6 +32,7 @@ func SetTraps(t testing.TB, pool *pgxpool.Pool, touched Touched) {
 }
 
 const trapsSQL = `
+create function traps.trap() returns bool language plpgsql as 'begin raise exception ''trap''; end';
 create function traps.format(text, text) returns text language plpgsql as 'begin raise exception ''trap''; end';
 create function traps.format(text, text, text) returns text language plpgsql as 'begin raise exception ''trap''; end';
 create function traps.format(text, regprocedure) returns text language plpgsql as 'begin raise exception ''trap''; end';
@@ -40,8 +41,6 @@ create function traps.format(text, text, int, text, text) returns text language 
 do $$
 declare
     pair record;
-    was  oid[];
-    fn   text;
 begin
     set local client_min_messages = error;
     set local check_function_bodies = off;
@@ -67,27 +66,22 @@ begin
         when 'record' then t.typtype = 'c'
         else p.typname in ('anyelement', 'anynonarray', 'anycompatible', 'anycompatiblenonarray') end;
 
-    -- A literal has no type, and is taken for one of the type at the other side.
-    for pair in
-        select distinct o.oprname, l.oid as l, r.oid as r, l.name as l_name, r.name as r_name
-        from (
-            select o.oprname, one.typ as l, two.typ as r
-            from pg_operator o join fits one on one.want = o.oprleft join fits two on two.want = o.oprright
-            where o.oprnamespace = 'pg_catalog'::regnamespace
-            union select o.oprname, one.typ, one.typ from pg_operator o join fits one on one.want in (o.oprleft, o.oprright)
-            where o.oprnamespace = 'pg_catalog'::regnamespace and o.oprleft <> 0
-        ) o join of_traps l on l.oid = o.l join of_traps r on r.oid = o.r
-        where o.oprname in (select used from traps.used)
-            and not exists (select from pg_operator x where x.oprname = o.oprname and x.oprleft = o.l and x.oprright = o.r)
-        order by 2, 3
-    loop
-        fn := format('traps.%I', 'trap_' || pair.l || '_' || pair.r);
-        if was is distinct from array[pair.l, pair.r] then
-            execute format('create function %s(%s, %s) returns bool language plpgsql as ''begin raise exception ''''trap''''; end''', fn, pair.l_name, pair.r_name);
-            was := array[pair.l, pair.r];
-        end if;
-        execute format('create operator traps.%s (leftarg = %s, rightarg = %s, function = %s)', pair.oprname, pair.l_name, pair.r_name, fn);
-    end loop;
+    -- A literal has no type, and is taken for one of the type at the other side. There are tens of
+    -- thousands, so they are not made by statements. One function without arguments serves all.
+    set local allow_system_table_mods = on;
+    insert into pg_operator (oid, oprname, oprnamespace, oprowner, oprkind, oprcanmerge, oprcanhash,
+        oprleft, oprright, oprresult, oprcom, oprnegate, oprcode, oprrest, oprjoin)
+    select (2000000000 + row_number() over ())::oid, o.oprname, 'traps'::regnamespace, current_user::regrole,
+        'b', false, false, o.l, o.r, 'bool'::regtype, 0, 0, 'traps.trap'::regproc, 0, 0
+    from (
+        select o.oprname, one.typ as l, two.typ as r
+        from pg_operator o join fits one on one.want = o.oprleft join fits two on two.want = o.oprright
+        where o.oprnamespace = 'pg_catalog'::regnamespace
+        union select o.oprname, one.typ, one.typ from pg_operator o join fits one on one.want in (o.oprleft, o.oprright)
+        where o.oprnamespace = 'pg_catalog'::regnamespace and o.oprleft <> 0
+    ) o
+    where o.oprname in (select used from traps.used)
+        and not exists (select from pg_operator x where x.oprname = o.oprname and x.oprleft = o.l and x.oprright = o.r);
     for pair in select * from of_traps where oid <> base loop
         execute format('create function traps.sum(%s) returns bigint language plpgsql as ''begin raise exception ''''trap''''; end''', pair.name);
     end loop;
