@@ -13,6 +13,7 @@ require (
 	github.com/pgmetered/metered v0.0.0-20261128165039-55e3f0529f43
 	github.com/pgmetered/metered/cells v0.0.0-20261128165039-55e3f0529f43
 	github.com/pgmetered/metered/console v0.0.0-20261128165039-55e3f0529f43
+	github.com/pgmetered/metered/notary v0.0.0-20261128165039-55e3f0529f43
 	github.com/pgmetered/metered/jobs/citusjobs v0.0.0-20261128165039-55e3f0529f43
 	github.com/pressly/goose/v3 v3.29.0
 	github.com/riverqueue/river v0.51.0
@@ -20,6 +21,7 @@ require (
 	github.com/riverqueue/river/rivertype v0.51.0
 	github.com/stretchr/testify v1.12.1
 	github.com/testcontainers/testcontainers-go v0.44.0
+	golang.org/x/mod v0.42.0
 )
 
 require (

@@ -50,7 +50,8 @@ create policy own on notes using (tenant = current_setting('app.tenant', true));
 func ways() map[string]way {
 	notGranted := map[string]string{}
 	for _, call := range []string{"metered.Migrate", "metered.Migrate, a new schema", "Ledger.Purge", "Ledger.RepairClock", "Client.PurgeOperations",
-		"Book.Purge", "Store.Purge", "Enqueuer.Purge", "leases.Purge"} {
+		"Book.Purge", "Store.Purge", "Enqueuer.Purge", "leases.Purge", "Notary.Notarize", "Register.Export", "Register.Pseudonymize",
+		"Notary.Verify", "Notary.Receipt"} {
 		notGranted[call] = "42501" // Postgres refuses the role
 	}
 	anybodys := slices.Clip([]string{"metered.Validate", "replica.CommitLSN", "replica.ReadLSN", "Pool.Close", "Pool.Spends", "Batcher.Close"})
@@ -74,10 +75,16 @@ func ways() map[string]way {
 		}, works: append(anybodys, "Ledger.Entries", "Ledger.ClockAhead", "Ledger.SearchEntries", "Ledger.Resources", "Ledger.Check", "Ledger.Usage",
 			"Ledger.UsageBetween", "Ledger.Series", "Ledger.WhatIf", "Ledger.Verify", "Ledger.Feed", "Ledger.FeedConsumers", "Book.Due", "Book.History", "Book.Get", "Book.List", "Book.Claimed",
 			"wallet.Book.Balance", "wallet.Book.Statement", "Enqueuer.Explain", "Pool.History", "Carver.Get", "replica.ReadAt",
-			"leases.Sweep")}, // which finds nothing to write
+			"Notary.Verify", "Notary.Receipt", "leases.Sweep")}, // which finds nothing to write
 		"as the application": {fails: notGranted, open: func(t *testing.T, owner *pgxpool.Pool) *pgxpool.Pool {
 			return pgtest.AsRole(t, owner, pgtest.Grants(metered.GrantSQL, metered.GrantJobsSQL), pgtest.RiverGrantSQL+"; grant select, insert on notes to $role;")
 		}},
+	}
+	for _, level := range []string{"repeatable read", "serializable"} {
+		at := inMode(pgx.QueryExecModeCacheStatement, map[string]string{"default_transaction_isolation": level})
+		at.fails = map[string]string{"metered.OpenTx": "is not READ COMMITTED", "sqlmetered.DoTx": "is not READ COMMITTED",
+			"Register.Pseudonymize": "must be read committed"}
+		all["at "+level] = at
 	}
 	for _, mode := range modes {
 		all["in mode "+mode.String()] = inMode(mode)
@@ -88,10 +95,10 @@ func ways() map[string]way {
 			all["in mode "+mode.String()+", "+name] = inMode(mode, settings)
 		}
 	}
-	if !pgtest.Long { // each mode once, and each setting in a mode that gets text: the others are those of PgBouncer's test
+	if !pgtest.Long { // each mode once, the strictest level, and each setting in a mode that gets text: the others are those of PgBouncer's test
 		maps.DeleteFunc(all, func(name string, _ way) bool {
 			mode, _ := strings.CutPrefix(name, "in mode ")
-			return mode != name && !slices.Contains(sampled, mode)
+			return name == "at repeatable read" || mode != name && !slices.Contains(sampled, mode)
 		})
 	}
 	return all
@@ -110,14 +117,15 @@ var unusual = map[string]map[string]string{
 		"escape_string_warning": "off"},
 }
 
-// Each public call works each way: in each mode of pgx, through database/sql, as the role of an application with row-level security on a table of
-// its own, in a schema of another name, and without a search_path. The roles of maintenance and of reporting make some calls, and are refused all others. TestPgBouncer_EveryCallInEveryMode has the ways through PgBouncer.
+// Each public call works each way: in each mode of pgx, through database/sql, in transactions of each isolation level, as the role of an application
+// with row-level security on a table of its own, in a schema of another name, and without a search_path. The roles of maintenance and of reporting
+// make some calls, and are refused all others. TestPgBouncer_EveryCallInEveryMode has the ways through PgBouncer.
 func TestMatrix_EveryCallEachWay(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
 	all := ways()
 	if !pgtest.Long {
-		require.Len(t, all, 6+len(sampled))
+		require.Len(t, all, 7+len(sampled))
 	}
 	for name, w := range all {
 		t.Run(name, func(t *testing.T) {
@@ -138,7 +146,7 @@ func TestMatrix_EveryCallEachWay(t *testing.T) {
 			}
 			pool := w.open(t, owner)
 			c := client(pool)
-			b := &behind{t: t, direct: owner, d: client(owner), pool: pool, c: c, sql: w.sql}
+			b := &behind{t: t, direct: owner, d: client(owner), pool: pool, c: c, schema: w.schema, sql: w.sql}
 			failed := everyCallBy(b, 1)
 			if w.works != nil {
 				var can []string

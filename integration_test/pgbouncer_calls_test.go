@@ -2,15 +2,19 @@ package integration_test
 
 import (
 	"context"
+	"crypto/rand"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/mod/sumdb/note"
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/jobs"
 	"github.com/pgmetered/metered/leases"
+	"github.com/pgmetered/metered/notary"
+	"github.com/pgmetered/metered/privacy"
 	"github.com/pgmetered/metered/tokens"
 )
 
@@ -183,5 +187,57 @@ func (b *behind) leases() {
 	})
 	b.tx("Carver.Receive", func(ctx context.Context, tx pgx.Tx) error {
 		return second(carver.Receive(ctx, tx, leases.Lease{Child: b.id("received"), Granted: 1, EndsAt: time.Now().Add(time.Hour)}, budget.Note{}))
+	})
+}
+
+// records makes the calls about persons, and those of a log that others can check.
+func (b *behind) records() {
+	ann, alias := "user/"+b.id("ann"), b.id("gone")
+	given(b, func(ctx context.Context, tx pgx.Tx) (budget.Receipt, error) {
+		return b.d.Budget.Charge(ctx, tx, budget.Charge{Scope: ann, Amount: 1, Note: budget.Note{Actor: ann}})
+	})
+	office, err := notary.New(notary.Config{Schema: b.schema, LockTimeout: time.Minute})
+	require.NoError(b.t, err)
+	private, public, err := note.GenerateKey(rand.Reader, "ledger.example")
+	require.NoError(b.t, err)
+	signer, err := note.NewSigner(private)
+	require.NoError(b.t, err)
+	verifier, err := note.NewVerifier(public)
+	require.NoError(b.t, err)
+	b.try("Notary.Notarize", func(ctx context.Context) error { return second(office.Notarize(ctx, b.pool, signer)) })
+	given(b, func(ctx context.Context, tx pgx.Tx) (budget.Receipt, error) { // there is a new head in each case
+		return b.d.Budget.Charge(ctx, tx, budget.Charge{Scope: ann, Amount: 1})
+	})
+	head, err := office.Notarize(b.t.Context(), b.direct, signer)
+	require.NoError(b.t, err)
+	b.try("Notary.Verify", func(ctx context.Context) error {
+		report, err := office.Verify(ctx, b.pool, []byte(head.Note), verifier)
+		if err == nil {
+			require.Empty(b.t, report.Differences)
+			require.Positive(b.t, report.Checked)
+		}
+		return err
+	})
+	b.try("Notary.Receipt", func(ctx context.Context) error { return second(office.Receipt(ctx, b.pool, ann, 2)) })
+
+	register, err := privacy.New(privacy.Config{Schema: b.schema, LockTimeout: time.Minute})
+	require.NoError(b.t, err)
+	b.try("Register.Export", func(ctx context.Context) error {
+		rows := 0
+		for _, err := range register.Export(ctx, b.pool, ann) {
+			if err != nil {
+				return err
+			}
+			rows++
+		}
+		require.GreaterOrEqual(b.t, rows, 2)
+		return nil
+	})
+	b.tx("Register.Pseudonymize", func(ctx context.Context, tx pgx.Tx) error {
+		report, err := register.Pseudonymize(ctx, tx, ann, alias)
+		if err == nil {
+			require.True(b.t, report.Done)
+		}
+		return err
 	})
 }

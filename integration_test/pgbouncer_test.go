@@ -22,6 +22,8 @@ import (
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/jobs"
 	"github.com/pgmetered/metered/leases"
+	"github.com/pgmetered/metered/notary"
+	"github.com/pgmetered/metered/privacy"
 	"github.com/pgmetered/metered/replica"
 	"github.com/pgmetered/metered/sqlmetered"
 	"github.com/pgmetered/metered/tokens"
@@ -117,6 +119,7 @@ func everyCallBy(b *behind, rounds int) map[string]error {
 		b.jobs()
 		b.leases()
 		b.others()
+		b.records()
 	}
 	b.complete()
 	report, err := b.d.Budget.Verify(b.t.Context(), b.direct, budget.VerifyOptions{})
@@ -132,6 +135,7 @@ type behind struct {
 	d      *metered.Client // by direct
 	pool   *pgxpool.Pool
 	c      *metered.Client // by pool
+	schema string          // "" means metered
 	sql    bool            // transactions are those of database/sql
 	round  int
 	failed map[string]error
@@ -463,7 +467,8 @@ func (b *behind) complete() {
 	// These keep a session, and are for a connection of their own.
 	session := []string{"Client.Listen", "Book.Listen", "Enqueuer.Run"}
 	offline = append(offline, "wallet.Book.Limit", "wallet.Book.Charge", "wallet.Book.Line")
-	for _, made := range []any{b.c, b.c.Budget, &budget.Batcher{}, b.c.Holds, b.c.Tokens, b.c.Jobs, &leases.Pool{}, &leases.Carver{}, &leases.Limiter{}, &wallet.Book{}} {
+	for _, made := range []any{b.c, b.c.Budget, &budget.Batcher{}, b.c.Holds, b.c.Tokens, b.c.Jobs, &leases.Pool{}, &leases.Carver{}, &leases.Limiter{}, &wallet.Book{},
+		&notary.Notary{}, &privacy.Register{}} {
 		of := reflect.TypeOf(made)
 		for i := range of.NumMethod() {
 			call := of.Elem().Name() + "." + of.Method(i).Name
