@@ -163,42 +163,14 @@ func TestModules_RequireACommitThatIsThere(t *testing.T) {
 	require.NoError(t, err, "run .ci/tidy: %s", out)
 }
 
-const consumer = `package main
+// names are a name of each module, which a program uses.
+var names = map[string]string{"": "Do[any]", "/cells": "New", "/console": "New", "/jobs/citusjobs": "New", "/leases/carvejobs": "New", "/maintain/maintainjobs": "NewWorker",
+	"/notary": "New", "/otelmetered": "New", "/privacy": "New"}
 
-import (
-	"fmt"
-	"net/http"
-
-	"github.com/pgmetered/metered"
-	"github.com/pgmetered/metered/cells"
-	"github.com/pgmetered/metered/console"
-	"github.com/pgmetered/metered/jobs/citusjobs"
-	"github.com/pgmetered/metered/leases/carvejobs"
-	"github.com/pgmetered/metered/maintain/maintainjobs"
-	"github.com/pgmetered/metered/notary"
-	"github.com/pgmetered/metered/observe"
-	"github.com/pgmetered/metered/otelmetered"
-	"github.com/pgmetered/metered/privacy"
-)
-
-var (
-	_ http.Handler     = (*console.Handler)(nil)
-	_ observe.Observer = (*otelmetered.Observer)(nil)
-	_ = cells.New
-	_ = citusjobs.New
-	_ = carvejobs.New
-	_ = maintainjobs.NewWorker
-	_ = notary.New
-	_ = privacy.New
-)
-
-func main() { fmt.Println("schema", metered.SchemaVersion) }
-`
-
-// Each module can be had from main without a tag from main: the command, and the console, the metrics, and the others alone, whose core is the one that they require.
-// A failure to compile here says that a module needs code that the commit of its go.mod lacks: run .ci/tidy once that code is in main. Other modules come
-// from this machine's cache, and missing ones from the proxy. It runs where METERED_LONG is set, as in a step of .ci/run: a module cache of its own
-// takes a minute.
+// Each command of the README that gets a module, or installs the command, is all that is needed: without a tag on main, a program of one file builds
+// with what one command has got. So do the modules of jobs. A failure to compile here says that a module needs code that the commit of its go.mod
+// lacks: run .ci/tidy once that code is in main. Other modules come from this machine's cache, and missing ones from the proxy. It runs where
+// METERED_LONG is set, as in a step of .ci/run: a module cache of its own takes a minute.
 func TestModules_AreHadThroughAProxy(t *testing.T) {
 	if !pgtest.Long {
 		t.Skip("takes a minute: make long and .ci/run have it")
@@ -225,29 +197,25 @@ func TestModules_AreHadThroughAProxy(t *testing.T) {
 		require.NoError(t, err, "%s %s\n%s", program, strings.Join(args, " "), out)
 		return string(out)
 	}
-	in(home, "go", "install", core+"/cmd/metered@main")
-	require.Contains(t, in(home, filepath.Join(bin, "metered"), "--version"), version)
-
-	const rest = "cells|citusjobs|carvejobs|maintainjobs|notary|privacy"
-	for _, consumes := range []struct {
-		modules []string
-		not     string // lines of the consumer
-	}{
-		{[]string{"/console"}, "otelmetered|observe|" + rest},
-		{[]string{"/otelmetered"}, "console|http|" + rest},
-		{strings.Fields("/cells /jobs/citusjobs /leases/carvejobs /maintain/maintainjobs /notary /privacy"), "console|http|otelmetered|observe"},
-		{[]string{"", "/console", "/otelmetered"}, rest},
-	} {
-		dir, err := os.MkdirTemp(home, "consumer")
-		require.NoError(t, err)
-		in(dir, "go", "mod", "init", "example.com/consumer")
-		text := regexp.MustCompile(`(?m)^.*\b(`+consumes.not+`)\b.*\n`).ReplaceAllString(consumer, "")
-		require.NoError(t, os.WriteFile(filepath.Join(dir, "main.go"), []byte(text), 0o644))
-		get := []string{"get", "."}
-		for _, m := range consumes.modules {
-			get = append(get, core+m+"@main")
+	readme, err := os.ReadFile("../README.md")
+	require.NoError(t, err)
+	commands := regexp.MustCompile(`(?m)^ +(go (get|install) `+core+`([a-z/]*)@main)\b`).FindAllStringSubmatch(string(readme), -1)
+	for _, of := range []string{"/jobs/citusjobs", "/leases/carvejobs", "/maintain/maintainjobs"} {
+		commands = append(commands, []string{"", "go get " + core + of + "@main", "get", of})
+	}
+	require.Len(t, commands, len(names)+1)
+	for _, command := range commands {
+		dir, module := t.TempDir(), command[3]
+		if command[2] == "install" {
+			in(dir, "sh", "-c", command[1])
+			require.Contains(t, in(dir, filepath.Join(bin, "metered"), "--version"), version)
+			continue
 		}
-		in(dir, "go", get...)
-		require.Regexp(t, `schema \d+\n$`, in(dir, "go", "run", "."))
+		require.Contains(t, names, module)
+		program := fmt.Sprintf("package main\n\nimport got %q\n\nvar _ = got.%s\n\nfunc main() {}\n", core+module, names[module])
+		in(dir, "go", "mod", "init", "example.com/consumer")
+		require.NoError(t, os.WriteFile(filepath.Join(dir, "main.go"), []byte(program), 0o644))
+		in(dir, "sh", "-c", command[1])
+		in(dir, "go", "run", ".")
 	}
 }
