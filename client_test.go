@@ -21,7 +21,6 @@ import (
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
-	"github.com/pgmetered/metered/holds/holdjobs"
 	"github.com/pgmetered/metered/httpmetered"
 	"github.com/pgmetered/metered/internal/bounds"
 	"github.com/pgmetered/metered/internal/niltest"
@@ -261,7 +260,7 @@ func TestJSON_ReturnedValuesHaveNamesAndUnits(t *testing.T) {
 	t.Parallel()
 	seen := map[reflect.Type]bool{}
 	for _, v := range []any{
-		metered.Outcome[int]{}, metered.Operation{}, holdjobs.Ref{}, holdjobs.CleanupArgs{},
+		metered.Outcome[int]{}, metered.Operation{}, jobs.HoldRef{}, jobs.CleanupArgs{},
 		budget.Receipt{}, budget.Usage{}, budget.Entry{}, budget.ExceededError{}, budget.VerifyReport{}, budget.PurgeReport{}, budget.ClockState{},
 		holds.Hold{}, holds.Page{}, holds.HistoryEvent{}, holds.Transition{}, holds.Notice{}, holds.SweepReport{},
 		tokens.Info{}, tokens.Grant{}, tokens.Minted{}, jobs.Result{}, jobs.Record{}, httpmetered.Problem{},

@@ -16,7 +16,6 @@ import (
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
-	"github.com/pgmetered/metered/holds/holdjobs"
 	"github.com/pgmetered/metered/internal/bounds"
 	"github.com/pgmetered/metered/internal/command"
 	"github.com/pgmetered/metered/internal/guardtx"
@@ -250,18 +249,18 @@ func (t *Tx) Secret(label string) (tokens.Secret, error) {
 
 // Place returns the hold's id. Outcome.Holds has the hold. A cleanup enqueues its job now, with the
 // errors of Enqueue.
-func (t *Tx) Place(ctx context.Context, r holds.Placement, cleanup *holdjobs.Cleanup) (id string, err error) {
+func (t *Tx) Place(ctx context.Context, r holds.Placement, cleanup *jobs.Cleanup) (id string, err error) {
 	return t.place(ctx, cleanup, r.Tenant, r.TTL+r.Grace,
 		func() (*holdsCall, error) { return inHolds.Place(t.client.Holds, r) })
 }
 
 // Claim is as Place, also for a claim that its holder has already.
-func (t *Tx) Claim(ctx context.Context, c holds.Claim, cleanup *holdjobs.Cleanup) (id string, err error) {
+func (t *Tx) Claim(ctx context.Context, c holds.Claim, cleanup *jobs.Cleanup) (id string, err error) {
 	return t.place(ctx, cleanup, c.Tenant, c.TTL+c.Grace,
 		func() (*holdsCall, error) { return inHolds.Claim(t.client.Holds, c) })
 }
 
-func (t *Tx) place(ctx context.Context, cleanup *holdjobs.Cleanup, tenant string, ttl time.Duration,
+func (t *Tx) place(ctx context.Context, cleanup *jobs.Cleanup, tenant string, ttl time.Duration,
 	prepare func() (*holdsCall, error)) (string, error) {
 	if err := t.open(); err != nil {
 		return "", err
@@ -271,7 +270,7 @@ func (t *Tx) place(ctx context.Context, cleanup *holdjobs.Cleanup, tenant string
 		return "", err
 	}
 	if cleanup != nil {
-		args, opts, err := cleanup.Job(tenant, p.Placing.ID, ttl)
+		args, opts, err := inJobs.CleanupJob(*cleanup, tenant, p.Placing.ID, ttl)
 		if err == nil {
 			_, err = t.Enqueue(ctx, args, &jobs.Options{Tenant: tenant, InsertOpts: opts})
 		}
@@ -350,6 +349,8 @@ var (
 	}]("holds")
 
 	inJobs = lend.Borrow[interface {
+		CleanupJob(c jobs.Cleanup, tenant, id string,
+			ttl time.Duration) (jobs.CleanupArgs, river.InsertOpts, error)
 		Enqueue(ctx context.Context, e *jobs.Enqueuer, tx pgx.Tx, args river.JobArgs,
 			opts *jobs.Options) (jobs.Result, *ledger.Call[jobs.Result], error)
 	}]("jobs")

@@ -7,7 +7,7 @@ import (
 
 // Note names the cause of an entry. Each text has up to 255 bytes.
 type Note struct {
-	// Actor is who acts, such as "user:ann". Sweeps write "system", and jobs of package holdjobs
+	// Actor is who acts, such as "user:ann". Sweeps write "system", and workers of package jobs
 	// "job:" with their kind.
 	Actor string `json:"actor,omitempty"`
 

@@ -17,7 +17,6 @@ import (
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/cells"
 	"github.com/pgmetered/metered/holds"
-	"github.com/pgmetered/metered/holds/holdjobs"
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/jobs"
 )
@@ -180,11 +179,11 @@ func TestMove_WaitsForJobsWithUnits(t *testing.T) {
 
 // heldChore is a job whose args name its hold.
 type heldChore struct {
-	Hold holdjobs.Ref `json:"hold"`
+	Hold jobs.HoldRef `json:"hold"`
 }
 
 func (heldChore) Kind() string           { return "held_chore" }
-func (h heldChore) HeldBy() holdjobs.Ref { return h.Hold }
+func (h heldChore) HeldBy() jobs.HoldRef { return h.Hold }
 
 // A job whose hold has moved along with its tenant is neither cancelled nor worked. It is worked once the tenant is back, and charged once.
 func TestMove_AJobWaitsForItsHoldToComeBack(t *testing.T) {
@@ -195,7 +194,7 @@ func TestMove_AJobWaitsForItsHoldToComeBack(t *testing.T) {
 	_, err := do(t.Context(), r, metered.Command{ID: "1", Tenant: "acme", Input: 1}, func(ctx context.Context, tx *metered.Tx) (int, error) {
 		id, err := tx.Place(ctx, holds.Placement{Tenant: "acme", ID: "h", TTL: time.Hour, Lines: []holds.Line{{Scope: "acme/gpu", Amount: 10}}}, nil)
 		if err == nil {
-			_, err = tx.Enqueue(ctx, heldChore{holdjobs.Ref{Tenant: "acme", ID: id}}, nil)
+			_, err = tx.Enqueue(ctx, heldChore{jobs.HoldRef{Tenant: "acme", ID: id}}, nil)
 		}
 		return 1, err
 	})
@@ -203,15 +202,15 @@ func TestMove_AJobWaitsForItsHoldToComeBack(t *testing.T) {
 	w.move(r, "acme", 1-from)
 	var moves atomic.Bool // amid the work
 	w.workers(nil, func(all *river.Workers) {
-		river.AddWorker(all, holdjobs.NewWorker(w.pools[from], w.client(from, w.pools[from]).Holds,
-			func(ctx context.Context, _ *river.Job[heldChore]) (holdjobs.JobCost, error) {
+		river.AddWorker(all, jobs.NewWorker(w.pools[from], w.client(from, w.pools[from]).Holds,
+			func(ctx context.Context, _ *river.Job[heldChore]) (jobs.JobCost, error) {
 				if moves.CompareAndSwap(true, false) {
 					if err := r.Move(ctx, cells.Move{Tenant: "acme", To: 1 - from}); err != nil {
-						return holdjobs.JobCost{}, err
+						return jobs.JobCost{}, err
 					}
 				}
-				return holdjobs.JobCost{Lines: []holds.Line{{Scope: "acme/gpu", Amount: 3}}}, nil
-			}, holdjobs.Options{RetryAfter: 20 * time.Millisecond}))
+				return jobs.JobCost{Lines: []holds.Line{{Scope: "acme/gpu", Amount: 3}}}, nil
+			}, jobs.WorkerOptions{RetryAfter: 20 * time.Millisecond}))
 	})
 	snoozes := func(more int64) {
 		t.Helper()

@@ -43,8 +43,8 @@ type Table struct {
 // Move moves a tenant with all of its rows: it waits for the transactions that have entered it, and
 // holds up new ones. It needs the role that owns the schemas and the tables. Open holds keep their
 // deadlines, and open leases end as those of a process that died. River's jobs stay, and work on
-// the tenant in its new cell by the Router. One of holdjobs whose args name a hold waits until the
-// tenant is back.
+// the tenant in its new cell by the Router. One of jobs.NewWorker whose args name a hold waits
+// until the tenant is back.
 //
 // Between cells of one pool that is one transaction. Between others it is three: the rows are
 // packed in the old cell, and the tenant is out of reach until they are unpacked in the new one,

@@ -14,7 +14,7 @@ import (
 
 // A fitting room is held for ten minutes, and a job of your queue ends each hold when its time is over. A client can
 // ask for more time, up to a bound: the first job then leaves the hold alone, and the job of the new deadline ends it.
-// Where the queue is River, holdjobs.NewCleanupWorker does that.
+// Where the queue is River, jobs.NewCleanupWorker does that.
 func ExampleBook_Expire() {
 	ctx := context.Background()
 	noon := time.Date(2026, 11, 23, 12, 0, 0, 0, time.UTC)

@@ -20,7 +20,7 @@ import (
 
 func init() { lend.Lend("holds", internals{}) }
 
-// internals are lent to holdjobs and metered.
+// internals are lent to jobs and metered.
 type internals struct{}
 
 // Place prepares Book.Place.

@@ -35,7 +35,7 @@ const expireSQL = `
 select status, hold from metered.expire_hold($1::text, $2::text, $3::timestamptz, $4::timestamptz, $5::int, $6::text, $7::text)`
 
 // Expire ends one hold that is due, announces it, and reports whether this call did: for a job at
-// Hold.Due (package holdjobs). Any other hold stays as it is. Errors: ErrUnknown, ErrRetired.
+// Hold.Due (jobs.Cleanup). Any other hold stays as it is. Errors: ErrUnknown, ErrRetired.
 func (b *Book) Expire(ctx context.Context, tx pgx.Tx, e Expire) (h Hold, ended bool, err error) {
 	if err := cmp.Or(b.made(), notNil("tx", tx)); err != nil {
 		return Hold{}, false, err

@@ -20,7 +20,6 @@ import (
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
-	"github.com/pgmetered/metered/holds/holdjobs"
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/jobs"
 	"github.com/pgmetered/metered/jobs/citusjobs"
@@ -66,13 +65,13 @@ func (c *citus) river(node string, pool *pgxpool.Pool, pollOnly bool) *citusRive
 		r.worked.Add(1)
 		return fails(job.Args.N, job.Attempt)
 	}))
-	river.AddWorker(workers, holdjobs.NewWorker(pool, book, func(_ context.Context, job *river.Job[costedJob]) (holdjobs.JobCost, error) {
+	river.AddWorker(workers, jobs.NewWorker(pool, book, func(_ context.Context, job *river.Job[costedJob]) (jobs.JobCost, error) {
 		r.worked.Add(1)
-		return holdjobs.JobCost{Lines: []holds.Line{{Scope: "tokens", Amount: job.Args.cost()}}, Write: func(ctx context.Context, tx pgx.Tx) error {
+		return jobs.JobCost{Lines: []holds.Line{{Scope: "tokens", Amount: job.Args.cost()}}, Write: func(ctx context.Context, tx pgx.Tx) error {
 			_, err := tx.Exec(ctx, "insert into metered.uploads (name) values ($1)", fmt.Sprint(job.Args.N))
 			return err
 		}}, fails(job.Args.N, job.Attempt)
-	}, holdjobs.Options{Timeout: 30 * time.Second, RetryAfter: 300 * time.Millisecond}))
+	}, jobs.WorkerOptions{Timeout: 30 * time.Second, RetryAfter: 300 * time.Millisecond}))
 	r.Client, err = river.NewClient(citusjobs.New(pool), &river.Config{
 		ID: node, Schema: "metered", PollOnly: pollOnly, Workers: workers, Plugins: []rivertype.Plugin{jobs.Plugin()},
 		Queues:        map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 4}},

@@ -22,7 +22,6 @@ import (
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
-	"github.com/pgmetered/metered/holds/holdjobs"
 	"github.com/pgmetered/metered/internal/pgserver"
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/jobs"
@@ -82,12 +81,12 @@ func workGated(ctx context.Context, connString string) error {
 	river.AddWorker(workers, river.WorkFunc(func(_ context.Context, job *river.Job[plainJob]) error {
 		return fails(job.Args.N, job.Attempt)
 	}))
-	river.AddWorker(workers, holdjobs.NewWorker(pool, book, func(_ context.Context, job *river.Job[costedJob]) (holdjobs.JobCost, error) {
-		return holdjobs.JobCost{Lines: []holds.Line{{Scope: "tokens", Amount: job.Args.cost()}}, Write: func(ctx context.Context, tx pgx.Tx) error {
+	river.AddWorker(workers, jobs.NewWorker(pool, book, func(_ context.Context, job *river.Job[costedJob]) (jobs.JobCost, error) {
+		return jobs.JobCost{Lines: []holds.Line{{Scope: "tokens", Amount: job.Args.cost()}}, Write: func(ctx context.Context, tx pgx.Tx) error {
 			_, err := tx.Exec(ctx, "insert into uploads (id, scope, amount) values ($1, 'tokens', $2)", fmt.Sprint(job.Args.N), job.Args.cost())
 			return err
 		}}, fails(job.Args.N, job.Attempt)
-	}, holdjobs.Options{Timeout: 30 * time.Second, RetryAfter: 300 * time.Millisecond}))
+	}, jobs.WorkerOptions{Timeout: 30 * time.Second, RetryAfter: 300 * time.Millisecond}))
 	client, err := river.NewClient(riverpgxv5.New(pool), &river.Config{
 		Plugins: []rivertype.Plugin{jobs.Plugin()}, Workers: workers, Queues: map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 5}},
 		FetchCooldown: 10 * time.Millisecond, FetchPollInterval: 50 * time.Millisecond, Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),

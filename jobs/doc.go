@@ -4,5 +4,8 @@
 // whatever became of it, until Purge removes the key. Without a key it is River's insert. Workers,
 // queues, retries and hooks stay River's. Reads take no lock.
 //
+// NewWorker makes River's worker of jobs whose cost is known at their end, and NewCleanupWorker one
+// for holds that are due.
+//
 // docs/operations.md has the grants on River's tables.
 package jobs

@@ -261,9 +261,10 @@ func overAlready(err error) bool {
 		errors.Is(err, holds.ErrRetired) || errors.Is(err, fault.ErrMoved)
 }
 
-// inTheWay reports whether another transaction was in the way.
+// inTheWay reports whether another transaction was in the way, which will pass.
 func inTheWay(err error) bool {
-	return errors.Is(err, fault.ErrBusy) || errors.Is(err, fault.ErrSerialization)
+	return errors.Is(err, fault.ErrBusy) || errors.Is(err, fault.ErrSerialization) ||
+		sqlstate.Collided(err)
 }
 
 // end releases the holds of jobs that ended, or of those that rest by now, and says how many there

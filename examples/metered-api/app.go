@@ -18,7 +18,6 @@ import (
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
-	"github.com/pgmetered/metered/holds/holdjobs"
 	"github.com/pgmetered/metered/httpmetered"
 	"github.com/pgmetered/metered/jobs"
 )
@@ -71,7 +70,7 @@ func newApp(pool *pgxpool.Pool, limits []budget.Limit) (*app, error) {
 	if err != nil {
 		return nil, err
 	}
-	river.AddWorker(workers, holdjobs.NewWorker(a.pool, a.metered.Holds, a.work, holdjobs.Options{
+	river.AddWorker(workers, jobs.NewWorker(a.pool, a.metered.Holds, a.work, jobs.WorkerOptions{
 		Timeout: workTime, RetryAfter: retryAfter, Margin: margin,
 	}))
 	return a, nil
@@ -79,15 +78,15 @@ func newApp(pool *pgxpool.Pool, limits []budget.Limit) (*app, error) {
 
 // task is a job. Its estimated cost is held by Hold.
 type task struct {
-	Hold   holdjobs.Ref `json:"hold"`
+	Hold   jobs.HoldRef `json:"hold"`
 	Number int64        `json:"number"`
 }
 
 // Kind is the job's kind.
 func (task) Kind() string { return "factorize" }
 
-// HeldBy is for holdjobs.NewWorker.
-func (t task) HeldBy() holdjobs.Ref { return t.Hold }
+// HeldBy is for jobs.NewWorker.
+func (t task) HeldBy() jobs.HoldRef { return t.Hold }
 
 func scopeOf(account string) string { return budget.ScopeKey("work", account, "") }
 
@@ -110,20 +109,20 @@ func (a *app) submit(ctx context.Context, tx *metered.Tx, account string, number
 	if _, err := tx.Exec(ctx, `insert into tasks (account, id, number) values ($1, $2, $3)`, account, id, number); err != nil {
 		return submitted{}, err
 	}
-	_, err = tx.Enqueue(ctx, task{holdjobs.Ref{Tenant: account, ID: id}, number},
+	_, err = tx.Enqueue(ctx, task{jobs.HoldRef{Tenant: account, ID: id}, number},
 		&jobs.Options{Tenant: account, InsertOpts: river.InsertOpts{MaxAttempts: maxAttempts}})
 	return submitted{id, estimate}, err
 }
 
 // work does a job, and returns its cost. The capture, Write's rows and the end of the job commit together. A failed
 // job is tried again, and its last failure releases the hold.
-func (a *app) work(ctx context.Context, job *river.Job[task]) (holdjobs.JobCost, error) {
+func (a *app) work(ctx context.Context, job *river.Job[task]) (jobs.JobCost, error) {
 	hold := job.Args.Hold
 	factors, divisions, err := factorize(ctx, job.Args.Number)
 	if err != nil {
-		return holdjobs.JobCost{}, err
+		return jobs.JobCost{}, err
 	}
-	return holdjobs.JobCost{
+	return jobs.JobCost{
 		Lines: []holds.Line{{Scope: scopeOf(hold.Tenant), Amount: units(divisions)}},
 		Write: func(ctx context.Context, tx pgx.Tx) error {
 			_, err := tx.Exec(ctx, `update tasks set factors = $3 where account = $1 and id = $2`, hold.Tenant, hold.ID, factors)

@@ -14,7 +14,7 @@ import (
 
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/holds"
-	"github.com/pgmetered/metered/holds/holdjobs"
+	"github.com/pgmetered/metered/jobs"
 )
 
 // config is a process's settings.
@@ -61,7 +61,7 @@ func newApp(pool *pgxpool.Pool, cfg config) (*app, error) {
 	if err != nil {
 		return nil, err
 	}
-	river.AddWorker(workers, holdjobs.NewCleanupWorker(a.pool, a.metered.Holds))
+	river.AddWorker(workers, jobs.NewCleanupWorker(a.pool, a.metered.Holds))
 	return a, nil
 }
 

@@ -10,7 +10,7 @@ import (
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
-	"github.com/pgmetered/metered/holds/holdjobs"
+	"github.com/pgmetered/metered/jobs"
 )
 
 // A user may hold ten seats in five minutes, released ones included: seats are not for trying.
@@ -97,7 +97,7 @@ func (a *app) hold(ctx context.Context, r *request, via string) (metered.Outcome
 		if len(by.limits) > 0 {
 			claim.Charges = []budget.Charge{{Scope: budget.ScopeKey("holds", r.who.User, ""), Amount: 1, Limits: by.limits}}
 		}
-		_, err = tx.Claim(ctx, claim, &holdjobs.Cleanup{MaxAttempts: 3}) // it announces the hold's end, and the seat is free without it
+		_, err = tx.Claim(ctx, claim, &jobs.Cleanup{MaxAttempts: 3}) // it announces the hold's end, and the seat is free without it
 		return p, err
 	})
 }

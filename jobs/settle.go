@@ -1,4 +1,4 @@
-package holdjobs
+package jobs
 
 import (
 	"context"
@@ -16,24 +16,22 @@ import (
 	"github.com/pgmetered/metered/internal/commit"
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/guardtx"
-	"github.com/pgmetered/metered/internal/lend"
-	"github.com/pgmetered/metered/internal/schema"
 )
 
 // errNotRunning means that River took the job away from its worker: as stuck, or because somebody
 // deleted it.
-var errNotRunning = errors.New("holdjobs: the job is not running any more")
+var errNotRunning = errors.New("jobs: the job is not running any more")
 
-var errUnknown = errors.New("holdjobs: the answer to COMMIT was lost")
+var errUnknown = errors.New("jobs: the answer to COMMIT was lost")
 
-var errChanged = errors.New("holdjobs: the job was changed at the same time")
+var errChanged = errors.New("jobs: the job was changed at the same time")
 
 // settle captures the cost and completes the job in one transaction. It retries until the attempt's
 // time is up, since the work cannot be done again. It also retries after a COMMIT with an unknown
 // outcome. If that one succeeded, the hold is captured and the job completed, and River ignores the
 // result of this attempt.
 func (w *worker[T]) settle(ctx context.Context, job *river.Job[T], cost JobCost) error {
-	return retry(ctx, func() (bool, error) { return w.settleOnce(ctx, job, cost) })
+	return persist(ctx, func() (bool, error) { return w.settleOnce(ctx, job, cost) })
 }
 
 func (w *worker[T]) settleOnce(ctx context.Context, job *river.Job[T], cost JobCost) (again bool, err error) {
@@ -44,7 +42,7 @@ func (w *worker[T]) settleOnce(ctx context.Context, job *river.Job[T], cost JobC
 		if err != nil {
 			return err
 		}
-		return commit.Run(ctx, tx, "holdjobs", errUnknown,
+		return commit.Run(ctx, tx, "jobs", errUnknown,
 			func(tx pgx.Tx) error { return w.settleIn(ctx, tx, job, cost) })
 	})
 	return err != nil && (lost || inTheWay(err) || errors.Is(err, errChanged) ||
@@ -81,12 +79,6 @@ func (w *worker[T]) settleIn(ctx context.Context, tx pgx.Tx, job *river.Job[T], 
 	return ofHold(err)
 }
 
-// inHolds is what package holds lends.
-var inHolds = lend.Borrow[interface {
-	AnyHolder(b *holds.Book) *holds.Book
-	Schema(b *holds.Book) schema.Name
-}]("holds")
-
 // guardSQL makes COMMIT fail until the cursor is closed, as a command's guard does.
 const guardSQL = `declare metered_write cursor with hold for select metered.block_commit()`
 
@@ -94,7 +86,7 @@ const guardSQL = `declare metered_write cursor with hold for select metered.bloc
 // committed together.
 func (w *worker[T]) write(ctx context.Context, tx pgx.Tx, cost JobCost) error {
 	if _, err := tx.Exec(ctx, inHolds.Schema(w.book).SQL(guardSQL)); err != nil {
-		return fault.Failed("holdjobs", "write", err)
+		return fault.Failed("jobs", "write", err)
 	}
 	done := new(atomic.Bool)
 	defer done.Store(true)
@@ -105,7 +97,7 @@ func (w *worker[T]) write(ctx context.Context, tx pgx.Tx, cost JobCost) error {
 		return err
 	}
 	if _, err := tx.Exec(ctx, "close metered_write"); err != nil { // after a ROLLBACK there is none
-		return fault.Failed("holdjobs", "write", err)
+		return fault.Failed("jobs", "write", err)
 	}
 	return nil
 }

@@ -1,4 +1,4 @@
-package holdjobs_test
+package jobs_test
 
 import (
 	"context"
@@ -15,8 +15,8 @@ import (
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
-	"github.com/pgmetered/metered/holds/holdjobs"
 	"github.com/pgmetered/metered/internal/pgtest"
+	"github.com/pgmetered/metered/jobs"
 )
 
 // settling are the statements of the transaction that captures a cost.
@@ -30,7 +30,7 @@ func settlingJob(t *testing.T, statement string, strike func(w *pgtest.Wire, own
 	job = submit(t, c, 5)
 	pool, w := pgtest.Tap(t, owner, func(c *pgxpool.Config) { c.MaxConns = 16 })
 	runs = new(atomic.Int64)
-	client = workHeld(t, pool, pgtest.NewClient(t, pool, metered.Config{}), holdjobs.Options{}, func(ctx context.Context, j *rendering) (holdjobs.JobCost, error) {
+	client = workHeld(t, pool, pgtest.NewClient(t, pool, metered.Config{}), jobs.WorkerOptions{}, func(ctx context.Context, j *rendering) (jobs.JobCost, error) {
 		runs.Add(1)
 		cost, err := costs(7, holds.OverRefused)(ctx, j)
 		own, armed := cost.Write, false
@@ -144,7 +144,7 @@ func TestHeldWorker_AWorkerThatDiesChargesOnceOrNotAtAll(t *testing.T) {
 			}
 			_, err := owner.Exec(t.Context(), `update river_job set state = 'available' where id = $1`, job) // as River's rescuer does
 			require.NoError(t, err)
-			workHeld(t, owner, c, holdjobs.Options{}, costs(7, holds.OverRefused))
+			workHeld(t, owner, c, jobs.WorkerOptions{}, costs(7, holds.OverRefused))
 			if inTime {
 				awaitJob(t, owner, job, "completed")
 				require.Equal(t, books{Job: "completed", Hold: holds.Captured, Spent: 7, Rows: 1}, booksOf(t, owner, c, job), statement)
@@ -169,10 +169,10 @@ func TestHeldWorker_AJobThatWasTakenAwayIsNotCharged(t *testing.T) {
 		pool, c := setUp(t, metered.Config{})
 		submit(t, c, 1)
 		ended := make(chan struct{})
-		client := workHeld(t, pool, c, holdjobs.Options{}, func(ctx context.Context, j *rendering) (holdjobs.JobCost, error) {
+		client := workHeld(t, pool, c, jobs.WorkerOptions{}, func(ctx context.Context, j *rendering) (jobs.JobCost, error) {
 			_, err := pool.Exec(ctx, sql, j.ID)
 			if err != nil {
-				return holdjobs.JobCost{}, err
+				return jobs.JobCost{}, err
 			}
 			defer close(ended)
 			return costs(7, holds.OverRefused)(ctx, j)
@@ -198,11 +198,11 @@ func TestHeldWorker_OfTwoWorkersOfOneJobOneCharges(t *testing.T) {
 	job := submit(t, c, 5)
 	var runs atomic.Int64
 	both := make(chan struct{})
-	workHeld(t, pool, c, holdjobs.Options{}, func(ctx context.Context, j *rendering) (holdjobs.JobCost, error) {
+	workHeld(t, pool, c, jobs.WorkerOptions{}, func(ctx context.Context, j *rendering) (jobs.JobCost, error) {
 		if runs.Add(1) == 2 {
 			close(both)
 		} else if _, err := pool.Exec(ctx, `update river_job set state = 'available' where id = $1`, j.ID); err != nil {
-			return holdjobs.JobCost{}, err
+			return jobs.JobCost{}, err
 		}
 		<-both
 		return costs(7, holds.OverRefused)(ctx, j)

@@ -1,4 +1,4 @@
-package holdjobs_test
+package jobs_test
 
 import (
 	"context"
@@ -18,18 +18,17 @@ import (
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
-	"github.com/pgmetered/metered/holds/holdjobs"
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/jobs"
 )
 
 // render is a job that may cost up to 10 units of a budget of 100.
 type render struct {
-	Hold holdjobs.Ref `json:"hold"`
+	Hold jobs.HoldRef `json:"hold"`
 }
 
 func (render) Kind() string           { return "render" }
-func (r render) HeldBy() holdjobs.Ref { return r.Hold }
+func (r render) HeldBy() jobs.HoldRef { return r.Hold }
 
 type rendering = river.Job[render]
 
@@ -41,7 +40,7 @@ func submit(t *testing.T, c *metered.Client, maxAttempts int) (jobID int64) {
 		if err != nil {
 			return nil, err
 		}
-		job, err := tx.Enqueue(ctx, render{holdjobs.Ref{ID: id}}, &jobs.Options{InsertOpts: river.InsertOpts{MaxAttempts: maxAttempts}})
+		job, err := tx.Enqueue(ctx, render{jobs.HoldRef{ID: id}}, &jobs.Options{InsertOpts: river.InsertOpts{MaxAttempts: maxAttempts}})
 		jobID = job.JobID
 		return nil, err
 	})
@@ -71,17 +70,17 @@ func stopWorkers(t *testing.T, client *river.Client[pgx.Tx]) {
 }
 
 // workHeld starts a worker of render jobs.
-func workHeld(t *testing.T, pool *pgxpool.Pool, c *metered.Client, opts holdjobs.Options, work holdjobs.Work[render]) *river.Client[pgx.Tx] {
+func workHeld(t *testing.T, pool *pgxpool.Pool, c *metered.Client, opts jobs.WorkerOptions, work jobs.Work[render]) *river.Client[pgx.Tx] {
 	t.Helper()
 	workers := river.NewWorkers()
-	river.AddWorker(workers, holdjobs.NewWorker(pool, c.Holds, work, opts))
+	river.AddWorker(workers, jobs.NewWorker(pool, c.Holds, work, opts))
 	return startWorkers(t, pool, workers)
 }
 
 // costs is work that used so many units, and writes a row.
-func costs(amount int64, over holds.Over) holdjobs.Work[render] {
-	return func(context.Context, *rendering) (holdjobs.JobCost, error) {
-		return holdjobs.JobCost{
+func costs(amount int64, over holds.Over) jobs.Work[render] {
+	return func(context.Context, *rendering) (jobs.JobCost, error) {
+		return jobs.JobCost{
 			Lines: []holds.Line{room("gpu", amount, 100)}, Over: over, Entity: "picture",
 			Write: func(ctx context.Context, tx pgx.Tx) error {
 				_, err := tx.Exec(ctx, `insert into uploads values ('picture')`)
@@ -132,7 +131,7 @@ func TestHeldWorker_CapturesTheActualCostWithTheJobAndItsWrites(t *testing.T) {
 	pool, c := setUp(t, metered.Config{})
 	job := submit(t, c, 1)
 	require.Equal(t, books{Job: "available", Hold: holds.Held, Held: 10}, booksOf(t, pool, c, job))
-	workHeld(t, pool, c, holdjobs.Options{}, costs(7, holds.OverRefused))
+	workHeld(t, pool, c, jobs.WorkerOptions{}, costs(7, holds.OverRefused))
 	awaitJob(t, pool, job, "completed")
 	require.Equal(t, books{Job: "completed", Hold: holds.Captured, Spent: 7, Rows: 1}, booksOf(t, pool, c, job))
 	e := lastEvent(t, pool, c)
@@ -145,7 +144,7 @@ func TestHeldWorker_CapturesTheActualCostWithTheJobAndItsWrites(t *testing.T) {
 func TestHeldWorker_ReportsThresholds(t *testing.T) {
 	t.Parallel()
 	limit := budget.Lifetime(10).WithThresholds(budget.Threshold{Name: "half", Percent: 50, Spent: true})
-	for _, cost := range []holdjobs.JobCost{
+	for _, cost := range []jobs.JobCost{
 		{Lines: []holds.Line{{Scope: "gpu", Amount: 7, Limits: []budget.Limit{limit}}}},
 		{All: true, Lines: []holds.Line{{Scope: "gpu", Limits: []budget.Limit{limit}}}},
 	} {
@@ -159,7 +158,7 @@ func TestHeldWorker_ReportsThresholds(t *testing.T) {
 				return err
 			}}})
 			job := submit(t, c, 3)
-			workHeld(t, pool, c, holdjobs.Options{RetryAfter: time.Millisecond}, func(context.Context, *rendering) (holdjobs.JobCost, error) { return cost, nil })
+			workHeld(t, pool, c, jobs.WorkerOptions{RetryAfter: time.Millisecond}, func(context.Context, *rendering) (jobs.JobCost, error) { return cost, nil })
 			awaitJob(t, pool, job, "completed")
 			spent := int64(7)
 			if cost.All {
@@ -187,7 +186,7 @@ func TestHeldWorker_CaptureCompletionAndWritesAreAllOrNothing(t *testing.T) {
 				_, err = pool.Exec(t.Context(), fmt.Sprintf(fault, when))
 				require.NoError(t, err)
 				job := submit(t, c, 1)
-				workHeld(t, pool, c, holdjobs.Options{}, costs(7, holds.OverRefused))
+				workHeld(t, pool, c, jobs.WorkerOptions{}, costs(7, holds.OverRefused))
 				awaitJob(t, pool, job, "discarded")
 				require.Equal(t, books{Job: "discarded", Hold: holds.Released}, booksOf(t, pool, c, job), "%s, %s", fault, when)
 			})
@@ -199,8 +198,8 @@ func TestHeldWorker_NothingUsedIsReleased(t *testing.T) {
 	t.Parallel()
 	pool, c := setUp(t, metered.Config{})
 	job := submit(t, c, 1)
-	workHeld(t, pool, c, holdjobs.Options{}, func(context.Context, *rendering) (holdjobs.JobCost, error) {
-		return holdjobs.JobCost{Nothing: true}, nil
+	workHeld(t, pool, c, jobs.WorkerOptions{}, func(context.Context, *rendering) (jobs.JobCost, error) {
+		return jobs.JobCost{Nothing: true}, nil
 	})
 	awaitJob(t, pool, job, "completed")
 	require.Equal(t, books{Job: "completed", Hold: holds.Released}, booksOf(t, pool, c, job))
@@ -211,8 +210,8 @@ func TestHeldWorker_AllOfTheEstimate(t *testing.T) {
 	t.Parallel()
 	pool, c := setUp(t, metered.Config{})
 	job := submit(t, c, 1)
-	workHeld(t, pool, c, holdjobs.Options{}, func(context.Context, *rendering) (holdjobs.JobCost, error) {
-		return holdjobs.JobCost{All: true, Entity: "picture"}, nil
+	workHeld(t, pool, c, jobs.WorkerOptions{}, func(context.Context, *rendering) (jobs.JobCost, error) {
+		return jobs.JobCost{All: true, Entity: "picture"}, nil
 	})
 	awaitJob(t, pool, job, "completed")
 	require.Equal(t, books{Job: "completed", Hold: holds.Captured, Spent: 10}, booksOf(t, pool, c, job))
@@ -222,7 +221,7 @@ func TestHeldWorker_AllOfTheEstimate(t *testing.T) {
 func TestHeldWorker_ACostMustNameTheUnitsUsed(t *testing.T) {
 	t.Parallel()
 	lines := []holds.Line{room("gpu", 7, 100)}
-	for _, cost := range []holdjobs.JobCost{
+	for _, cost := range []jobs.JobCost{
 		{}, {Entity: "picture"}, {All: true, Nothing: true}, {Lines: lines, All: true}, {Lines: lines, Nothing: true}, {All: true, Over: holds.OverAllowed},
 	} {
 		t.Run(fmt.Sprintf("%+v", cost), func(t *testing.T) {
@@ -232,7 +231,7 @@ func TestHeldWorker_ACostMustNameTheUnitsUsed(t *testing.T) {
 				_, err := tx.Exec(ctx, `insert into uploads values ('picture')`)
 				return err
 			}
-			workHeld(t, pool, c, holdjobs.Options{}, func(context.Context, *rendering) (holdjobs.JobCost, error) { return cost, nil })
+			workHeld(t, pool, c, jobs.WorkerOptions{}, func(context.Context, *rendering) (jobs.JobCost, error) { return cost, nil })
 			awaitJob(t, pool, job, "discarded")
 			require.Equal(t, books{Job: "discarded", Hold: holds.Released}, booksOf(t, pool, c, job), "%+v", cost)
 			require.Contains(t, pgtest.Value[string](t, pool, `select errors[1]->>'error' from river_job where id = $1`, job), "invalid argument")
@@ -263,7 +262,7 @@ func TestHeldWorker_OverTheEstimate(t *testing.T) {
 				}))
 			}
 			job := submit(t, c, 1)
-			workHeld(t, pool, c, holdjobs.Options{}, costs(test.used, test.over))
+			workHeld(t, pool, c, jobs.WorkerOptions{}, costs(test.used, test.over))
 			awaitJob(t, pool, job, test.want.Job)
 			require.Equal(t, test.want, booksOf(t, pool, c, job), "%q, %d", test.over, test.taken)
 			require.Contains(t, pgtest.Value[string](t, pool, `select coalesce(errors[1]->>'error', '') from river_job where id = $1`, job), test.fails)
@@ -278,7 +277,7 @@ func TestHeldWorker_WriteCannotEndTheTransactionByTheConnection(t *testing.T) {
 		t.Run(sql, func(t *testing.T) {
 			pool, c := setUp(t, metered.Config{})
 			job := submit(t, c, 1)
-			workHeld(t, pool, c, holdjobs.Options{}, func(ctx context.Context, j *rendering) (holdjobs.JobCost, error) {
+			workHeld(t, pool, c, jobs.WorkerOptions{}, func(ctx context.Context, j *rendering) (jobs.JobCost, error) {
 				cost, err := costs(7, holds.OverRefused)(ctx, j)
 				own := cost.Write
 				cost.Write = func(ctx context.Context, tx pgx.Tx) error {

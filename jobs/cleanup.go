@@ -1,4 +1,4 @@
-package holdjobs
+package jobs
 
 import (
 	"cmp"
@@ -15,7 +15,7 @@ import (
 	"github.com/pgmetered/metered/internal/commit"
 )
 
-// Cleanup is a job that ends a hold when it is due.
+// Cleanup is a job that ends a hold when it is due: metered.Tx.Place and Claim enqueue it.
 type Cleanup struct {
 	// Delay is the time from Hold.Due to the job, up to 24h. Defaults to 10s.
 	Delay time.Duration
@@ -29,8 +29,10 @@ type Cleanup struct {
 
 const defaultDelay = 10 * time.Second
 
-// Job returns a job, and how to insert it, for a hold that is placed now, for ttl with its grace.
-func (c Cleanup) Job(tenant, id string, ttl time.Duration) (CleanupArgs, river.InsertOpts, error) {
+// CleanupJob returns a job, and how to insert it, for a hold that is placed now, for ttl with its
+// grace.
+func (internals) CleanupJob(c Cleanup, tenant, id string,
+	ttl time.Duration) (CleanupArgs, river.InsertOpts, error) {
 	delay := cmp.Or(c.Delay, defaultDelay)
 	if delay < 0 || delay > 24*time.Hour {
 		return CleanupArgs{}, river.InsertOpts{}, invalid("Cleanup.Delay", "%v is not from 0 to 24h", c.Delay)
@@ -70,7 +72,7 @@ type cleanupWorker struct {
 
 // Work runs a job.
 func (w *cleanupWorker) Work(ctx context.Context, job *river.Job[CleanupArgs]) error {
-	if err := made(w.pool, w.book); err != nil {
+	if err := workable(w.pool, w.book); err != nil {
 		return err
 	}
 	h, err := w.book.Get(ctx, w.pool, job.Args.Tenant, job.Args.ID, "")

@@ -1,4 +1,4 @@
-package holdjobs_test
+package jobs_test
 
 import (
 	"context"
@@ -11,19 +11,19 @@ import (
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
-	"github.com/pgmetered/metered/holds/holdjobs"
+	"github.com/pgmetered/metered/jobs"
 )
 
 // Transcribe is a job for River. Its estimated cost is held by Hold.
 type Transcribe struct {
-	Hold  holdjobs.Ref `json:"hold"`
+	Hold  jobs.HoldRef `json:"hold"`
 	Words int64        `json:"words"`
 }
 
 func (Transcribe) Kind() string { return "transcribe" }
 
-// HeldBy is for holdjobs.NewWorker.
-func (t Transcribe) HeldBy() holdjobs.Ref { return t.Hold }
+// HeldBy is for jobs.NewWorker.
+func (t Transcribe) HeldBy() jobs.HoldRef { return t.Hold }
 
 // The estimate is held and the job enqueued, or neither. The job's cost is captured together with its end, and the rest
 // is free.
@@ -38,12 +38,12 @@ func ExampleNewWorker() {
 	check(err)
 	client, err := metered.New(pool, metered.Config{River: riverClient})
 	check(err)
-	river.AddWorker(workers, holdjobs.NewWorker(pool, client.Holds, func(_ context.Context, job *river.Job[Transcribe]) (holdjobs.JobCost, error) {
-		return holdjobs.JobCost{
+	river.AddWorker(workers, jobs.NewWorker(pool, client.Holds, func(_ context.Context, job *river.Job[Transcribe]) (jobs.JobCost, error) {
+		return jobs.JobCost{
 			Lines: []holds.Line{{Scope: "org/acme", Amount: job.Args.Words}},
 			Over:  holds.OverAllowed, // the work is done, also if it cost more than the estimate
 		}, nil
-	}, holdjobs.Options{}))
+	}, jobs.WorkerOptions{}))
 	finished, unsubscribe := riverClient.Subscribe(river.EventKindJobCompleted)
 	defer unsubscribe()
 	check(riverClient.Start(ctx))
@@ -57,7 +57,7 @@ func ExampleNewWorker() {
 			if err != nil {
 				return nil, err
 			}
-			_, err = tx.Enqueue(ctx, Transcribe{Hold: holdjobs.Ref{ID: id}, Words: 320}, nil)
+			_, err = tx.Enqueue(ctx, Transcribe{Hold: jobs.HoldRef{ID: id}, Words: 320}, nil)
 			return nil, err
 		})
 	check(err)

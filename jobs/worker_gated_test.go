@@ -1,4 +1,4 @@
-package holdjobs_test
+package jobs_test
 
 import (
 	"context"
@@ -14,7 +14,6 @@ import (
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
-	"github.com/pgmetered/metered/holds/holdjobs"
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/jobs"
 )
@@ -43,12 +42,12 @@ func park(t *testing.T, c *metered.Client, args draw, most int64, ttl time.Durat
 func workDraws(t *testing.T, pool *pgxpool.Pool, c *metered.Client, cost int64) *river.Client[pgx.Tx] {
 	t.Helper()
 	workers := river.NewWorkers()
-	river.AddWorker(workers, holdjobs.NewWorker(pool, c.Holds, func(_ context.Context, job *river.Job[draw]) (holdjobs.JobCost, error) {
+	river.AddWorker(workers, jobs.NewWorker(pool, c.Holds, func(_ context.Context, job *river.Job[draw]) (jobs.JobCost, error) {
 		if job.Args.Fails {
-			return holdjobs.JobCost{}, errors.New("no")
+			return jobs.JobCost{}, errors.New("no")
 		}
-		return holdjobs.JobCost{Lines: []holds.Line{{Scope: "gpu", Amount: cost}}}, nil
-	}, holdjobs.Options{}))
+		return jobs.JobCost{Lines: []holds.Line{{Scope: "gpu", Amount: cost}}}, nil
+	}, jobs.WorkerOptions{}))
 	return startWorkers(t, pool, workers)
 }
 

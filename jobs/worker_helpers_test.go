@@ -1,4 +1,4 @@
-package holdjobs_test
+package jobs_test
 
 import (
 	"errors"

@@ -1,4 +1,4 @@
-package holdjobs_test
+package jobs_test
 
 import (
 	"context"
@@ -14,7 +14,6 @@ import (
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
-	"github.com/pgmetered/metered/holds/holdjobs"
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/jobs"
 )
@@ -48,12 +47,12 @@ func reserve(t *testing.T) *reserved {
 	s.clock = pgtest.SetClock(t, s.pool, time.Now())
 	r := holds.Placement{ID: "h", Tenant: "acme", TTL: time.Minute, Lines: []holds.Line{room("seat", 1, 1)}}
 	_, err := metered.Do(t.Context(), s.c, metered.Command{ID: "op", Input: 1}, func(ctx context.Context, tx *metered.Tx) (string, error) {
-		return tx.Place(ctx, r, &holdjobs.Cleanup{Delay: 7 * time.Second})
+		return tx.Place(ctx, r, &jobs.Cleanup{Delay: 7 * time.Second})
 	})
 	require.NoError(t, err)
 	s.job = pgtest.Value[int64](t, s.pool, `select id from river_job`)
 	workers := river.NewWorkers()
-	river.AddWorker(workers, holdjobs.NewCleanupWorker(s.pool, s.c.Holds))
+	river.AddWorker(workers, jobs.NewCleanupWorker(s.pool, s.c.Holds))
 	startWorkers(t, s.pool, workers)
 	return s
 }
@@ -70,7 +69,7 @@ func (s *reserved) again(t *testing.T, tenant, id string) {
 	t.Helper()
 	var job jobs.Result
 	require.NoError(t, pgx.BeginFunc(t.Context(), s.pool, func(tx pgx.Tx) (err error) {
-		job, err = s.c.Jobs.Enqueue(t.Context(), tx, holdjobs.CleanupArgs{Tenant: tenant, ID: id}, nil)
+		job, err = s.c.Jobs.Enqueue(t.Context(), tx, jobs.CleanupArgs{Tenant: tenant, ID: id}, nil)
 		return err
 	}))
 	awaitJob(t, s.pool, job.JobID, "completed")
@@ -236,7 +235,7 @@ func TestCleanup_IsTriedAgainWhenASubscriberFails(t *testing.T) {
 func TestCleanup_IsTriedAsOftenAsItSaysInItsQueue(t *testing.T) {
 	t.Parallel()
 	s := reserve(t)
-	place := func(id string, c holdjobs.Cleanup) (job int64, err error) {
+	place := func(id string, c jobs.Cleanup) (job int64, err error) {
 		r := holds.Placement{ID: id, Tenant: "acme", TTL: time.Minute, Lines: []holds.Line{room("seat "+id, 1, 1)}}
 		_, err = metered.Do(t.Context(), s.c, metered.Command{ID: id, Input: 1}, func(ctx context.Context, tx *metered.Tx) (string, error) {
 			return tx.Place(ctx, r, &c)
@@ -246,17 +245,17 @@ func TestCleanup_IsTriedAsOftenAsItSaysInItsQueue(t *testing.T) {
 		}
 		return job, err
 	}
-	job, err := place("elsewhere", holdjobs.Cleanup{Queue: "cleanup", MaxAttempts: 7})
+	job, err := place("elsewhere", jobs.Cleanup{Queue: "cleanup", MaxAttempts: 7})
 	require.NoError(t, err)
 	require.Equal(t, "cleanup 7", pgtest.Value[string](t, s.pool, `select queue || ' ' || max_attempts from river_job where id = $1`, job))
 	require.Equal(t, 25, pgtest.Value[int](t, s.pool, `select max_attempts from river_job where id = $1`, s.job))
 	for _, wrong := range []int{-1, 32_768} {
-		_, err = place("wrong", holdjobs.Cleanup{MaxAttempts: wrong})
+		_, err = place("wrong", jobs.Cleanup{MaxAttempts: wrong})
 		var argument *budget.ArgumentError
 		require.ErrorAs(t, err, &argument)
 		require.Equal(t, "Cleanup.MaxAttempts", argument.Field)
 	}
-	job, err = place("once", holdjobs.Cleanup{MaxAttempts: 1})
+	job, err = place("once", jobs.Cleanup{MaxAttempts: 1})
 	require.NoError(t, err)
 	s.fail.Store(9)
 	s.clock.Advance(time.Minute)
@@ -275,13 +274,13 @@ func TestCleanup_OfAClaimThatTheHolderHadAlready(t *testing.T) {
 	claim := holds.Claim{Key: holds.Key{Type: "name", Value: "ann"}, Holder: "ann", TTL: time.Minute}
 	for _, op := range []string{"op1", "op2"} {
 		_, err := metered.Do(t.Context(), c, metered.Command{ID: op, Input: 1}, func(ctx context.Context, tx *metered.Tx) (string, error) {
-			return tx.Claim(ctx, claim, &holdjobs.Cleanup{})
+			return tx.Claim(ctx, claim, &jobs.Cleanup{})
 		})
 		require.NoError(t, err)
 	}
 	clock.Advance(time.Minute)
 	workers := river.NewWorkers()
-	river.AddWorker(workers, holdjobs.NewCleanupWorker(pool, c.Holds))
+	river.AddWorker(workers, jobs.NewCleanupWorker(pool, c.Holds))
 	startWorkers(t, pool, workers)
 	_, err := pool.Exec(t.Context(), `update river_job set state = 'available', scheduled_at = now()`)
 	require.NoError(t, err)

@@ -1,4 +1,4 @@
-package holdjobs
+package jobs
 
 import (
 	"cmp"
@@ -18,35 +18,24 @@ import (
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/pause"
 	"github.com/pgmetered/metered/internal/schema"
-	"github.com/pgmetered/metered/internal/sqlstate"
-	"github.com/pgmetered/metered/jobs"
 )
 
-var errArgument = fault.New("invalid_argument", "holdjobs: invalid argument")
-
-func invalid(field, format string, args ...any) error {
-	return fault.Invalid(errArgument, field, format, args...)
-}
-
-// notNil refuses an argument that is nil, or an interface with a nil pointer in it.
-func notNil(field string, arg any) error { return fault.NotNil(errArgument, field, arg) }
-
-// made refuses a worker without a pool or a book.
-func made(pool *pgxpool.Pool, book *holds.Book) error {
+// workable refuses a worker without a pool or a book.
+func workable(pool *pgxpool.Pool, book *holds.Book) error {
 	if err := cmp.Or(notNil("pool", pool), notNil("book", book)); err != nil {
 		return err
 	}
 	return fault.Made(errArgument, "book", inHolds.Schema(book) != schema.Name{})
 }
 
-// Args are the args of a job that names its hold, for jobs without jobs.Options.Hold.
-type Args interface {
+// HeldArgs are the args of a job that names its hold, for jobs without Options.Hold.
+type HeldArgs interface {
 	river.JobArgs
-	HeldBy() Ref
+	HeldBy() HoldRef
 }
 
-// Ref names a hold.
-type Ref struct {
+// HoldRef names a hold.
+type HoldRef struct {
 	Tenant string `json:"tenant,omitempty"`
 	ID     string `json:"id"`
 }
@@ -90,8 +79,8 @@ func (c JobCost) check() error {
 // Work does a job, outside any transaction, and returns its cost. It may be called several times.
 type Work[T river.JobArgs] func(ctx context.Context, job *river.Job[T]) (JobCost, error)
 
-// Options configures NewWorker. Durations that are not positive are the default.
-type Options struct {
+// WorkerOptions configures NewWorker. Durations that are not positive are the default.
+type WorkerOptions struct {
 	// Timeout bounds an attempt. Defaults to 1m.
 	Timeout time.Duration
 
@@ -109,22 +98,24 @@ type Options struct {
 // NewWorker returns a River worker for the pattern "hold the estimate, run the job, capture the
 // actual cost":
 //
-//   - A command enqueues the job with jobs.Options.Hold, or places the hold and enqueues a job with Args.
+//   - A command enqueues the job with Options.Hold, or places the hold and enqueues a job with
+//     HeldArgs.
 //   - The worker extends the hold to cover the attempt, and calls work.
-//   - One transaction captures the cost, makes work's writes and completes the job. It is retried while the attempt lasts, unless the job
-//     is at fault.
-//   - If work fails, the hold is extended for the next attempt. After the last one, or if the running job is cancelled, it is released.
+//   - One transaction captures the cost, makes work's writes and completes the job. It is retried
+//     while the attempt lasts, unless the job is at fault.
+//   - If work fails, the hold is extended for the next attempt. After the last one, or if the
+//     running job is cancelled, it is released.
 //   - If the worker dies, or the job is cancelled or discarded elsewhere, the hold expires.
 //
 // A job without an open hold is cancelled. So the hold's TTL must be longer than a job waits in its
-// queue, and holds.Config.MaxLifetime longer than all its attempts. A jobs.Options.Hold without a
+// queue, and holds.Config.MaxLifetime longer than all its attempts. A Options.Hold without a
 // TTL lasts until the job ends. A job whose hold has moved with its tenant (package cells) is
-// snoozed for Options.RetryAfter, until the tenant is back.
+// snoozed for WorkerOptions.RetryAfter, until the tenant is back.
 //
 // Locks: those of JobCost.Write and the job's row, then the hold's scopes, until COMMIT.
 func NewWorker[T river.JobArgs](pool *pgxpool.Pool, book *holds.Book, work Work[T],
-	opts Options) river.Worker[T] {
-	return &worker[T]{pool: pool, book: inHolds.AnyHolder(book), work: work, opts: Options{
+	opts WorkerOptions) river.Worker[T] {
+	return &worker[T]{pool: pool, book: inHolds.AnyHolder(book), work: work, opts: WorkerOptions{
 		Timeout:    cmp.Or(max(opts.Timeout, 0), time.Minute),
 		RetryAfter: cmp.Or(max(opts.RetryAfter, 0), 30*time.Second),
 		Margin:     cmp.Or(max(opts.Margin, 0), time.Minute),
@@ -136,20 +127,20 @@ type worker[T river.JobArgs] struct {
 	pool *pgxpool.Pool
 	book *holds.Book
 	work Work[T]
-	opts Options
+	opts WorkerOptions
 }
 
-// Timeout is Options.Timeout.
+// Timeout is WorkerOptions.Timeout.
 func (w *worker[T]) Timeout(*river.Job[T]) time.Duration { return w.opts.Timeout }
 
-// NextRetry is Options.RetryAfter from now.
+// NextRetry is WorkerOptions.RetryAfter from now.
 func (w *worker[T]) NextRetry(*river.Job[T]) time.Time { return time.Now().Add(w.opts.RetryAfter) }
 
-var errPanicked = errors.New("holdjobs: the work panicked")
+var errPanicked = errors.New("jobs: the work panicked")
 
 // Work runs an attempt.
 func (w *worker[T]) Work(ctx context.Context, job *river.Job[T]) error {
-	if err := cmp.Or(made(w.pool, w.book), notNil("work", w.work)); err != nil {
+	if err := cmp.Or(workable(w.pool, w.book), notNil("work", w.work)); err != nil {
 		return err
 	}
 	returned := false
@@ -167,7 +158,7 @@ func (w *worker[T]) Work(ctx context.Context, job *river.Job[T]) error {
 }
 
 func (w *worker[T]) attempt(ctx context.Context, job *river.Job[T]) error {
-	err := retry(ctx, func() (bool, error) {
+	err := persist(ctx, func() (bool, error) {
 		err := w.cover(ctx, job, w.opts.Timeout+w.opts.Margin)
 		return inTheWay(err), err
 	})
@@ -184,19 +175,19 @@ func (w *worker[T]) attempt(ctx context.Context, job *river.Job[T]) error {
 	return w.settle(ctx, job, cost)
 }
 
-// heldBy is the hold of a job: the one that its args name, or that of its jobs.Options.Hold.
-func heldBy[T river.JobArgs](job *river.Job[T]) Ref {
-	if args, ok := any(job.Args).(Args); ok && args.HeldBy().ID != "" {
+// heldBy is the hold of a job: the one that its args name, or that of its Options.Hold.
+func heldBy[T river.JobArgs](job *river.Job[T]) HoldRef {
+	if args, ok := any(job.Args).(HeldArgs); ok && args.HeldBy().ID != "" {
 		return args.HeldBy()
 	}
-	return Ref{Tenant: jobs.Tenant(job.JobRow), ID: jobs.HoldOf(job.JobRow)}
+	return HoldRef{Tenant: Tenant(job.JobRow), ID: HoldOf(job.JobRow)}
 }
 
 // notHeldError means that the job's hold has ended.
 type notHeldError struct{ cause error }
 
 func (e *notHeldError) Error() string {
-	return fmt.Sprintf("holdjobs: the job is not held any more: %v", e.cause)
+	return fmt.Sprintf("jobs: the job is not held any more: %v", e.cause)
 }
 
 func (e *notHeldError) Unwrap() error { return e.cause }
@@ -204,7 +195,7 @@ func (e *notHeldError) Unwrap() error { return e.cause }
 // awayError means that the job's hold is in another cell.
 type awayError struct{ cause error }
 
-func (e *awayError) Error() string { return fmt.Sprintf("holdjobs: the job's hold: %v", e.cause) }
+func (e *awayError) Error() string { return fmt.Sprintf("jobs: the job's hold: %v", e.cause) }
 
 func (e *awayError) Unwrap() error { return e.cause }
 
@@ -220,9 +211,9 @@ func ofHold(err error) error {
 	return err
 }
 
-// retry calls f until it says not to do so again, or ctx is done.
-func retry(ctx context.Context, f func() (again bool, err error)) error {
-	return pause.Loop("holdjobs", func(int) (context.Context, error) {
+// persist calls f until it says not to do so again, or ctx is done.
+func persist(ctx context.Context, f func() (again bool, err error)) error {
+	return pause.Loop("jobs", func(int) (context.Context, error) {
 		again, err := f()
 		if !again {
 			return nil, err
@@ -230,9 +221,6 @@ func retry(ctx context.Context, f func() (again bool, err error)) error {
 		return ctx, err
 	})
 }
-
-// inTheWay reports whether err was caused by other transactions, and will pass.
-func inTheWay(err error) bool { return sqlstate.Collided(err) || errors.Is(err, budget.ErrBusy) }
 
 // cover extends the hold to last for span from now, or to its ceiling. A hold in its grace cannot
 // be extended, and can be captured while the grace lasts.
@@ -286,7 +274,7 @@ func (w *worker[T]) failed(ctx context.Context, job *river.Job[T], err error) er
 	// The end of ctx may be why the attempt failed.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), failTime)
 	defer cancel()
-	after := retry(ctx, func() (bool, error) {
+	after := persist(ctx, func() (bool, error) {
 		var err error
 		if reason == "" {
 			err = w.cover(ctx, job, span)
@@ -296,7 +284,7 @@ func (w *worker[T]) failed(ctx context.Context, job *river.Job[T], err error) er
 		return inTheWay(err), err
 	})
 	if after != nil {
-		return errors.Join(err, fmt.Errorf("holdjobs: the hold is left to expire: %w", after))
+		return errors.Join(err, fmt.Errorf("jobs: the hold is left to expire: %w", after))
 	}
 	return err
 }

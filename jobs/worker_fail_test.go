@@ -1,4 +1,4 @@
-package holdjobs_test
+package jobs_test
 
 import (
 	"context"
@@ -16,8 +16,8 @@ import (
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
-	"github.com/pgmetered/metered/holds/holdjobs"
 	"github.com/pgmetered/metered/internal/pgtest"
+	"github.com/pgmetered/metered/jobs"
 )
 
 func TestHeldWorker_AFailedAttemptStaysHeldUntilTheNext(t *testing.T) {
@@ -26,7 +26,7 @@ func TestHeldWorker_AFailedAttemptStaysHeldUntilTheNext(t *testing.T) {
 	clock := pgtest.SetClock(t, pool, time.Now())
 	job := submit(t, c, 3)
 	var runs atomic.Int64
-	opts := holdjobs.Options{Timeout: 5 * time.Minute, RetryAfter: time.Hour, Margin: 20 * time.Minute}
+	opts := jobs.WorkerOptions{Timeout: 5 * time.Minute, RetryAfter: time.Hour, Margin: 20 * time.Minute}
 	left := func() time.Duration {
 		h, err := c.Holds.Get(context.Background(), pool, "", "h", "")
 		if err != nil {
@@ -35,11 +35,11 @@ func TestHeldWorker_AFailedAttemptStaysHeldUntilTheNext(t *testing.T) {
 		return h.Remaining()
 	}
 	atStart := make(chan time.Duration, 3)
-	workHeld(t, pool, c, opts, func(ctx context.Context, j *rendering) (holdjobs.JobCost, error) {
+	workHeld(t, pool, c, opts, func(ctx context.Context, j *rendering) (jobs.JobCost, error) {
 		atStart <- left()
 		if runs.Add(1) < 3 {
 			clock.Advance(opts.Timeout + opts.Margin - time.Second) // the latest that it can be
-			return holdjobs.JobCost{}, errOwn
+			return jobs.JobCost{}, errOwn
 		}
 		return costs(7, holds.OverRefused)(ctx, j)
 	})
@@ -79,8 +79,8 @@ func TestHeldWorker_TheLastFailureAndACancellationRelease(t *testing.T) {
 		t.Run(reason, func(t *testing.T) {
 			pool, c := setUp(t, metered.Config{})
 			job := submit(t, c, test.attempts)
-			workHeld(t, pool, c, holdjobs.Options{}, func(ctx context.Context, j *rendering) (holdjobs.JobCost, error) {
-				return holdjobs.JobCost{}, test.end(ctx, river.ClientFromContext[pgx.Tx](ctx), j)
+			workHeld(t, pool, c, jobs.WorkerOptions{}, func(ctx context.Context, j *rendering) (jobs.JobCost, error) {
+				return jobs.JobCost{}, test.end(ctx, river.ClientFromContext[pgx.Tx](ctx), j)
 			})
 			awaitJob(t, pool, job, test.job)
 			require.Equal(t, books{Job: test.job, Hold: holds.Released}, booksOf(t, pool, c, job), reason)
@@ -99,12 +99,12 @@ func TestHeldWorker_AJobIsWorkedInTheGraceOfItsHold(t *testing.T) {
 		if err != nil {
 			return 0, err
 		}
-		job, err := tx.Enqueue(ctx, render{holdjobs.Ref{ID: id}}, nil)
+		job, err := tx.Enqueue(ctx, render{jobs.HoldRef{ID: id}}, nil)
 		return job.JobID, err
 	})
 	require.NoError(t, err)
 	clock.Advance(2 * time.Minute)
-	workHeld(t, pool, c, holdjobs.Options{}, costs(7, holds.OverRefused))
+	workHeld(t, pool, c, jobs.WorkerOptions{}, costs(7, holds.OverRefused))
 	awaitJob(t, pool, out.Result, "completed")
 	require.Equal(t, books{Job: "completed", Hold: holds.Captured, Spent: 7, Rows: 1}, booksOf(t, pool, c, out.Result))
 }
@@ -113,10 +113,10 @@ func TestHeldWorker_AJobIsWorkedInTheGraceOfItsHold(t *testing.T) {
 // no obstacle to them, whether the job costs something or nothing, or the hold expires.
 func TestHeldWorker_ActsForTheProgramWithAnyBook(t *testing.T) {
 	t.Parallel()
-	for want, work := range map[holds.State]holdjobs.Work[render]{
+	for want, work := range map[holds.State]jobs.Work[render]{
 		holds.Captured: costs(7, holds.OverRefused),
-		holds.Released: func(context.Context, *rendering) (holdjobs.JobCost, error) {
-			return holdjobs.JobCost{Nothing: true}, nil
+		holds.Released: func(context.Context, *rendering) (jobs.JobCost, error) {
+			return jobs.JobCost{Nothing: true}, nil
 		},
 		holds.Expired: nil,
 	} {
@@ -127,16 +127,16 @@ func TestHeldWorker_ActsForTheProgramWithAnyBook(t *testing.T) {
 			out, err := metered.Do(t.Context(), c, metered.Command{ID: "op", Input: 1}, func(ctx context.Context, tx *metered.Tx) (int64, error) {
 				_, err := tx.Place(ctx, holds.Placement{ID: "other", TTL: time.Minute, Lines: []holds.Line{room("gpu", 10, 100)}, Note: note}, nil)
 				require.ErrorIs(t, err, budget.ErrArgument, "the program itself is held to it")
-				id, err := tx.Place(ctx, holds.Placement{ID: "h", Holder: "ann", TTL: time.Minute, Lines: []holds.Line{room("gpu", 10, 100)}, Note: note}, &holdjobs.Cleanup{})
+				id, err := tx.Place(ctx, holds.Placement{ID: "h", Holder: "ann", TTL: time.Minute, Lines: []holds.Line{room("gpu", 10, 100)}, Note: note}, &jobs.Cleanup{})
 				if err != nil || work == nil {
 					return 0, err
 				}
-				job, err := tx.Enqueue(ctx, render{holdjobs.Ref{ID: id}}, nil)
+				job, err := tx.Enqueue(ctx, render{jobs.HoldRef{ID: id}}, nil)
 				return job.JobID, err
 			})
 			require.NoError(t, err)
 			if work != nil {
-				workHeld(t, pool, c, holdjobs.Options{Timeout: 100 * time.Hour}, work)
+				workHeld(t, pool, c, jobs.WorkerOptions{Timeout: 100 * time.Hour}, work)
 				awaitJob(t, pool, out.Result, "completed")
 				deadline := pgtest.Value[time.Time](t, pool, `select deadline from metered.holds`)
 				require.Greater(t, deadline.Sub(clock.Now()), 99*time.Hour, "it covers the attempt")
@@ -144,7 +144,7 @@ func TestHeldWorker_ActsForTheProgramWithAnyBook(t *testing.T) {
 				clock.Advance(time.Minute)
 				job := pgtest.Value[int64](t, pool, `update river_job set state = 'available', scheduled_at = now() returning id`)
 				workers := river.NewWorkers()
-				river.AddWorker(workers, holdjobs.NewCleanupWorker(pool, c.Holds))
+				river.AddWorker(workers, jobs.NewCleanupWorker(pool, c.Holds))
 				startWorkers(t, pool, workers)
 				awaitJob(t, pool, job, "completed")
 			}
@@ -169,10 +169,10 @@ func TestHeldWorker_ABusyScopeIsWaitedForBeforeTheWorkAndAfter(t *testing.T) {
 		}
 	}
 	working, failing := make(chan bool), make(chan bool)
-	workHeld(t, pool, c, holdjobs.Options{}, func(context.Context, *rendering) (holdjobs.JobCost, error) {
+	workHeld(t, pool, c, jobs.WorkerOptions{}, func(context.Context, *rendering) (jobs.JobCost, error) {
 		working <- true
 		<-failing
-		return holdjobs.JobCost{}, errOwn
+		return jobs.JobCost{}, errOwn
 	})
 	refused(2)
 	release()
@@ -190,7 +190,7 @@ func TestHeldWorker_APanicThatIsNotTheLastKeepsTheHoldAndItsTrace(t *testing.T) 
 	pool, c := setUp(t, metered.Config{})
 	job := submit(t, c, 2)
 	var runs atomic.Int64
-	workHeld(t, pool, c, holdjobs.Options{RetryAfter: time.Millisecond}, func(ctx context.Context, j *rendering) (holdjobs.JobCost, error) {
+	workHeld(t, pool, c, jobs.WorkerOptions{RetryAfter: time.Millisecond}, func(ctx context.Context, j *rendering) (jobs.JobCost, error) {
 		if runs.Add(1) == 1 {
 			panics()
 		}
@@ -198,7 +198,7 @@ func TestHeldWorker_APanicThatIsNotTheLastKeepsTheHoldAndItsTrace(t *testing.T) 
 	})
 	awaitJob(t, pool, job, "completed")
 	require.Equal(t, books{Job: "completed", Hold: holds.Captured, Spent: 7, Rows: 1}, booksOf(t, pool, c, job))
-	require.Contains(t, pgtest.Value[string](t, pool, `select errors[1]->>'trace' from river_job where id = $1`, job), "holdjobs_test.panics")
+	require.Contains(t, pgtest.Value[string](t, pool, `select errors[1]->>'trace' from river_job where id = $1`, job), "jobs_test.panics")
 }
 
 func panics() { panic("oh") }
@@ -208,8 +208,8 @@ func TestHeldWorker_ASnoozedJobStaysHeldUntilItRuns(t *testing.T) {
 	pool, c := setUp(t, metered.Config{})
 	pgtest.SetClock(t, pool, time.Now())
 	job := submit(t, c, 1)
-	workHeld(t, pool, c, holdjobs.Options{Margin: 7 * time.Minute}, func(context.Context, *rendering) (holdjobs.JobCost, error) {
-		return holdjobs.JobCost{}, river.JobSnooze(time.Hour)
+	workHeld(t, pool, c, jobs.WorkerOptions{Margin: 7 * time.Minute}, func(context.Context, *rendering) (jobs.JobCost, error) {
+		return jobs.JobCost{}, river.JobSnooze(time.Hour)
 	})
 	awaitJob(t, pool, job, "scheduled")
 	h, err := c.Holds.Get(t.Context(), pool, "", "h", "")
@@ -223,15 +223,15 @@ func TestHeldWorker_AStoppedClientGivesTheJobBackHeld(t *testing.T) {
 	pool, c := setUp(t, metered.Config{})
 	job := submit(t, c, 1)
 	running := make(chan struct{})
-	client := workHeld(t, pool, c, holdjobs.Options{}, func(ctx context.Context, _ *rendering) (holdjobs.JobCost, error) {
+	client := workHeld(t, pool, c, jobs.WorkerOptions{}, func(ctx context.Context, _ *rendering) (jobs.JobCost, error) {
 		close(running)
 		<-ctx.Done()
-		return holdjobs.JobCost{}, ctx.Err()
+		return jobs.JobCost{}, ctx.Err()
 	})
 	<-running
 	stopWorkers(t, client)
 	require.Equal(t, books{Job: "available", Hold: holds.Held, Held: 10}, booksOf(t, pool, c, job))
-	workHeld(t, pool, c, holdjobs.Options{}, costs(7, holds.OverRefused))
+	workHeld(t, pool, c, jobs.WorkerOptions{}, costs(7, holds.OverRefused))
 	awaitJob(t, pool, job, "completed")
 	require.Equal(t, books{Job: "completed", Hold: holds.Captured, Spent: 7, Rows: 1}, booksOf(t, pool, c, job))
 }
@@ -262,9 +262,9 @@ func TestHeldWorker_AJobThatIsNotHeldAnyMoreIsCancelledUnworked(t *testing.T) {
 		pool, c := setUp(t, metered.Config{})
 		job := submit(t, c, 5)
 		require.NoError(t, lose(pool, c))
-		workHeld(t, pool, c, holdjobs.Options{}, func(context.Context, *rendering) (holdjobs.JobCost, error) {
+		workHeld(t, pool, c, jobs.WorkerOptions{}, func(context.Context, *rendering) (jobs.JobCost, error) {
 			t.Error("the work was done")
-			return holdjobs.JobCost{}, nil
+			return jobs.JobCost{}, nil
 		})
 		awaitJob(t, pool, job, "cancelled")
 		require.Equal(t, state, booksOf(t, pool, c, job).Hold)
@@ -276,7 +276,7 @@ func TestHeldWorker_AHoldThatExpiresDuringTheWorkChargesNothing(t *testing.T) {
 	pool, c := setUp(t, metered.Config{Holds: holds.Config{MaxTTL: time.Minute, MaxLifetime: 90 * time.Second}})
 	clock := pgtest.SetClock(t, pool, time.Now())
 	job := submit(t, c, 5)
-	workHeld(t, pool, c, holdjobs.Options{Timeout: time.Hour}, func(ctx context.Context, j *rendering) (holdjobs.JobCost, error) {
+	workHeld(t, pool, c, jobs.WorkerOptions{Timeout: time.Hour}, func(ctx context.Context, j *rendering) (jobs.JobCost, error) {
 		h, err := c.Holds.Get(ctx, pool, "", "h", "")
 		if err != nil || h.Remaining() != 90*time.Second { // its ceiling
 			t.Errorf("%v is left: %v", h.Remaining(), err)
@@ -295,8 +295,8 @@ func TestHeldWorker_TheStateOfAnotherHoldIsAnOrdinaryFailure(t *testing.T) {
 	t.Parallel()
 	pool, c := setUp(t, metered.Config{})
 	job := submit(t, c, 1)
-	workHeld(t, pool, c, holdjobs.Options{}, func(context.Context, *rendering) (holdjobs.JobCost, error) {
-		return holdjobs.JobCost{}, &holds.StateError{ID: "other", State: holds.Expired}
+	workHeld(t, pool, c, jobs.WorkerOptions{}, func(context.Context, *rendering) (jobs.JobCost, error) {
+		return jobs.JobCost{}, &holds.StateError{ID: "other", State: holds.Expired}
 	})
 	awaitJob(t, pool, job, "discarded")
 	require.Equal(t, books{Job: "discarded", Hold: holds.Released}, booksOf(t, pool, c, job))
@@ -306,8 +306,8 @@ func TestHeldWorker_WriteCannotEndTheTransaction(t *testing.T) {
 	t.Parallel()
 	pool, c := setUp(t, metered.Config{})
 	job := submit(t, c, 1)
-	workHeld(t, pool, c, holdjobs.Options{}, func(context.Context, *rendering) (holdjobs.JobCost, error) {
-		return holdjobs.JobCost{Lines: []holds.Line{room("gpu", 7, 100)}, Write: func(ctx context.Context, tx pgx.Tx) error {
+	workHeld(t, pool, c, jobs.WorkerOptions{}, func(context.Context, *rendering) (jobs.JobCost, error) {
+		return jobs.JobCost{Lines: []holds.Line{room("gpu", 7, 100)}, Write: func(ctx context.Context, tx pgx.Tx) error {
 			if err := tx.Commit(ctx); !errors.Is(err, metered.ErrTxControl) {
 				t.Errorf("commit: %v", err)
 			}
@@ -324,8 +324,8 @@ func TestHeldWorker_WriteCannotKeepTheTransaction(t *testing.T) {
 	pool, c := setUp(t, metered.Config{})
 	job := submit(t, c, 1)
 	kept := make(chan pgx.Tx, 1)
-	workHeld(t, pool, c, holdjobs.Options{}, func(context.Context, *rendering) (holdjobs.JobCost, error) {
-		return holdjobs.JobCost{Nothing: true, Write: func(_ context.Context, tx pgx.Tx) error { kept <- tx; return nil }}, nil
+	workHeld(t, pool, c, jobs.WorkerOptions{}, func(context.Context, *rendering) (jobs.JobCost, error) {
+		return jobs.JobCost{Nothing: true, Write: func(_ context.Context, tx pgx.Tx) error { kept <- tx; return nil }}, nil
 	})
 	awaitJob(t, pool, job, "completed")
 	_, err := (<-kept).Exec(t.Context(), "select 1")
