@@ -29,11 +29,13 @@ create table stripe_attempts (number bigint primary key, began_at timestamptz no
 create table stripe_unsent (number bigint primary key, scope text not null, seq bigint not null,
     kind text not null, amount bigint not null, at timestamptz not null, why text not null);`
 
-// Stripe's rules for meter events.
+// Stripe's rules for meter events, as of November 2026:
+// https://docs.stripe.com/api/billing/meter-event/create and
+// https://docs.stripe.com/billing/subscriptions/usage-based/recording-usage-api.
 const (
-	maxIdentifier = 100
-	remembered    = 24 * time.Hour      // an identifier is known for this time at least
-	oldest        = 35 * 24 * time.Hour // an older event is refused
+	maxIdentifier = 100                 // characters
+	remembered    = 24 * time.Hour      // an identifier is unique for a rolling time of at least this
+	oldest        = 35 * 24 * time.Hour // an event must be of the past 35 calendar days
 	margin        = time.Hour
 )
 
@@ -117,7 +119,7 @@ func (x *exporter) begin(ctx context.Context, entries []budget.FeedEntry) (map[i
 }
 
 // sendAll sends the events of several customers at the same time, and those of one customer one
-// after the other: Stripe takes one call at a time for a customer and a meter.
+// after the other: Stripe allows one concurrent call for a customer and a meter.
 func (x *exporter) sendAll(ctx context.Context, queues map[string][]budget.FeedEntry, unsent map[int64]string) error {
 	var all sync.WaitGroup
 	var mu sync.Mutex
@@ -181,8 +183,10 @@ type problem struct {
 	Message string `json:"message"`
 }
 
+// isDuplicate reports whether Stripe has the event. Version 2 of its API documents a code for that;
+// version 1, which is used here, has been seen to answer an invalid_request_error without a code.
 func (p problem) isDuplicate() bool {
-	return p.Code == "duplicate_meter_event" || strings.Contains(p.Message, "already exists with identifier")
+	return p.Code == "duplicate_meter_event" || strings.HasPrefix(p.Message, "An event already exists with identifier ")
 }
 
 func (x *exporter) post(ctx context.Context, form string) (status int, p problem, err error) {

@@ -11,7 +11,7 @@ import (
 
 // fake is the part of Stripe that takes meter events, as its documentation describes it: it knows
 // an identifier for 24 hours, takes whole numbers, times of the last 35 days and up to 5 minutes
-// ahead, and one call at a time for a customer.
+// ahead, and one call at a time for a customer. It looks for the customer after it has answered.
 type fake struct {
 	key string
 	now func() time.Time
@@ -24,6 +24,8 @@ type fake struct {
 	busy   map[string]bool
 	calls  int
 	queued int // calls of a customer beside another one
+	// reported are identifiers that an event v1.billing.meter.error_report_triggered would have.
+	reported []string
 }
 
 func newFake(key string, now func() time.Time) *fake {
@@ -58,7 +60,7 @@ func (f *fake) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 func refuse(w http.ResponseWriter, status int, code, message string) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
-	_ = json.NewEncoder(w).Encode(map[string]any{"error": map[string]string{"code": code, "message": message}})
+	_ = json.NewEncoder(w).Encode(map[string]any{"error": map[string]string{"type": "invalid_request_error", "code": code, "message": message}})
 }
 
 func (f *fake) take(r *http.Request, customer string) (status int, code, message string) {
@@ -80,8 +82,8 @@ func (f *fake) take(r *http.Request, customer string) (status int, code, message
 		return http.StatusUnauthorized, "", "invalid API key provided"
 	case r.PostFormValue("event_name") == "" || id == "" || len(id) > 100:
 		return bad, "parameter_invalid", "event_name or identifier"
-	case !strings.HasPrefix(customer, "cus_"):
-		return bad, "resource_missing", "no such customer: " + customer
+	case customer == "":
+		return bad, "parameter_missing", "payload[stripe_customer_id]"
 	case wrong != nil:
 		return bad, "meter_event_invalid_value", "the value is no whole number"
 	case noTime != nil || age > 35*24*time.Hour:
@@ -89,10 +91,14 @@ func (f *fake) take(r *http.Request, customer string) (status int, code, message
 	case age < -5*time.Minute:
 		return bad, "timestamp_in_future", "the timestamp is more than 5 minutes in the future"
 	case known && f.now().Sub(at) < 24*time.Hour:
-		return bad, "duplicate_meter_event", "An event already exists with identifier " + id
+		return bad, "", "An event already exists with identifier " + id + "."
 	}
 	f.known[id] = f.now()
-	f.sums[customer] += value
+	if strings.HasPrefix(customer, "cus_") {
+		f.sums[customer] += value
+	} else {
+		f.reported = append(f.reported, id)
+	}
 	if after {
 		return http.StatusBadGateway, "", "the answer was lost"
 	}
