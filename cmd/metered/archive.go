@@ -10,9 +10,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
+	"strings"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -97,11 +100,7 @@ func (a *app) verifyArchive(ctx context.Context, dir string, pool *pgxpool.Pool)
 		return err
 	}
 	r := &archiveReader{dir: dir, ledger: ledger, pool: pool, tips: make(map[string]budget.Entry)}
-	err = r.check(ctx)
-	if errors.As(err, &r.report.Difference) {
-		err = nil
-	}
-	if err != nil {
+	if err := r.check(ctx); err != nil && !errors.As(err, &r.report.Difference) {
 		return err
 	}
 	r.report.OK = r.report.Difference == nil
@@ -128,9 +127,8 @@ func (a *app) archiveVerified(r archiveReport) error {
 		plural(int(r.Entries), "entry", "entries"), r.First, r.Last,
 		plural(r.Files, "file", "files"), r.Closed)
 	for _, also := range []struct {
-		n         int64
-		one, many string
-		what      string
+		n               int64
+		one, many, what string
 	}{{r.Compared, "entry", "entries", "compared with the database"},
 		{r.Gone, "entry", "entries", "no longer in the database"},
 		{r.Anew, "scope", "scopes", "began again, after a purge or under an alias"},
@@ -139,11 +137,11 @@ func (a *app) archiveVerified(r archiveReport) error {
 			fmt.Fprintf(a.out, "%s %s.\n", plural(int(also.n), also.one, also.many), also.what)
 		}
 	}
-	if r.OK {
-		fmt.Fprintln(a.out, "No difference.")
-	} else {
-		fmt.Fprintln(a.out, "It stopped at the first difference.")
+	end := "No difference."
+	if !r.OK {
+		end = "It stopped at the first difference."
 	}
+	fmt.Fprintln(a.out, end)
 	return nil
 }
 
@@ -166,15 +164,13 @@ func (r *archiveReader) check(ctx context.Context) error {
 		}
 	}
 	closed, names, err := r.files()
+	for i := 0; err == nil && i < len(names); i++ {
+		err = r.read(ctx, names[i], closed[names[i]])
+	}
+	if err == nil {
+		err = r.compare(ctx)
+	}
 	if err != nil {
-		return err
-	}
-	for _, name := range names {
-		if err := r.read(ctx, name, closed[name]); err != nil {
-			return err
-		}
-	}
-	if err := r.compare(ctx); err != nil {
 		return err
 	}
 	if r.report.Last < consumed {
@@ -201,10 +197,8 @@ func (r *archiveReader) files() (closed map[string]*archiveFile, names []string,
 		}
 		closed[c.File], names = c, append(names, c.File)
 	}
-	there, err := filepath.Glob(filepath.Join(r.dir, "[0-9]*.jsonl"))
-	for _, path := range there {
-		names = append(names, filepath.Base(path))
-	}
+	there, err := fs.Glob(os.DirFS(r.dir), "[0-9]*.jsonl")
+	names = append(names, there...)
 	slices.Sort(names)
 	if len(names) == 0 {
 		return nil, nil, usagef("--archive: %s has no file of an archive", r.dir)
@@ -226,23 +220,20 @@ func (r *archiveReader) read(ctx context.Context, name string, closed *archiveFi
 	r.report.Files++
 	sum := sha256.New()
 	in := bufio.NewReader(io.TeeReader(f, sum))
-	for {
-		line, err := in.ReadBytes('\n')
-		if err != nil && err != io.EOF {
-			return err
-		}
-		if err == io.EOF {
-			if len(line) > 0 && closed == nil { // the writer died there, or is at it
-				r.report.Unfinished++
-			}
-			break
-		}
+	line, err := in.ReadBytes('\n')
+	for ; err == nil; line, err = in.ReadBytes('\n') {
 		r.line++
 		if err := r.entry(ctx, line); err != nil {
 			return err
 		}
 	}
+	if err != io.EOF {
+		return err
+	}
 	if closed == nil {
+		if len(line) > 0 { // the writer died there, or is at it
+			r.report.Unfinished++
+		}
 		return nil
 	}
 	r.report.Closed++
@@ -275,10 +266,9 @@ func (r *archiveReader) entry(ctx context.Context, line []byte) error {
 	r.report.First, r.report.Last = cmp.Or(r.report.First, e.Number), e.Number
 	r.report.Entries++
 	r.tips[e.Scope] = e.Entry
-	if r.pool == nil {
-		return nil
+	if r.pool != nil {
+		r.batch = append(r.batch, archiveLine{r.file, r.line, r.last, e})
 	}
-	r.batch = append(r.batch, archiveLine{r.file, r.line, r.last, e})
 	r.last = e.Cursor
 	if len(r.batch) < archiveBatch {
 		return nil
@@ -338,31 +328,23 @@ func (r *archiveReader) chain(e budget.FeedEntry) error {
 
 // compare compares the entries of a batch with those that the database still has.
 func (r *archiveReader) compare(ctx context.Context) error {
-	type run struct{ first, last int64 }
-	runs := make(map[string]run)
+	first := make(map[string]int64)
 	for _, e := range r.batch {
-		to, has := runs[e.Scope]
-		if !has {
-			to.first = e.Seq
-		}
-		runs[e.Scope] = run{to.first, e.Seq}
+		first[e.Scope] = cmp.Or(first[e.Scope], e.Seq)
 	}
-	type key struct {
-		scope string
-		seq   int64
-	}
-	there := make(map[key]budget.Entry, len(r.batch))
-	for scope, of := range runs {
-		opts := budget.EntriesOptions{After: of.first - 1, Before: of.last + 1}
+	there := make(map[string]map[int64]budget.Entry, len(first)) // by scope and seq
+	for scope, from := range first {
+		there[scope] = make(map[int64]budget.Entry)
+		opts := budget.EntriesOptions{After: from - 1, Before: r.tips[scope].Seq + 1}
 		for e, err := range r.ledger.Entries(ctx, r.pool, scope, opts) {
 			if err != nil {
 				return err
 			}
-			there[key{scope, e.Seq}] = e
+			there[scope][e.Seq] = e
 		}
 	}
 	for _, e := range r.batch {
-		is, has := there[key{e.Scope, e.Seq}]
+		is, has := there[e.Scope][e.Seq]
 		field, got, want, err := unequal(e.Entry, is)
 		if err == nil && has && field != "" {
 			has, err = r.is(ctx, e, is)
@@ -393,7 +375,7 @@ func (r *archiveReader) is(ctx context.Context, e archiveLine, is budget.Entry) 
 			if err != nil && !errors.Is(err, budget.ErrFeedGap) {
 				return err
 			}
-			if err == nil && f.Number == e.Number {
+			if f.Number == e.Number { // not of a gap
 				same = f.Scope == e.Scope && f.Seq == e.Seq
 			}
 		}
@@ -402,24 +384,16 @@ func (r *archiveReader) is(ctx context.Context, e archiveLine, is budget.Entry) 
 	return same, err
 }
 
-// unequal is the first field of two entries that is not the same, or "".
+// unequal is the first field of two entries that is not the same in JSON, or "".
 func unequal(got, want budget.Entry) (field, is, other string, err error) {
-	var fields [2]map[string]json.RawMessage
-	for i, e := range []budget.Entry{got, want} {
-		text, err := json.Marshal(e)
-		if err == nil {
-			err = json.Unmarshal(text, &fields[i])
-		}
-		if err != nil {
-			return "", "", "", err
-		}
-	}
-	for _, of := range fields {
-		for name := range of {
-			if (field == "" || name < field) && !bytes.Equal(fields[0][name], fields[1][name]) {
-				field = name
-			}
+	a, b := reflect.ValueOf(got), reflect.ValueOf(want)
+	for i := range a.NumField() {
+		one, err := json.Marshal(a.Field(i).Interface())
+		two, failed := json.Marshal(b.Field(i).Interface())
+		if err = cmp.Or(err, failed); err != nil || !bytes.Equal(one, two) {
+			field, _, _ = strings.Cut(a.Type().Field(i).Tag.Get("json"), ",")
+			return field, string(one), string(two), err
 		}
 	}
-	return field, string(fields[0][field]), string(fields[1][field]), nil
+	return "", "", "", nil
 }
