@@ -1,4 +1,4 @@
-.PHONY: help run quick test long interleave histories mutants matrix hostile soak race lint bench vulncheck licenses
+.PHONY: help run quick test long interleave histories mutants matrix hostile soak race lint bench figures vulncheck licenses
 
 MODULES = $$(go list -m -f '{{.Dir}}')
 STATICCHECK = go run honnef.co/go/tools/cmd/staticcheck@v0.8.2 work
@@ -53,6 +53,9 @@ lint: ## check formatting, vet and staticcheck
 
 bench: ## measure what it costs: a table
 	go -C bench run .
+
+figures: ## measure it, and write the figures into the pages that quote them
+	go -C bench run . -write
 
 vulncheck: ## look for known vulnerabilities in what the code calls, in all modules (asks vuln.go.dev)
 	@for dir in $(MODULES); do echo "govulncheck $$dir"; (cd "$$dir" && $(GOVULNCHECK) -test ./...) || exit 1; done

@@ -1,7 +1,7 @@
 // Command bench measures the cost of metering, mostly as ratios between things done in turns in one
 // run, and reports which goals are met.
 //
-//	go -C bench run . [-short] [-figure name,name] [-list]
+//	go -C bench run . [-short] [-figure name,name] [-list] [-write]
 //
 // It starts a throwaway Postgres with durable settings, or uses DATABASE_URL (the databases it
 // makes there are dropped again). It ends with a table.
@@ -40,11 +40,15 @@ func run(ctx context.Context) error {
 	open := flag.Duration("open", 0, "how long each contender runs beside an open snapshot; defaults to 15s, and to 1s in a short run")
 	plot := flag.String("plot", "", "draw the rates of charges and of a counter row beside an open snapshot into this file, as SVG, when their figures are measured")
 	list := flag.Bool("list", false, "list the figures")
+	into := flag.Bool("write", false, "write the values into the pages that quote them, with the directory bench as the current one")
 	flag.Parse()
 
 	picked, err := pick(figures, *names)
 	if err != nil {
 		return err
+	}
+	if *into && *short {
+		return errors.New("-write is of a full run, and not of a -short one")
 	}
 	if *list {
 		for _, f := range picked {
@@ -77,6 +81,12 @@ func run(ctx context.Context) error {
 		length = "short run: fewer rounds, smaller tables, so only a rough look"
 	}
 	fmt.Printf("\n%s; %s; took %.0f s\n", about, length, time.Since(b.began).Seconds())
+	if *into && failed == nil {
+		if *names != "" {
+			about = ""
+		}
+		failed = write(results, about)
+	}
 	return failed
 }
 
