@@ -10063,7 +10063,8 @@ $$;
 -- Takes one step in a wallet: writes down what is due first in it, as many events as one step
 -- writes. untold are lapsed units of the lots that they are about, and of the next max_lots others
 -- after after_end and after_no. status is swept, busy (its lock is not free; without skip_busy it
--- is waited for), or crossing, as sweep_wallets has it. more: call again, after last_end and last_no.
+-- is waited for), or crossing, as sweep_wallets has it: the last step alone crosses thresholds, as
+-- the wallet is by now. more: call again, after last_end and last_no.
 create function metered.sweep_wallet(of_scope metered.scope_name, after_end timestamptz,
     after_no bigint, max_lots int, keep_untold boolean, limits metered.charge_limit[], wait_ms int,
     skip_busy boolean,
@@ -10079,6 +10080,7 @@ declare
     tip  metered.ledger;
     now_tip metered.ledger;
     clk  timestamptz;
+    until timestamptz;      -- of the step
     part record;
     told bigint[];
 begin
@@ -10103,9 +10105,9 @@ begin
     end if;
     clk := metered.clock();
     tip := metered._last_entry(of_scope);
-    part := metered._sweep_lots(of_scope,
-        metered._step_until(tip, clk, metered._events_per_step()), metered._events_per_step(),
-        limits, wait_ms);
+    until := metered._step_until(tip, clk, metered._events_per_step());
+    part := metered._sweep_lots(of_scope, until, metered._events_per_step(),
+        case when until = clk then limits end, wait_ms);
     if part.silent then
         status := 'crossing';
         return;
@@ -16586,7 +16588,7 @@ comment on function metered.sweep_due(timestamptz, bigint, int, boolean, text) i
 comment on function metered.sweep_scope(metered.scope_name, int, boolean, text) is 'Sweeps one scope that is behind: ends its first due lines, as many as one step writes and no more than max_holds, if its lock is free. Lines that were freed with a sum, by a step too, come first, and their rows are cleared. In a wallet it takes the step that sweep_wallet takes, which may end lots and no line. freed counts the lines: null if the scope or the first hold is locked. nos are holds that ended whole with them, as sweep_due has it. more: others are due.';
 comment on function metered.sweep_holds(timestamptz, bigint, int, boolean, text) is 'sweep_due, and a step of the first scope that is behind, for programs of version 1, which go on where this call says. If more is due in that scope, it is before the next hold of that scope.';
 comment on function metered.sweep_wallets(timestamptz, bigint, int, boolean, metered.charge_limit[], int, text[]) is 'Looks at up to max_lots lots that are due, or have lapsed units that are not announced, after after_end and after_no, and writes down all that is due in their wallets, if these are not locked. Wallets that are behind are returned, for sweep_wallet, and so are those that would cross thresholds of the limits, or have a plan of a lost time zone (crossing). untold are lapsed units, for told_lots: without keep_untold they need no announcement. busy counts lots of locked wallets. If there may be more, go on after last_end and last_no. Lots of wallets in without are passed over.';
-comment on function metered.sweep_wallet(metered.scope_name, timestamptz, bigint, int, boolean, metered.charge_limit[], int, boolean) is 'Takes one step in a wallet: writes down what is due first in it, as many events as one step writes. untold are lapsed units of the lots that they are about, and of the next max_lots others after after_end and after_no. status is swept, busy (its lock is not free; without skip_busy it is waited for), or crossing, as sweep_wallets has it. more: call again, after last_end and last_no.';
+comment on function metered.sweep_wallet(metered.scope_name, timestamptz, bigint, int, boolean, metered.charge_limit[], int, boolean) is 'Takes one step in a wallet: writes down what is due first in it, as many events as one step writes. untold are lapsed units of the lots that they are about, and of the next max_lots others after after_end and after_no. status is swept, busy (its lock is not free; without skip_busy it is waited for), or crossing, as sweep_wallets has it: the last step alone crosses thresholds, as the wallet is by now. more: call again, after last_end and last_no.';
 comment on function metered.sweep_lots(timestamptz, bigint, int, text, boolean, metered.charge_limit[], int) is 'For programs of version 1. only_scope: all steps of one wallet. Otherwise sweep_wallets, and a step of the first wallet that is behind. If more is due in it, the call goes on before that.';
 comment on function metered.told_lots(bigint[], bigint[]) is 'Marks lapsed units of lots as reported to subscribers: so many units of each.';
 comment on function metered.hold_json(bigint, timestamptz) is 'The hold of that no.';

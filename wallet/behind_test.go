@@ -129,3 +129,56 @@ func TestSweep_OfHoldsWritesAWalletThatIsBehindInSteps(t *testing.T) {
 	require.LessOrEqual(t, most, 30, "in %d batches", batches)
 	f.verify()
 }
+
+// A sweep in steps reports a level where the balance of now is at it, once, and not where it was in between: no step but
+// the last crosses one. Each breakage is told once.
+func TestSweep_InStepsReportsALevelThatTheBalanceOfNowIsAt(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		later   wallet.Grant
+		crossed []string
+		left    int64
+	}{
+		"it has risen again":   {wallet.Grant{Amount: 100}, []string{}, 100},
+		"it rose, and fell":    {wallet.Grant{Amount: 100, Ends: wallet.After(30 * time.Minute)}, []string{"ann low 0"}, 0},
+		"it rose to the level": {wallet.Grant{Amount: 20}, []string{"ann low 20"}, 20},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			told := 0
+			cfg := low(25)
+			cfg.Subscribers = []wallet.Subscriber{func(_ context.Context, _ pgx.Tx, b wallet.Breakage) error {
+				told += int(b.Amount)
+				return nil
+			}}
+			f := setUpReporting(t, cfg, nil)
+			f.lotsEnd("ann", 52, wallet.Grant{})           // after two steps 10 units are left
+			f.clock.Set(noon.Add(time.Hour - time.Minute)) // when the levels of grants are armed
+			c.later.Starts = noon.Add(2 * time.Hour)
+			f.grant(c.later)
+			f.clock.Set(noon.Add(3 * time.Hour))
+			for range 3 {
+				f.expire()
+			}
+			require.Equal(t, c.crossed, f.crossed())
+			require.EqualValues(t, c.left, f.balance().Units)
+			require.EqualValues(t, 260+c.later.Amount-c.left, told)
+		})
+	}
+}
+
+// A wallet that is behind and crosses a level is written in steps, too.
+func TestSweep_OfAWalletThatCrossesALevelIsInSteps(t *testing.T) {
+	t.Parallel()
+	f := setUpReporting(t, low(490), nil)
+	f.lotsEnd("ann", 100, wallet.Grant{})
+	f.clock.Advance(2 * time.Hour)
+	most, open := 0, 100
+	_, err := f.book.Sweep(t.Context(), f.pool, wallet.SweepOptions{Progress: func(wallet.SweepReport) {
+		now := f.openLots("ann")
+		most, open = max(most, open-now), now
+	}})
+	require.NoError(t, err)
+	require.Equal(t, []int{25, 0}, []int{most, open})
+	require.Equal(t, []string{"ann low 0"}, f.crossed())
+}

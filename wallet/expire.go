@@ -269,8 +269,12 @@ func (s *sweeper) sweepPage(ctx context.Context, tx pgx.Tx,
 		s.page = next
 	}
 	for _, wallet := range crossing {
-		if err := s.cross(ctx, tx, wallet); err != nil {
+		left, err := s.cross(ctx, tx, wallet)
+		if err != nil {
 			return nil, false, err
+		}
+		if left {
+			behind = append(behind, wallet)
 		}
 	}
 	return behind, more, s.tell(ctx, tx, untold)
@@ -282,33 +286,33 @@ func (s *sweeper) step(ctx context.Context, tx pgx.Tx, wallet string,
 	skipBusy bool) (more, left bool, err error) {
 	status, more, err := s.pass(ctx, tx, wallet, skipBusy, false)
 	if err == nil && status == "crossing" {
-		return false, false, s.cross(ctx, tx, wallet)
+		more, err = s.cross(ctx, tx, wallet)
+		return more, false, err
 	}
 	return more, status == "busy", err
 }
 
-// cross writes down what is due in a wallet that crosses thresholds meanwhile, and reports these.
-func (s *sweeper) cross(ctx context.Context, tx pgx.Tx, wallet string) error {
+// cross takes the step of a wallet that crosses thresholds, reports these, and reports whether more
+// is due.
+func (s *sweeper) cross(ctx context.Context, tx pgx.Tx, wallet string) (more bool, err error) {
 	before := s.done
-	_, err := savepoint.In(ctx, tx, "wallet", func(sub pgx.Tx) (_ struct{}, err error) {
-		for more := true; more && err == nil; {
-			_, more, err = s.pass(ctx, sub, wallet, false, true)
-		}
-		return struct{}{}, err
+	more, err = savepoint.In(ctx, tx, "wallet", func(sub pgx.Tx) (more bool, err error) {
+		_, more, err = s.pass(ctx, sub, wallet, false, true)
+		return more, err
 	})
 	var refusal *fault.Listener
 	switch {
 	case err == nil:
-		return nil
+		return more, nil
 	case sqlstate.Of(err) == sqlstate.UnknownZone: // a plan of a zone that the server has lost
 		err = fmt.Errorf("wallet %q: %w", wallet, err)
 	case ctx.Err() != nil || !errors.As(err, &refusal):
-		return err
+		return false, err
 	}
 	s.done = before
 	s.done.Failed++
 	s.done.refusals = append(s.done.refusals, err)
-	return nil
+	return false, nil
 }
 
 // pass takes a step of a wallet, and tells subscribers.

@@ -130,7 +130,8 @@ $$;
 -- Takes one step in a wallet: writes down what is due first in it, as many events as one step
 -- writes. untold are lapsed units of the lots that they are about, and of the next max_lots others
 -- after after_end and after_no. status is swept, busy (its lock is not free; without skip_busy it
--- is waited for), or crossing, as sweep_wallets has it. more: call again, after last_end and last_no.
+-- is waited for), or crossing, as sweep_wallets has it: the last step alone crosses thresholds, as
+-- the wallet is by now. more: call again, after last_end and last_no.
 create function metered.sweep_wallet(of_scope metered.scope_name, after_end timestamptz,
     after_no bigint, max_lots int, keep_untold boolean, limits metered.charge_limit[], wait_ms int,
     skip_busy boolean,
@@ -142,6 +143,7 @@ declare
     tip  metered.ledger;
     now_tip metered.ledger;
     clk  timestamptz;
+    until timestamptz;      -- of the step
     part record;
     told bigint[];
 begin
@@ -157,9 +159,9 @@ begin
     end if;
     clk := metered.clock();
     tip := metered._last_entry(of_scope);
-    part := metered._sweep_lots(of_scope,
-        metered._step_until(tip, clk, metered._events_per_step()), metered._events_per_step(),
-        limits, wait_ms);
+    until := metered._step_until(tip, clk, metered._events_per_step());
+    part := metered._sweep_lots(of_scope, until, metered._events_per_step(),
+        case when until = clk then limits end, wait_ms);
     if part.silent then
         status := 'crossing';
         return;
