@@ -593,7 +593,7 @@ create index lots_starting on metered.lot_rows (starts_at, no) where pending > 0
 
 -- Lots whose end no call leaves to a later one, and lots that hold units which rolled over.
 create index lots_again on metered.lot_rows (scope, expires_at, age) where open and again;
-create index lots_carried on metered.lot_rows (scope, category, expires_at) where origin = 'r';
+create index lots_carried on metered.lot_rows (scope, category, expires_at) where origin = 'r' and (open or keeps);
 
 -- Lots that pay for some uses: in the order in which they are drawn, and by their end, in one wallet and in all.
 create index lots_kept on metered.lot_rows (scope, priority, expires_at, age) where keeps;
@@ -645,7 +645,7 @@ create unique index lot_moves_lot on metered.lot_moves (lot, version) where vers
 -- Overdrafts that were paid back. A refund of overdrawn units gives them back to the lot that paid.
 create index lot_moves_paid on metered.lot_moves (scope, seq, nth) where kind = 'p' and amount > back;
 
--- Units of lots in open holds and leases.
+-- Units of lots in open holds and leases, and of lines that a sum freed, until a sweep ends their holds.
 create table metered.lot_holds (
     seq    bigint not null,             -- the entry that held the units: hold_lines.opened_seq or leases.opened_seq. 0: spent units that are overdrawn, while ends of lots are unwritten
     lot    bigint not null,             -- lots.no, or 0: overdraft
@@ -3250,22 +3250,27 @@ end
 $$;
 
 -- Units that a shared cap counts where a lot ends: those of its category that have rolled over, and
--- have not ended by then. capped are places of lots that may be of these.
-create function metered._capped(l metered.lots, lots metered.lots[], capped int[]) returns bigint
+-- have not ended by then. capped are places of lots that may be of these: those that have ended are
+-- left out from here on.
+create function metered._capped(l metered.lots, lots metered.lots[], inout capped int[],
+    out units bigint)
 language plpgsql stable
 as $$
 declare
-    units bigint := 0;
-    pos   int;
+    live int[] := '{}';
+    pos  int;
 begin
+    units := 0;
     if (l.plan).roll_shared is true and l.roll_cap is not null then
         foreach pos in array capped loop
-            if lots[pos].expires_at > l.expires_at and lots[pos].category = l.category then
+            continue when lots[pos].expires_at <= l.expires_at;
+            live := live || pos;
+            if lots[pos].category = l.category then
                 units := units + lots[pos].rest + lots[pos].kept + lots[pos].held;
             end if;
         end loop;
+        capped := live;
     end if;
-    return units;
 end
 $$;
 
@@ -3324,8 +3329,10 @@ begin
                 came_seq := (step.tip).seq;
             else
                 tip.crossed := lowered;
-                step := metered._end_lot(tip, lots[pos],
-                    metered._capped(lots[pos], lots, capped), -1 - others - cardinality(lots));
+                step := metered._capped(lots[pos], lots, capped);
+                capped := step.capped;
+                step := metered._end_lot(tip, lots[pos], step.units,
+                    -1 - others - cardinality(lots));
                 came_seq := case when ((step.made).plan).uses is null then (step.made).granted_seq end;
             end if;
             lots[pos] := step.l;
@@ -3815,10 +3822,11 @@ begin
     return least(
         coalesce((select y.expires_at from metered.lot_rows y where y.scope = of_scope and y.open and y.expires_at > clk order by y.expires_at, y.age limit 1), 'infinity'),
         -- Held, and used up otherwise: by its end, since a lot may have parts of many holds.
-        coalesce((select y.expires_at from metered.lots y
-            where y.scope = of_scope and y.expires_at > clk and y.expires_at < 'infinity'
-              and y.held > 0 and not y.open and not y.keeps
-            order by y.expires_at, y.no limit 1), 'infinity'),
+        case when exists (select from metered.lot_holds k where k.scope = of_scope and k.lot > 0) then
+            coalesce((select y.expires_at from metered.lots y
+                where y.scope = of_scope and y.expires_at > clk and y.expires_at < 'infinity'
+                  and y.held > 0 and not y.open and not y.keeps
+                order by y.expires_at, y.no limit 1), 'infinity') end,
         coalesce((select y.expires_at from metered.lot_rows y where y.scope = of_scope and y.keeps and y.expires_at > clk order by y.expires_at, y.age limit 1), 'infinity'),
         coalesce((select y.starts_at from metered.lot_rows y where y.scope = of_scope and y.pending > 0 and y.starts_at > clk order by y.starts_at, y.age limit 1), 'infinity'));
 end
@@ -3934,8 +3942,8 @@ begin
 end
 $$;
 
--- Writes that lines of holds of a wallet have ended, and the parts of those of a sum. Returns next_due of the entries, of which e
--- is the last.
+-- Writes that lines of holds of a wallet have ended. The rows of lines that came as sums are left to
+-- sweeps, with their parts of lots. Returns next_due of the entries, of which e is the last.
 create function metered._write_lines(tip metered.ledger, e metered.ledger, clk timestamptz, in_sum boolean,
     lines metered.due_line[]) returns timestamptz
 language plpgsql volatile
@@ -3944,13 +3952,10 @@ begin
     if cardinality(lines) = 0 then
         return e.next_due;
     end if;
-    if in_sum then
-        delete from metered.lot_holds o where o.scope = tip.scope and o.seq = any (array(
-            select y.opened_seq from metered.hold_lines y
-            where y.scope = tip.scope and y.open > 0 and y.due >= tip.next_due and y.due <= clk));
-    end if;
-    update metered.hold_lines y set open = 0, captured = y.captured + l.minimum
-    from unnest(lines) l where y.hold = l.hold and y.scope = tip.scope;
+    -- Without a join, which can be one that reads all lines of the scope for each of these.
+    update metered.hold_lines y set open = 0,
+        captured = y.captured + least(y.open, greatest(0, y.at_least - y.captured))
+    where y.hold = any (array(select l.hold from unnest(lines) l)) and y.scope = tip.scope;
     return case when tip.next_due = '-infinity' then tip.next_due when e.held > 0 then
         metered._later_due(tip.scope, case when in_sum then clk + interval '1 microsecond' else tip.next_due end, clk) end;
 end
@@ -4098,7 +4103,8 @@ declare
     load  bigint[] := of_lots;
     ended bigint[];
     beyond bigint;      -- the first lot that is perhaps left
-    first timestamptz;
+    first timestamptz;  -- when the first lot ends that shares a cap
+    shared text[];      -- the categories of these
     few   record;
 begin
     lines := '{}';
@@ -4146,12 +4152,17 @@ begin
     first := (select min(x.expires_at) from unnest(lots) x
         where (x.plan).roll_shared and x.expires_at <= until);
     if first is not null then
-        lots := lots || array(select l from unnest(array(
-            select distinct x.category from unnest(lots) x where (x.plan).roll_shared)) c,
-            lateral (select z from metered.lots z where z.scope = tip.scope and z.category = c
-                and z.origin = 'r' and z.expires_at > first
-                and (z.plan).roll_shared and z.rest + z.kept + z.held > 0) y(l)
-            where (l).no <> all (load));
+        shared := array(select distinct x.category from unnest(lots) x where (x.plan).roll_shared);
+        lots := lots || array(select l from (
+                select y.no from unnest(shared) c, lateral (select z.no from metered.lot_rows z
+                    where z.scope = tip.scope and z.category = c and z.origin = 'r'
+                      and (z.open or z.keeps) and z.expires_at > first order by z.expires_at) y
+                union select k.lot from metered.lot_holds k
+                where k.scope = tip.scope and k.lot > 0) n,
+            lateral (select z from metered.lots z where z.no = n.no limit 1) y(l)
+            where n.no <> all (load) and (l).category = any (shared) and (l).origin = 'r'
+              and (l).expires_at > first and ((l).plan).roll_shared
+              and (l).rest + (l).kept + (l).held > 0);
     end if;
     few := metered._load_debt(tip.scope, debt, parts);
     parts := few.parts;
@@ -4240,8 +4251,9 @@ begin
         from due d group by d.span, d.alone),
     kept as (
         select s.due, s.opened_seq, o.lot, sum(o.amount)::bigint as amount
+        -- The order keeps the planner from a join that reads all parts of the wallet for each line.
         from sums s, unnest(s.seqs) q, lateral (select z.lot, z.amount from metered.lot_holds z
-            where z.scope = tip.scope and z.seq = q) o
+            where z.scope = tip.scope and z.seq = q order by z.lot) o
         group by s.due, s.opened_seq, o.lot)
     select array(
             select row(s.hold, s.due, s.opened_seq, s.units, s.minimum, h.id, v.operation_tenant,
@@ -9147,16 +9159,27 @@ begin
 end
 $$;
 
--- Clears rows of lines that were freed with a sum, of some holds: in only_scopes, or in all. The scopes are
--- locked.
+-- Clears rows of lines that were freed with a sum, and their parts of lots, of some holds: in
+-- only_scopes, or in all. The scopes are locked.
 create function metered._clear_freed(nos bigint[], only_scopes text[]) returns void
 language plpgsql volatile
 as $$
+declare
+    freed record;
 begin
-    update metered.hold_lines l set open = 0
-    where l.hold = any (nos) and l.open <> 0 and (only_scopes is null or l.scope = any (only_scopes))
-      and (l.due >= (select t.next_due from metered.ledger t
-          where t.scope = l.scope order by t.seq desc limit 1)) is not true;
+    for freed in
+        select l.scope, array_agg(l.hold) as holds, array_agg(l.opened_seq) as seqs
+        from metered.hold_lines l
+        where l.hold = any (nos) and l.open <> 0
+          and (only_scopes is null or l.scope = any (only_scopes))
+          and (l.due >= (select t.next_due from metered.ledger t
+              where t.scope = l.scope order by t.seq desc limit 1)) is not true
+        group by l.scope order by l.scope
+    loop
+        update metered.hold_lines l set open = 0
+        where l.hold = any (freed.holds) and l.scope = freed.scope;
+        delete from metered.lot_holds o where o.scope = freed.scope and o.seq = any (freed.seqs);
+    end loop;
 end
 $$;
 
@@ -9165,6 +9188,9 @@ create function metered._clear_freed_of(tip metered.ledger) returns void
 language plpgsql volatile
 as $$
 begin
+    delete from metered.lot_holds o where o.scope = tip.scope and o.seq = any (array(
+        select l.opened_seq from metered.hold_lines l
+        where l.scope = tip.scope and l.open > 0 and l.due < coalesce(tip.next_due, 'infinity')));
     update metered.hold_lines l set open = 0
     where l.scope = tip.scope and l.open > 0 and l.due < coalesce(tip.next_due, 'infinity');
 end
@@ -16387,7 +16413,7 @@ comment on column metered.lot_moves.rest is 'units of the lot that can be drawn'
 comment on column metered.lot_moves.drawn is 'units of the lot that were spent, less refunds';
 comment on column metered.lot_moves.held is 'units of the lot in open holds and leases';
 comment on column metered.lot_moves.kept is 'units of the lot that pay for the uses of its plan alone';
-comment on table metered.lot_holds is 'Units of lots in open holds and leases.';
+comment on table metered.lot_holds is 'Units of lots in open holds and leases, and of lines that a sum freed, until a sweep ends their holds.';
 comment on column metered.lot_holds.seq is 'the entry that held the units: hold_lines.opened_seq or leases.opened_seq. 0: spent units that are overdrawn, while ends of lots are unwritten';
 comment on column metered.lot_holds.lot is 'lots.no, or 0: overdraft';
 comment on column metered.lot_holds.amount is 'units';

@@ -32,11 +32,14 @@ with tip as (
         coalesce(sum(m.amount) filter (where m.kind = 'o'), 0) as rolled,
         coalesce(sum(m.amount) filter (where m.kind = 'g'), 0) as given, sum(m.back) as back
     from moves m group by m.lot
+), freed as (
+    select l.opened_seq as seq from metered.hold_lines l, tip t
+    where l.scope = $1 and l.open <> 0 and (l.due >= t.next_due) is not true and l.due <= t.at
 ), kept as (
-    select * from metered.lot_holds y where y.scope = $1
+    select * from metered.lot_holds y where y.scope = $1 and y.seq not in (select f.seq from freed f)
 ), opened as (
-    select l.opened_seq as seq, l.open as units from metered.hold_lines l where l.scope = $1 and l.open <> 0
-        and not exists (select from tip t where (l.due >= t.next_due) is not true and l.due <= t.at)
+    select l.opened_seq as seq, l.open as units from metered.hold_lines l
+    where l.scope = $1 and l.open <> 0 and l.opened_seq not in (select f.seq from freed f)
     union all
     select y.opened_seq, y.granted from metered.leases y where y.scope = $1 and y.settled_at is null and y.mode <> 'g'
 )

@@ -88,6 +88,7 @@ func TestDueHolds_OfAWalletEndTogether(t *testing.T) {
 		f.sweeps()
 		require.EqualValues(t, n, pgtest.Value[int64](t, f.pool, "select count(*) from metered.holds where state = 'x' and not pending"))
 		require.Equal(t, map[string]int64{"b": 1}, f.left())
+		require.Zero(t, pgtest.Count(t, f.pool, "metered.lot_holds"))
 		f.verify()
 	}
 	t.Logf("%d calls of functions with %d holds that are due, %d with %d", calls[few], few, calls[many], many)

@@ -18,8 +18,9 @@ import (
 // before anybody looks: they come back to the lot that had them, and the cap is not passed.
 func TestRollShared_CountsUnitsThatHoldsKeep(t *testing.T) {
 	t.Parallel()
-	for _, swept := range []bool{true, false} {
-		t.Run(fmt.Sprint("swept ", swept), func(t *testing.T) {
+	for n := range 4 {
+		swept, kept := n%2 == 0, []int64{6, 10}[n/2]
+		t.Run(fmt.Sprint(kept, " kept, swept ", swept), func(t *testing.T) {
 			t.Parallel()
 			f := setUp(t, wallet.Config{})
 			looks := func(at time.Duration, want map[string]int64) {
@@ -33,11 +34,13 @@ func TestRollShared_CountsUnitsThatHoldsKeep(t *testing.T) {
 			month.Reference = "first"
 			f.grant(month)
 			looks(day, map[string]int64{"first": 10})
-			f.place("h", 6, 36*time.Hour) // of what rolled over, until 60 hours
+			f.place("h", kept, 36*time.Hour) // of what rolled over, until 60 hours
 			month.Reference = "second"
 			f.grant(month)
 			if swept {
-				looks(49*time.Hour, map[string]int64{"first": 4})
+				f.clock.Set(noon.Add(49 * time.Hour))
+				f.sweeps()
+				require.EqualValues(t, 10-kept, f.balance().Units)
 			}
 			looks(61*time.Hour, map[string]int64{"first": 10})
 			require.Zero(t, f.draw(10).Left)

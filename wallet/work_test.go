@@ -147,13 +147,24 @@ func TestWork_OfACallIsAsMuchHoweverMuchIsDue(t *testing.T) {
 		}, flat: []string{"charge", "draw", "overage", "change"}},
 		{name: "due holds of a wallet", few: 100, many: many, then: 2 * time.Hour, fill: func(f *fixture, scope string, n int) {
 			f.holdsDue(scope, n, 0, f.book.Line(scope, 2))
-		}, writes: []string{"balance", "usage", "sweep"}, grows: map[string]int64{"charge": 1, "draw": 1, "grant": 1, "place": 1}},
+		}, flat: []string{"sweep"}, writes: []string{"charge", "draw", "grant", "place", "balance", "usage"}},
 		{name: "ended lots", few: 60, many: pgtest.Size(400, 1000), then: 2 * time.Hour, fill: lots(wallet.Grant{}), flat: all},
 		{name: "ended lots with uses", few: 60, many: pgtest.Size(400, 1000), then: 2 * time.Hour, fill: lots(wallet.Grant{Uses: []string{"images"}}), flat: all},
 		{name: "lots that rolled over", few: 60, many: pgtest.Size(400, 1000), then: 2 * time.Hour, fill: lots(wallet.Grant{Roll: &wallet.Roll{Cap: 5, Lasts: wallet.For(day)}}),
 			flat: []string{"revoke"}, writes: []string{"charge", "draw", "grant", "place", "usage"}},
 		{name: "lots that rolled over, and ended", few: 60, many: pgtest.Size(400, 1000), then: 3 * day, fill: lots(wallet.Grant{Roll: &wallet.Roll{Cap: 5, Lasts: wallet.For(day), Times: 1}}),
 			flat: []string{"revoke"}, writes: []string{"charge", "draw", "grant", "place", "usage"}},
+		{name: "units that rolled over and were drawn, and an end that shares their cap", few: 30, many: pgtest.Size(250, 2000), since: true, then: 6 * time.Hour, fill: func(f *fixture, scope string, n int) {
+			rolls := wallet.Grant{Wallet: scope, Amount: 5, Ends: wallet.After(5 * time.Hour), Roll: &wallet.Roll{Cap: 1_000_000, Lasts: wallet.For(300 * day), Shared: true}}
+			f.clock.Set(noon)
+			f.grant(wallet.Grant{Wallet: scope, Amount: 1_000_000, Reference: "paid"})
+			f.lotsEnd(scope, n, rolls)
+			f.clock.Set(noon.Add(2 * time.Hour))
+			f.sweeps()
+			_, err := f.tryDraw(wallet.Draw{Wallet: scope, Amount: int64(5 * n)})
+			require.NoError(f, err)
+			f.grant(rolls)
+		}, flat: []string{"charge", "draw", "grant", "place", "balance", "usage", "sweep"}},
 		{name: "an idle plan", few: 30, many: 3 * 365, since: true, fill: plansIdle(1),
 			writes: []string{"charge", "draw", "grant", "place", "balance", "usage", "sweep"}},
 		{name: "five idle plans", few: 30, many: 3 * 365, since: true, fill: plansIdle(5),

@@ -62,22 +62,27 @@ end
 $$;
 
 -- Units that a shared cap counts where a lot ends: those of its category that have rolled over, and
--- have not ended by then. capped are places of lots that may be of these.
-create function metered._capped(l metered.lots, lots metered.lots[], capped int[]) returns bigint
+-- have not ended by then. capped are places of lots that may be of these: those that have ended are
+-- left out from here on.
+create function metered._capped(l metered.lots, lots metered.lots[], inout capped int[],
+    out units bigint)
 language plpgsql stable
 as $$
 declare
-    units bigint := 0;
-    pos   int;
+    live int[] := '{}';
+    pos  int;
 begin
+    units := 0;
     if (l.plan).roll_shared is true and l.roll_cap is not null then
         foreach pos in array capped loop
-            if lots[pos].expires_at > l.expires_at and lots[pos].category = l.category then
+            continue when lots[pos].expires_at <= l.expires_at;
+            live := live || pos;
+            if lots[pos].category = l.category then
                 units := units + lots[pos].rest + lots[pos].kept + lots[pos].held;
             end if;
         end loop;
+        capped := live;
     end if;
-    return units;
 end
 $$;
 
@@ -136,8 +141,10 @@ begin
                 came_seq := (step.tip).seq;
             else
                 tip.crossed := lowered;
-                step := metered._end_lot(tip, lots[pos],
-                    metered._capped(lots[pos], lots, capped), -1 - others - cardinality(lots));
+                step := metered._capped(lots[pos], lots, capped);
+                capped := step.capped;
+                step := metered._end_lot(tip, lots[pos], step.units,
+                    -1 - others - cardinality(lots));
                 came_seq := case when ((step.made).plan).uses is null then (step.made).granted_seq end;
             end if;
             lots[pos] := step.l;

@@ -217,16 +217,27 @@ begin
 end
 $$;
 
--- Clears rows of lines that were freed with a sum, of some holds: in only_scopes, or in all. The scopes are
--- locked.
+-- Clears rows of lines that were freed with a sum, and their parts of lots, of some holds: in
+-- only_scopes, or in all. The scopes are locked.
 create function metered._clear_freed(nos bigint[], only_scopes text[]) returns void
 language plpgsql volatile
 as $$
+declare
+    freed record;
 begin
-    update metered.hold_lines l set open = 0
-    where l.hold = any (nos) and l.open <> 0 and (only_scopes is null or l.scope = any (only_scopes))
-      and (l.due >= (select t.next_due from metered.ledger t
-          where t.scope = l.scope order by t.seq desc limit 1)) is not true;
+    for freed in
+        select l.scope, array_agg(l.hold) as holds, array_agg(l.opened_seq) as seqs
+        from metered.hold_lines l
+        where l.hold = any (nos) and l.open <> 0
+          and (only_scopes is null or l.scope = any (only_scopes))
+          and (l.due >= (select t.next_due from metered.ledger t
+              where t.scope = l.scope order by t.seq desc limit 1)) is not true
+        group by l.scope order by l.scope
+    loop
+        update metered.hold_lines l set open = 0
+        where l.hold = any (freed.holds) and l.scope = freed.scope;
+        delete from metered.lot_holds o where o.scope = freed.scope and o.seq = any (freed.seqs);
+    end loop;
 end
 $$;
 
@@ -235,6 +246,9 @@ create function metered._clear_freed_of(tip metered.ledger) returns void
 language plpgsql volatile
 as $$
 begin
+    delete from metered.lot_holds o where o.scope = tip.scope and o.seq = any (array(
+        select l.opened_seq from metered.hold_lines l
+        where l.scope = tip.scope and l.open > 0 and l.due < coalesce(tip.next_due, 'infinity')));
     update metered.hold_lines l set open = 0
     where l.scope = tip.scope and l.open > 0 and l.due < coalesce(tip.next_due, 'infinity');
 end

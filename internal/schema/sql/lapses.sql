@@ -19,7 +19,8 @@ declare
     load  bigint[] := of_lots;
     ended bigint[];
     beyond bigint;      -- the first lot that is perhaps left
-    first timestamptz;
+    first timestamptz;  -- when the first lot ends that shares a cap
+    shared text[];      -- the categories of these
     few   record;
 begin
     lines := '{}';
@@ -67,12 +68,17 @@ begin
     first := (select min(x.expires_at) from unnest(lots) x
         where (x.plan).roll_shared and x.expires_at <= until);
     if first is not null then
-        lots := lots || array(select l from unnest(array(
-            select distinct x.category from unnest(lots) x where (x.plan).roll_shared)) c,
-            lateral (select z from metered.lots z where z.scope = tip.scope and z.category = c
-                and z.origin = 'r' and z.expires_at > first
-                and (z.plan).roll_shared and z.rest + z.kept + z.held > 0) y(l)
-            where (l).no <> all (load));
+        shared := array(select distinct x.category from unnest(lots) x where (x.plan).roll_shared);
+        lots := lots || array(select l from (
+                select y.no from unnest(shared) c, lateral (select z.no from metered.lot_rows z
+                    where z.scope = tip.scope and z.category = c and z.origin = 'r'
+                      and (z.open or z.keeps) and z.expires_at > first order by z.expires_at) y
+                union select k.lot from metered.lot_holds k
+                where k.scope = tip.scope and k.lot > 0) n,
+            lateral (select z from metered.lots z where z.no = n.no limit 1) y(l)
+            where n.no <> all (load) and (l).category = any (shared) and (l).origin = 'r'
+              and (l).expires_at > first and ((l).plan).roll_shared
+              and (l).rest + (l).kept + (l).held > 0);
     end if;
     few := metered._load_debt(tip.scope, debt, parts);
     parts := few.parts;
@@ -161,8 +167,9 @@ begin
         from due d group by d.span, d.alone),
     kept as (
         select s.due, s.opened_seq, o.lot, sum(o.amount)::bigint as amount
+        -- The order keeps the planner from a join that reads all parts of the wallet for each line.
         from sums s, unnest(s.seqs) q, lateral (select z.lot, z.amount from metered.lot_holds z
-            where z.scope = tip.scope and z.seq = q) o
+            where z.scope = tip.scope and z.seq = q order by z.lot) o
         group by s.due, s.opened_seq, o.lot)
     select array(
             select row(s.hold, s.due, s.opened_seq, s.units, s.minimum, h.id, v.operation_tenant,

@@ -52,10 +52,11 @@ begin
     return least(
         coalesce((select y.expires_at from metered.lot_rows y where y.scope = of_scope and y.open and y.expires_at > clk order by y.expires_at, y.age limit 1), 'infinity'),
         -- Held, and used up otherwise: by its end, since a lot may have parts of many holds.
-        coalesce((select y.expires_at from metered.lots y
-            where y.scope = of_scope and y.expires_at > clk and y.expires_at < 'infinity'
-              and y.held > 0 and not y.open and not y.keeps
-            order by y.expires_at, y.no limit 1), 'infinity'),
+        case when exists (select from metered.lot_holds k where k.scope = of_scope and k.lot > 0) then
+            coalesce((select y.expires_at from metered.lots y
+                where y.scope = of_scope and y.expires_at > clk and y.expires_at < 'infinity'
+                  and y.held > 0 and not y.open and not y.keeps
+                order by y.expires_at, y.no limit 1), 'infinity') end,
         coalesce((select y.expires_at from metered.lot_rows y where y.scope = of_scope and y.keeps and y.expires_at > clk order by y.expires_at, y.age limit 1), 'infinity'),
         coalesce((select y.starts_at from metered.lot_rows y where y.scope = of_scope and y.pending > 0 and y.starts_at > clk order by y.starts_at, y.age limit 1), 'infinity'));
 end
@@ -171,8 +172,8 @@ begin
 end
 $$;
 
--- Writes that lines of holds of a wallet have ended, and the parts of those of a sum. Returns next_due of the entries, of which e
--- is the last.
+-- Writes that lines of holds of a wallet have ended. The rows of lines that came as sums are left to
+-- sweeps, with their parts of lots. Returns next_due of the entries, of which e is the last.
 create function metered._write_lines(tip metered.ledger, e metered.ledger, clk timestamptz, in_sum boolean,
     lines metered.due_line[]) returns timestamptz
 language plpgsql volatile
@@ -181,13 +182,10 @@ begin
     if cardinality(lines) = 0 then
         return e.next_due;
     end if;
-    if in_sum then
-        delete from metered.lot_holds o where o.scope = tip.scope and o.seq = any (array(
-            select y.opened_seq from metered.hold_lines y
-            where y.scope = tip.scope and y.open > 0 and y.due >= tip.next_due and y.due <= clk));
-    end if;
-    update metered.hold_lines y set open = 0, captured = y.captured + l.minimum
-    from unnest(lines) l where y.hold = l.hold and y.scope = tip.scope;
+    -- Without a join, which can be one that reads all lines of the scope for each of these.
+    update metered.hold_lines y set open = 0,
+        captured = y.captured + least(y.open, greatest(0, y.at_least - y.captured))
+    where y.hold = any (array(select l.hold from unnest(lines) l)) and y.scope = tip.scope;
     return case when tip.next_due = '-infinity' then tip.next_due when e.held > 0 then
         metered._later_due(tip.scope, case when in_sum then clk + interval '1 microsecond' else tip.next_due end, clk) end;
 end

@@ -246,7 +246,7 @@ create index lots_starting on metered.lot_rows (starts_at, no) where pending > 0
 
 -- Lots whose end no call leaves to a later one, and lots that hold units which rolled over.
 create index lots_again on metered.lot_rows (scope, expires_at, age) where open and again;
-create index lots_carried on metered.lot_rows (scope, category, expires_at) where origin = 'r';
+create index lots_carried on metered.lot_rows (scope, category, expires_at) where origin = 'r' and (open or keeps);
 
 -- Lots that pay for some uses: in the order in which they are drawn, and by their end, in one wallet and in all.
 create index lots_kept on metered.lot_rows (scope, priority, expires_at, age) where keeps;
@@ -298,7 +298,7 @@ create unique index lot_moves_lot on metered.lot_moves (lot, version) where vers
 -- Overdrafts that were paid back. A refund of overdrawn units gives them back to the lot that paid.
 create index lot_moves_paid on metered.lot_moves (scope, seq, nth) where kind = 'p' and amount > back;
 
--- Units of lots in open holds and leases.
+-- Units of lots in open holds and leases, and of lines that a sum freed, until a sweep ends their holds.
 create table metered.lot_holds (
     seq    bigint not null,             -- the entry that held the units: hold_lines.opened_seq or leases.opened_seq. 0: spent units that are overdrawn, while ends of lots are unwritten
     lot    bigint not null,             -- lots.no, or 0: overdraft

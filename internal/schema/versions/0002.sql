@@ -266,7 +266,7 @@ create index lots_roll_no on metered.lot_rows (roll_no) where roll_no is not nul
 create index lots_starts on metered.lot_rows (scope, starts_at, age) where pending > 0;
 create index lots_starting on metered.lot_rows (starts_at, no) where pending > 0;
 create index lots_again on metered.lot_rows (scope, expires_at, age) where open and again;
-create index lots_carried on metered.lot_rows (scope, category, expires_at) where origin = 'r';
+create index lots_carried on metered.lot_rows (scope, category, expires_at) where origin = 'r' and (open or keeps);
 create index lots_kept on metered.lot_rows (scope, priority, expires_at, age) where keeps;
 create index lots_kept_ends on metered.lot_rows (scope, expires_at, age) where keeps;
 create index lots_kept_rolling on metered.lot_rows (scope, expires_at, age) where keeps and roll_cap is not null;
