@@ -476,25 +476,29 @@ create or replace function metered._feed_server() returns text language sql as '
 }
 
 // feedLoad writes entries by histories that commit out of order and roll back, at every isolation
-// level, and returns how many transactions it committed.
+// level, and counts those that it saw committed.
 type feedLoad struct {
-	t    *testing.T
-	pool *pgxpool.Pool
-	l    *budget.Ledger
+	t       *testing.T
+	pool    *pgxpool.Pool
+	l       *budget.Ledger
+	written atomic.Int64
 }
 
-func (f feedLoad) transaction(ctx context.Context) error {
+func (f *feedLoad) transaction(ctx context.Context) error {
 	r := pgtest.Random(f.t)
 	iso := isolations[r.IntN(3)]
-	return pgx.BeginTxFunc(ctx, f.pool, pgx.TxOptions{IsoLevel: iso}, func(tx pgx.Tx) error {
+	made := 0
+	err := pgx.BeginTxFunc(ctx, f.pool, pgx.TxOptions{IsoLevel: iso}, func(tx pgx.Tx) error {
 		for range 1 + r.IntN(2) {
 			var charges []budget.Charge
 			for range 1 + r.IntN(24) {
-				charges = append(charges, budget.Charge{Scope: fmt.Sprint("s", r.IntN(40)), Amount: 1, Limits: []budget.Limit{budget.Lifetime(1 << 40)}})
+				charges = append(charges, budget.Charge{Scope: fmt.Sprint("s", r.IntN(pgtest.Size(40, 1000))), Amount: 1, Limits: []budget.Limit{budget.Lifetime(1 << 40)}})
 			}
-			if _, err := f.l.Charge(ctx, tx, charges...); err != nil {
+			posted, err := f.l.Charge(ctx, tx, charges...)
+			if err != nil {
 				return err
 			}
+			made += len(posted.Entries)
 			if r.IntN(4) == 0 { // others commit meanwhile
 				if _, err := tx.Exec(ctx, "select pg_sleep(0.002)"); err != nil {
 					return err
@@ -506,31 +510,42 @@ func (f feedLoad) transaction(ctx context.Context) error {
 		}
 		return nil
 	})
+	if err == nil {
+		f.written.Add(int64(made))
+	}
+	return err
 }
 
 var errAbandoned = errors.New("abandoned")
 
-// Whatever commits in which order, whatever is rolled back, and whoever is killed: a reader has each
-// entry once, each reader has the same order, and so has one that begins anew.
+// Whatever commits in which order, whatever is rolled back, and whoever is killed, writers and
+// readers in any statement or COMMIT: a reader has each entry once, each reader has the same order,
+// and so has one that begins anew.
 func TestFeed_EachEntryOnceInOneOrder(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	pool := pgtest.Open(t)
 	l := newLedger(t, budget.Config{})
+	killer := pgtest.Reopen(t, pool, func(cfg *pgxpool.Config) { cfg.MaxConns = 1 })
+	kill := func() { // any of them, in a statement, in COMMIT or between these
+		execute(t, killer, `select pg_terminate_backend(a.pid) from pg_stat_activity a
+			where a.datname = current_database() and a.pid <> pg_backend_pid() order by random() limit 1`)
+	}
 	execute(t, pool, "create table seen (reader text, number bigint, scope text, seq bigint, primary key (reader, scope, seq), unique (reader, number))")
-	load := feedLoad{t, pool, l}
+	load := &feedLoad{t: t, pool: pool, l: l}
 	entries := pgtest.Size(2000, 1_000_000)
 	var writers, readers sync.WaitGroup
 	var written atomic.Bool
+	began := time.Now()
 	for range 4 {
 		writers.Go(func() {
-			for n := 0; ; n++ {
+			for n := 1; load.written.Load() < int64(entries); n++ {
+				if n%16 == 0 {
+					kill()
+				}
 				if err := load.transaction(ctx); err != nil && !errors.Is(err, errAbandoned) && !sqlstate.Collided(err) &&
 					!errors.Is(err, budget.ErrCommitUnknown) && !lostConnection(err) {
 					t.Error(err)
-					return
-				}
-				if n%8 == 0 && pgtest.Count(t, pool, "metered.ledger") >= entries {
 					return
 				}
 			}
@@ -579,28 +594,28 @@ func TestFeed_EachEntryOnceInOneOrder(t *testing.T) {
 		})
 	}
 	writers.Wait()
+	wrote := time.Since(began)
 	written.Store(true)
 	readers.Wait()
 	if t.Failed() {
 		return
 	}
+	behind := time.Since(began) - wrote
 	number(t, pool, l) // the last look may have been another reader's, under way
 	for _, name := range []string{"one", "two"} {
 		require.NoError(t, l.RunFeed(ctx, pool, name, budget.FeedOptions{}, func(ctx context.Context, tx pgx.Tx, page []budget.FeedEntry) error {
 			return store(ctx, tx, name, page)
 		}))
 	}
-	var cursor budget.FeedCursor
-	require.NoError(t, pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-		var page []budget.FeedEntry
-		for e, err := range l.Feed(ctx, pool, cursor, budget.FeedOptions{}) {
-			if err != nil {
-				return err
-			}
-			page = append(page, e)
-		}
-		return store(ctx, tx, "anew", page)
-	}))
+	var page []budget.FeedEntry
+	began = time.Now()
+	for e, err := range l.Feed(ctx, pool, "", budget.FeedOptions{}) {
+		require.NoError(t, err)
+		page = append(page, e)
+	}
+	t.Logf("%d entries, written in %v, consumed twice %v later, and read anew in %v each", len(page), wrote, behind,
+		time.Since(began)/time.Duration(len(page)))
+	require.NoError(t, pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error { return store(ctx, tx, "anew", page) }))
 	for _, reader := range []string{"one", "two", "anew"} {
 		var differ int
 		require.NoError(t, pool.QueryRow(ctx, `
