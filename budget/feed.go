@@ -82,17 +82,18 @@ type FeedConsumer struct {
 }
 
 // FeedGapError says that entries behind a cursor are not there any more. A reader takes note of
-// what it has missed, and begins anew.
+// what it has missed, and goes on at Start.
 type FeedGapError struct {
-	// First is the number of the first entry from which on the feed is whole. A cursor before it is
-	// Start.
+	// First is the number of the first entry that the reader can read on with. With Lost it is the
+	// first number that may be another entry's now than the one that the reader has read.
 	First int64
 
 	// Start is the cursor before First.
 	Start FeedCursor
 
 	// Lost reports whether the entry of the cursor itself was lost with a server: after a failover
-	// or a restore others have its number and those behind it. Else entries were purged.
+	// or a restore others have its number and those behind it, and perhaps its seq. What was done
+	// with numbers from First on is void. Else entries were purged.
 	Lost bool
 }
 
@@ -118,7 +119,7 @@ const (
 
 	feedColumns = `no, history, ` + entryColumns + ` from (select f.no, f.history, (f.entry).* from `
 
-	feedSQL = `select ` + feedColumns + `metered.read_feed($1::int, $2::bigint, $3::int) f) x order by no`
+	feedSQL = `select ` + feedColumns + `metered.read_feed($1::bigint, $2::bigint, $3::int) f) x order by no`
 
 	consumeFeedSQL = `select ` + feedColumns +
 		`metered.consume_feed($1::text, $2::int, $3::interval, $4::bool) f) x order by no`
@@ -319,7 +320,7 @@ func (l *Ledger) feedPage(ctx context.Context, db Querier, sql string, args ...a
 		return nil, failed("feed", err)
 	}
 	page, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (f FeedEntry, err error) {
-		var history int
+		var history int64
 		f.Entry, err = scanEntry(after{row, []any{&f.Number, &history}})
 		f.Cursor = feedCursor(history, f.Number)
 		return f, err
@@ -335,24 +336,24 @@ type after struct {
 
 func (a after) Scan(dest ...any) error { return a.CollectableRow.Scan(append(a.first, dest...)...) }
 
-func feedCursor(history int, number int64) FeedCursor {
+func feedCursor(history, number int64) FeedCursor {
 	return FeedCursor(fmt.Sprintf("%d.%d", history, number))
 }
 
 // parts are the history and the number of the entry before the place.
-func (c FeedCursor) parts() (history int, number int64, err error) {
+func (c FeedCursor) parts() (history, number int64, err error) {
 	if c == "" {
 		return 0, 0, nil
 	}
 	of, text, found := strings.Cut(string(c), ".")
-	no, err := strconv.ParseUint(of, 10, 31)
+	before, err := strconv.ParseUint(of, 10, 63)
 	if err == nil {
 		number, err = strconv.ParseInt(text, 10, 64)
 	}
 	if !found || err != nil || number < 0 {
 		return 0, 0, invalid("after", "%q is not the cursor of an entry", string(c))
 	}
-	return int(no), number, nil
+	return int64(before), number, nil
 }
 
 // check refuses options out of bounds, with Max up to most times two, unless most is 0.
@@ -372,7 +373,7 @@ func feedGap(err error) error {
 	var pgErr *pgconn.PgError
 	var detail struct {
 		First   int64
-		History int
+		History int64
 		Lost    bool
 	}
 	if errors.As(err, &pgErr) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -123,7 +124,7 @@ func TestFeed_GoesOnInTheMiddleOfARun(t *testing.T) {
 func TestFeed_RefusesCursorsOfNoEntry(t *testing.T) {
 	t.Parallel()
 	pool, l, _ := open(t)
-	for _, wrong := range []budget.FeedCursor{"1", "x.1", "1.x", "1.-1", "-1.1", "1.2.3", "99999999999.1"} {
+	for _, wrong := range []budget.FeedCursor{"1", "x.1", "1.x", "1.-1", "-1.1", "1.2.3", "99999999999999999999.1"} {
 		require.ErrorIs(t, feedError(t, pool, l, wrong), budget.ErrArgument, wrong)
 	}
 }
@@ -303,6 +304,8 @@ func TestPurge_WaitsForConsumersUpToTheirPatience(t *testing.T) {
 	chargeMany(t, pool, l, "a", 100)
 	number(t, pool, l)
 	day := 24 * time.Hour
+	_, last := read(t, pool, l, "")
+	history := strings.TrimSuffix(string(last), "100")
 	mustConsume(t, pool, l, "slow", budget.FeedOptions{Max: 40, Patience: 3 * day})
 	clock.Advance(2 * day)
 	chargeMany(t, pool, l, "a", 1)
@@ -318,7 +321,7 @@ func TestPurge_WaitsForConsumersUpToTheirPatience(t *testing.T) {
 	entries, _ := read(t, pool, l, gap.Start)
 	require.Equal(t, "a/33", entries[0])
 	require.Len(t, entries, 69)
-	require.ErrorAs(t, feedError(t, pool, l, "1.31"), &gap)
+	require.ErrorAs(t, feedError(t, pool, l, budget.FeedCursor(history+"31")), &gap)
 
 	clock.Advance(2*day + 1) // beyond its patience
 	require.Equal(t, int64(64), purge(t, pool, l, day).Entries)
@@ -377,7 +380,7 @@ func TestPurge_OfEntriesWithoutANumber(t *testing.T) {
 	require.Equal(t, int64(81), number(t, pool, l))
 	chargeMany(t, pool, l, "a", 40)
 	number(t, pool, l)
-	_, cursor := read(t, pool, l, "1.88")
+	_, cursor := read(t, pool, l, "")
 	chargeMany(t, pool, l, "a", 40)
 	clock.Advance(8 * 24 * time.Hour)
 	require.Positive(t, purge(t, pool, l, time.Hour).Entries, "but no longer than a week")
@@ -443,7 +446,8 @@ func TestPurge_AForgottenScopeBeginsAnewInTheFeed(t *testing.T) {
 	require.ErrorIs(t, feedError(t, pool, l, ""), budget.ErrFeedGap)
 }
 
-// A server that took over without the last three numbers gives them to others.
+// A server that took over without the last three numbers gives them to others, and a second one that
+// took over from the first gives them to others again.
 func TestFeed_FindsACursorOfAServerThatWasLost(t *testing.T) {
 	t.Parallel()
 	pool, l, _ := open(t)
@@ -451,28 +455,53 @@ func TestFeed_FindsACursorOfAServerThatWasLost(t *testing.T) {
 		mustCharge(t, pool, l, scope, 1)
 	}
 	_, ahead := read(t, pool, l, "")
-	require.Equal(t, budget.FeedCursor("1.5"), ahead)
-	execute(t, pool, `
+	first, _, _ := strings.Cut(string(ahead), ".")
+	at := func(history string, number int) budget.FeedCursor {
+		return budget.FeedCursor(fmt.Sprint(history, ".", number))
+	}
+	require.Equal(t, at(first, 5), ahead)
+	requireLost := func(cursor budget.FeedCursor, from int64) {
+		t.Helper()
+		var gap *budget.FeedGapError
+		require.ErrorAs(t, feedError(t, pool, l, cursor), &gap, cursor)
+		require.True(t, gap.Lost, cursor)
+		require.Equal(t, from, gap.First, cursor)
+		require.NoError(t, feedError(t, pool, l, gap.Start))
+	}
+	promote := func(server string) {
+		execute(t, pool, `
 delete from metered.feed where no > 2;
 delete from metered.feed_scopes where scope > 'b';
 delete from metered.ledger where scope > 'b';
+delete from metered.feed_histories where first_no > 2;
 update metered.feed_state set last = 2;
-create or replace function metered._feed_server() returns text language sql as 'select ''promoted'''`, pgx.QueryExecModeSimpleProtocol)
-	var gap *budget.FeedGapError
-	require.ErrorAs(t, feedError(t, pool, l, ahead), &gap, "nothing has its number yet")
-	require.True(t, gap.Lost)
-	for _, scope := range []string{"x", "y", "z", "zz"} {
-		mustCharge(t, pool, l, scope, 1)
+create or replace function metered._feed_server() returns text language sql as 'select ''`+server+`'''`,
+			pgx.QueryExecModeSimpleProtocol)
 	}
-	_, now := read(t, pool, l, "1.2")
-	require.Equal(t, budget.FeedCursor("2.6"), now)
-	for _, lost := range []budget.FeedCursor{"1.3", "1.4", "1.5"} {
-		require.ErrorAs(t, feedError(t, pool, l, lost), &gap)
-		require.True(t, gap.Lost)
+	fill := func() (history string) {
+		for _, scope := range []string{"x", "y", "z", "zz"} {
+			mustCharge(t, pool, l, scope, 1)
+		}
+		_, now := read(t, pool, l, at(first, 2))
+		history, _, _ = strings.Cut(string(now), ".")
+		require.Equal(t, at(history, 6), now)
+		return history
 	}
-	require.NoError(t, feedError(t, pool, l, "2.5"))
-	require.ErrorAs(t, feedError(t, pool, l, "2.99"), &gap)
-	require.True(t, gap.Lost, "it is another database's")
+	promote("second")
+	requireLost(ahead, 3) // nothing has its number yet
+	second := fill()
+	for number := range 3 {
+		requireLost(at(first, 3+number), 3)
+	}
+	require.NoError(t, feedError(t, pool, l, at(second, 5)))
+	requireLost(at(second, 99), 7)
+
+	promote("third")
+	third := fill()
+	require.NotEqual(t, second, third)
+	requireLost(at(second, 5), 1) // nobody here knows since when it was another server's
+	requireLost(at(first, 5), 3)
+	require.NoError(t, feedError(t, pool, l, at(third, 5)))
 }
 
 // feedLoad writes entries by histories that commit out of order and roll back, at every isolation

@@ -188,3 +188,72 @@ func TestMigrate_WorksInOtherEncodings(t *testing.T) {
 		pgtest.Execute(t, pool, "drop database "+name+" with (force)")
 	}
 }
+
+// A consumer's place comes back with the entries, so each is consumed once. A reader whose cursor is
+// kept elsewhere goes on, unless the entry of the cursor is newer than the dump: then it is told, also
+// where another one has its number.
+func TestRestore_TheFeedGoesOn(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	pool := pgtest.Open(t)
+	l := pgtest.NewClient(t, pool, metered.Config{}).Budget
+	pgtest.Execute(t, pool, "create table metered.seen (scope text, seq bigint, number bigint unique, primary key (scope, seq))")
+	charge := func(pool *pgxpool.Pool, scopes ...string) {
+		for _, scope := range scopes {
+			_, err := l.ChargeNow(ctx, pool, budget.Charge{Scope: scope, Amount: 1})
+			require.NoError(t, err)
+		}
+	}
+	consume := func(pool *pgxpool.Pool) {
+		require.NoError(t, l.RunFeed(ctx, pool, "mail", budget.FeedOptions{Max: 2}, func(ctx context.Context, tx pgx.Tx, page []budget.FeedEntry) error {
+			for _, e := range page {
+				if _, err := tx.Exec(ctx, "insert into metered.seen values ($1, $2, $3)", e.Scope, e.Seq, e.Number); err != nil {
+					return err
+				}
+			}
+			return nil
+		}))
+	}
+	read := func(pool *pgxpool.Pool, cursor budget.FeedCursor) (scopes string, last budget.FeedCursor, err error) {
+		last = cursor
+		for e, err := range l.Feed(ctx, pool, cursor, budget.FeedOptions{}) {
+			if err != nil {
+				return scopes, last, err
+			}
+			scopes, last = scopes+e.Scope, e.Cursor
+		}
+		return scopes, last, nil
+	}
+	charge(pool, "a", "b", "c")
+	consume(pool)
+	charge(pool, "d", "e")
+	_, kept, err := read(pool, "")
+	require.NoError(t, err)
+	dump := dumped(t, pool)
+	charge(pool, "f", "g")
+	consume(pool)
+	_, lost, err := read(pool, kept)
+	require.NoError(t, err)
+
+	other := pgtest.OpenWith(t, pgtest.Options{Empty: true})
+	load(t, other, dump)
+	requireLost := func() budget.FeedCursor {
+		t.Helper()
+		_, _, err := read(other, lost)
+		var gap *budget.FeedGapError
+		require.ErrorAs(t, err, &gap)
+		require.True(t, gap.Lost)
+		require.Equal(t, int64(6), gap.First)
+		return gap.Start
+	}
+	requireLost()
+	charge(other, "x", "y", "z")
+	consume(other)
+	require.Equal(t, "abcdexyz", pgtest.Value[string](t, other, "select string_agg(scope, '' order by number) from metered.seen"))
+	scopes, _, err := read(other, kept)
+	require.NoError(t, err)
+	require.Equal(t, "xyz", scopes)
+	scopes, _, err = read(other, requireLost())
+	require.NoError(t, err)
+	require.Equal(t, "xyz", scopes)
+}

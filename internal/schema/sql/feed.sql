@@ -54,9 +54,9 @@ create table metered.feed_purged (
 
 -- The servers that gave numbers, in turn: another one after a failover or a restore.
 create table metered.feed_histories (
-    history  bigint primary key,        -- 1, 2, 3 and so on
+    history  bigint primary key,        -- a number greater than those before
     first_no bigint not null,           -- its first number
-    server   text not null              -- the server and its timeline
+    server   text not null              -- the server, its timeline, database and table
 );
 
 -- Who consumes the feed, and how far.
@@ -67,24 +67,29 @@ create table metered.feed_consumers (
     consumer text collate "C" primary key -- its name
 ) with (fillfactor = 70);
 
--- The server that the feed's numbers are given on, and its timeline: another one after a failover
--- or a restore.
+-- The server that the feed's numbers are given on, its timeline, and its database and table: others
+-- after a failover or a restore.
 create function metered._feed_server() returns text
 language plpgsql volatile
 as $$
 declare
     server text;
 begin
-    select s.system_identifier || '/' || left(pg_walfile_name(pg_current_wal_lsn()), 8) into server
-    from pg_control_system() s;
+    begin
+        select x.system_identifier || '/' || left(pg_walfile_name(pg_current_wal_lsn()), 8)
+        into server from pg_control_system() x;
+    exception when insufficient_privilege or feature_not_supported then
+        server := 'unknown';
+    end;
+    select server || '/' || d.oid || '/' || s.tableoid into server
+    from metered.feed_state s, pg_database d where s.one and d.datname = current_database();
     return server;
-exception when insufficient_privilege or feature_not_supported then
-    return 'unknown';
 end
 $$;
 
 -- Says since when numbers are given on this server. A number behind the last one may have been
--- another entry's on the server before: the one that was known there was lost.
+-- another entry's on the server before: the one that was known there was lost. Two servers that
+-- take over from one, each without the other, begin with other histories.
 create function metered._note_feed_server(last_no bigint) returns void
 language plpgsql volatile
 as $$
@@ -96,7 +101,8 @@ begin
     from metered.feed_histories h order by h.history desc limit 1;
     if before.server is distinct from here then
         insert into metered.feed_histories (history, first_no, server)
-        values (coalesce(before.history, 0) + 1, last_no + 1, here);
+        values (coalesce(before.history, 0) + 1 + (hashtextextended(here, 0) & 1048575),
+            last_no + 1, here);
     end if;
 end
 $$;
@@ -225,25 +231,28 @@ begin
 end
 $$;
 
--- Refuses to go on after a number whose successor is not there any more, or that was lost with a
--- server.
-create function metered._check_feed(of_history int, after bigint) returns void
+-- Refuses to go on after a number whose successor is not there any more, or that may be another
+-- entry's now, and says from which number on there is something to read. of_history is of the cursor
+-- with the number, or 0.
+create function metered._check_feed(of_history bigint, after bigint) returns void
 language plpgsql stable
 as $$
 declare
-    first_no bigint;
-    last_no  bigint;
-    lost     boolean;
+    whole   bigint;     -- the number from which on the feed is whole
+    differs bigint;     -- the first number that may be another entry's than in this history
 begin
-    select coalesce((select max(p.no) from metered.feed_purged p), 0) + 1, s.last,
-        exists (select from metered.feed_histories h
-            where h.history > of_history and of_history > 0 and h.first_no <= after)
-    into first_no, last_no, lost
+    select coalesce((select max(p.no) from metered.feed_purged p), 0) + 1,
+        case when of_history = 0 or exists (
+                select from metered.feed_histories h where h.history = of_history)
+            then least(s.last + 1, (select min(h.first_no) from metered.feed_histories h
+                where h.history > of_history and of_history > 0))
+            else 1 end
+    into whole, differs
     from metered.feed_state s where s.one;
-    if after + 1 < first_no or after > last_no or lost then
+    if after + 1 < whole or after >= differs then
         raise exception 'the feed has other entries after number %', after using errcode = 'MT017',
-            detail = jsonb_build_object('first', first_no, 'last', last_no,
-                'lost', lost or after > last_no,
+            detail = jsonb_build_object('lost', after >= differs,
+                'first', greatest(whole, case when after >= differs then differs end),
                 'history', coalesce((select max(h.history) from metered.feed_histories h), 0));
     end if;
 end
@@ -252,8 +261,8 @@ $$;
 -- Up to most entries of the feed after a number, in the order of their numbers. of_history is that
 -- of the entry with that number: 0, if there is none. SQLSTATE MT017: entries in between were
 -- purged, or lost with a server.
-create function metered.read_feed(of_history int, after bigint, most int)
-returns table (no bigint, history int, entry metered.ledger)
+create function metered.read_feed(of_history bigint, after bigint, most int)
+returns table (no bigint, history bigint, entry metered.ledger)
 language plpgsql stable
 as $$
 declare
@@ -290,7 +299,7 @@ $$;
 -- keeps entries that it has not consumed for patience longer than it would.
 create function metered.consume_feed(of_consumer text, most int, patience interval,
     from_now boolean)
-returns table (no bigint, history int, entry metered.ledger)
+returns table (no bigint, history bigint, entry metered.ledger)
 language plpgsql volatile
 as $$
 declare

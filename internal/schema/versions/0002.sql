@@ -420,9 +420,9 @@ create table metered.feed_purged (
 
 -- The servers that gave numbers, in turn: another one after a failover or a restore.
 create table metered.feed_histories (
-    history  bigint primary key,        -- 1, 2, 3 and so on
+    history  bigint primary key,        -- a number greater than those before
     first_no bigint not null,           -- its first number
-    server   text not null              -- the server and its timeline
+    server   text not null              -- the server, its timeline, database and table
 );
 
 -- Who consumes the feed, and how far.
