@@ -382,6 +382,7 @@ create table metered.ledger (
     lots_end timestamptz,             -- no lot of the scope ends or begins before this, or null: the scope has no lots
     crossed jsonb,                    -- the reported thresholds, until they are armed again, or null
     tallied boolean,                  -- true: charges without limits may be rows of tallies, else null
+    others bigint,                    -- seq less this are the charges so far, or null: 0. An entry of version 1 has the least number
     -- The guard: a writer that did not see the last entry collides here,
     -- whatever its isolation level, even if it never took the lock.
     primary key (scope, seq)
@@ -1545,9 +1546,32 @@ begin
 end
 $$;
 
--- Appends an entry. ON CONFLICT, because callers' retry loops do not retry a unique
--- violation.
+-- others of an entry, or null if it is gone.
+create function metered._others(of_scope text, of_seq bigint) returns bigint
+language sql stable
+as $$
+    select case when l.others = -9223372036854775808 then l.seq else l.others end from metered.ledger l where l.scope = of_scope and l.seq = of_seq
+$$;
+
+-- The charges of a scope up to an entry, or up to none (0).
+create function metered._charges_upto(of_scope text, of_seq bigint) returns bigint
+language sql stable
+as $$
+    select of_seq - coalesce(metered._others(of_scope, of_seq), 0)
+$$;
+
+-- Appends an entry.
 create function metered._append(e metered.ledger) returns void
+language plpgsql volatile
+as $$
+begin
+    perform metered._append_as(e, (e.kind in ('c', 'u'))::int);
+end
+$$;
+
+-- Appends an entry that counts as so many charges. ON CONFLICT, because callers' retry loops do not retry a
+-- unique violation.
+create function metered._append_as(e metered.ledger, charges bigint) returns void
 language plpgsql volatile
 as $$
 declare
@@ -1556,6 +1580,7 @@ begin
     if e.amount < 1 and e.kind not in ('k', 'z', 's') then
         perform metered._no_amount();
     end if;
+    e.others := nullif(coalesce(metered._others(e.scope, e.seq - 1), 0) + 1 - charges, 0);
     insert into metered.ledger values (e.*) on conflict do nothing;
     if not found then
         perform metered._collided();
@@ -1788,8 +1813,8 @@ begin
         select g.*, row_number() over w as nth, (sum(g.amount) over w)::bigint as sum
         from gone g window w as (order by g.at)
     ), entries as (
-        insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed, tallied, ref)
-        select tip.seq + p.nth, p.amount, greatest(tip.at, p.at), tip.spent + p.sum, tip.refunded, tip.credited, tip.held, tip.epoch, 'c', tip.scope, tip.next_due, p.hold, p.operation_tenant, p.operation, p.note, tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed, tip.tallied, metered._in_us(p.at)
+        insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed, tallied, others, ref)
+        select tip.seq + p.nth, p.amount, greatest(tip.at, p.at), tip.spent + p.sum, tip.refunded, tip.credited, tip.held, tip.epoch, 'c', tip.scope, tip.next_due, p.hold, p.operation_tenant, p.operation, p.note, tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed, tip.tallied, case when tip.others = -9223372036854775808 then tip.seq else tip.others end, metered._in_us(p.at)
         from placed p
         on conflict do nothing
         returning seq
@@ -1804,11 +1829,11 @@ begin
 end
 $$;
 
--- The units of a scope's tallies that count after a time, or of all of them (null), for a reader.
-create function metered._tallied_units(tip metered.ledger, since timestamptz) returns bigint
+-- The units of a scope's tallies that count after a time, or of all of them (null), for a reader, and how many they are.
+create function metered._tallied_units(tip metered.ledger, since timestamptz, out units bigint, out charges bigint)
 language sql stable
 as $$
-    select coalesce(sum(x.amount), 0)::bigint from metered.tallies x
+    select coalesce(sum(x.amount), 0)::bigint, count(*) from metered.tallies x
     where x.scope = tip.scope and (since is null or tip.at > since or x.at > since)
 $$;
 
@@ -1993,8 +2018,8 @@ begin
 end
 $$;
 
--- The units of a scope's tallies that count before each of the times, which ascend (see usage_at).
-create function metered._tallies_before(tip metered.ledger, times timestamptz[]) returns bigint[]
+-- The units of a scope's tallies that count before each of the times, which ascend (see usage_before), or how many they are.
+create function metered._tallies_before(tip metered.ledger, times timestamptz[], counting boolean) returns bigint[]
 language plpgsql stable
 as $$
 declare
@@ -2003,7 +2028,7 @@ declare
     r     record;
 begin
     for r in
-        select width_bucket(greatest(x.at, tip.at), times) as nth, sum(x.amount)::bigint as amount
+        select width_bucket(greatest(x.at, tip.at), times) as nth, sum(case when counting then 1 else x.amount end)::bigint as amount
         from metered.tallies x where x.scope = tip.scope group by 1
     loop
         if r.nth < cardinality(times) then
@@ -3936,6 +3961,7 @@ begin
         e.next_due := metered._write_lines(tip, e, clk, nos is null, due.lines);
         perform metered._write_due(tip, e, after.entries, after.moves, due.lots, after.lots,
             due.parts, after.parts, due.debts, after.debts, after.spent);
+        e.others := metered._others(e.scope, e.seq);
     end if;
     e.crossed := tip.crossed;
     return e;
@@ -3968,10 +3994,11 @@ language plpgsql volatile
 as $$
 declare
     made int;
+    was  bigint := metered._others(e.scope, entries[1].seq - 1);
 begin
     if cardinality(entries) > 0 then
-        insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed, tallied)
-        select x.seq, x.amount, x.at, x.spent, x.refunded, x.credited, x.held, x.epoch, x.kind, x.scope, e.next_due, x.hold, x.operation_tenant, x.operation, x.note, x.anchor_at, x.anchor_spent, e.lots_end, x.crossed, x.tallied
+        insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed, tallied, others)
+        select x.seq, x.amount, x.at, x.spent, x.refunded, x.credited, x.held, x.epoch, x.kind, x.scope, e.next_due, x.hold, x.operation_tenant, x.operation, x.note, x.anchor_at, x.anchor_spent, e.lots_end, x.crossed, x.tallied, coalesce(was, 0) + count(*) filter (where x.kind not in ('c', 'u')) over (order by x.seq)
         from unnest(entries) x on conflict do nothing;
         get diagnostics made = row_count;
         if made < cardinality(entries) then
@@ -6670,7 +6697,7 @@ begin
                 end if;
             end if;
             if tip.tallied then
-                u := u + metered._tallied_units(tip, since);
+                u := u + (metered._tallied_units(tip, since)).units;
             end if;
             if tip.next_due <= clk then
                 due_minima := metered._minima(tip, since, clk);
@@ -7334,8 +7361,8 @@ begin
             if tip.held > 0 then
                 tip.next_due := metered._due_after(c.scope, tip.seq, tip.held, tip.next_due, at);
             end if;
-            insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed, tallied)
-            values (tip.seq + 1, c.amount, _write_charges.at, tip.spent + c.amount, tip.refunded, tip.credited, tip.held, tip.epoch, 'c', c.scope, tip.next_due, hold.id, origin.tenant, origin.operation, c.note, tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed, tip.tallied)
+            insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed, tallied, others)
+            values (tip.seq + 1, c.amount, _write_charges.at, tip.spent + c.amount, tip.refunded, tip.credited, tip.held, tip.epoch, 'c', c.scope, tip.next_due, hold.id, origin.tenant, origin.operation, c.note, tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed, tip.tallied, case when tip.others = -9223372036854775808 then tip.seq else tip.others end)
             on conflict do nothing
             returning array[y.seq], array[y.at], array[y.held], case when standing then used end into seqs, ats, held, used;
             if seqs is null then
@@ -7426,9 +7453,10 @@ begin
             tip.seq := tip.seq + 1;
             tip.held := tip.held + c.held;
             tip.next_due := least(tip.next_due, at + hold.due_in);
-            insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed, tallied)
-            values (tip.seq, c.held, tip.at, tip.spent, tip.refunded, tip.credited, tip.held, tip.epoch, 'h', c.scope, tip.next_due, hold.id, origin.tenant, origin.operation, c.note, tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed, tip.tallied)
-            on conflict do nothing;
+            insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed, tallied, others)
+            values (tip.seq, c.held, tip.at, tip.spent, tip.refunded, tip.credited, tip.held, tip.epoch, 'h', c.scope, tip.next_due, hold.id, origin.tenant, origin.operation, c.note, tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed, tip.tallied, coalesce(case when tip.others = -9223372036854775808 then tip.seq else tip.others end, 0) + 1)
+            on conflict do nothing
+            returning others into tip.others;
             if not found then
                 perform metered._collided();
             elsif tip.lots_end is not null then
@@ -7439,8 +7467,8 @@ begin
         end if;
         if units > 0 then
             tip.seq := tip.seq + 1;
-            insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed, tallied)
-            values (tip.seq, units, tip.at, tip.spent + units, tip.refunded, tip.credited, tip.held, tip.epoch, 'c', c.scope, tip.next_due, hold.id, origin.tenant, origin.operation, c.note, tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed, tip.tallied)
+            insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed, tallied, others)
+            values (tip.seq, units, tip.at, tip.spent + units, tip.refunded, tip.credited, tip.held, tip.epoch, 'c', c.scope, tip.next_due, hold.id, origin.tenant, origin.operation, c.note, tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed, tip.tallied, case when tip.others = -9223372036854775808 then tip.seq else tip.others end)
             on conflict do nothing;
             if not found then
                 perform metered._collided();
@@ -7600,9 +7628,10 @@ $$;
 
 -- The state of each scope, for each pair with a window. Window 0 is
 -- the lifetime, and a null one is a period. with_leases: spends of open leases are used, and not held.
-create function metered.usage(scopes text[], windows interval[], periods metered.period[], with_leases boolean)
+-- charges says how many charges were made in it, refunded or not.
+create function metered.usage_of(scopes text[], windows interval[], periods metered.period[], with_leases boolean)
 returns table (used bigint, held bigint, spent bigint, refunded bigint, credited bigint, seq bigint, due_us bigint, leased bigint,
-    starts_at timestamptz, ends_at timestamptz)
+    starts_at timestamptz, ends_at timestamptz, charges bigint)
 language plpgsql stable
 security definer
 set search_path = pg_catalog, pg_temp
@@ -7615,6 +7644,84 @@ declare
     tip   metered.ledger;
     l     record;
     p     timestamptz[];
+    after timestamptz;  -- since, or null for a lifetime
+begin
+    if array_lower(scopes, 1) <> 1
+        or array_ndims(scopes) <> 1
+        or array_position(scopes, null) is not null
+        or cardinality(scopes) > 1024
+        or pg_column_size(scopes) > 255 and not metered._fits(scopes, 255)
+        or array_lower(windows, 1) <> 1
+        or array_ndims(windows) <> 1
+        or cardinality(windows) > 1024
+        or array_lower(periods, 1) <> 1
+        or array_ndims(periods) <> 1
+        or cardinality(periods) > 1024
+        or pg_column_size(periods) > 1400 and not metered._fits(periods) then
+        raise exception 'out of bounds: an argument of usage_of' using errcode = '22023';
+    end if;
+    for i in 1..cardinality(scopes) loop
+        tip := metered._last_entry(scopes[i]);
+        tip.credited := tip.credited - case when tip.lots_end is not null then metered._lapsing(tip, clk) else 0 end;
+        p := case when windows[i] is null then metered._period_at(periods[i], greatest(clk, tip.at)) end;
+        starts_at := p[1];
+        ends_at := p[2];
+        since := coalesce(greatest(clk, tip.at) - windows[i], starts_at - interval '0.000001');
+        after := case when windows[i] is distinct from interval '0' then since end;
+        charges := tip.seq - coalesce(case when tip.others = -9223372036854775808 then tip.seq else tip.others end, 0);
+        if after is null then
+            used := tip.spent - tip.refunded - tip.credited;
+        elsif tip.at <= since then
+            used := 0;
+            charges := 0;
+        else
+            l := metered._spent_since(tip, since);
+            used := l.used;
+            charges := charges - metered._charges_upto(tip.scope, l.base_seq);
+        end if;
+        held := tip.held;
+        spent := tip.spent;
+        if tip.tallied then
+            l := metered._tallied_units(tip, after);
+            used := used + l.units;
+            charges := charges + l.charges;
+            spent := spent + (metered._tallied_units(tip, null)).units;
+        end if;
+        if tip.next_due <= clk then
+            held := held - metered._due_units(scopes[i], tip.next_due, clk);
+            used := used + metered._minima(tip, after, clk);
+            spent := spent + metered._minima(tip, null, clk);
+            charges := charges + metered._minima_due(tip, after, clk);
+        end if;
+        refunded := tip.refunded;
+        credited := tip.credited;
+        seq := tip.seq;
+        leased := 0;
+        if held > 0 and with_leases then    -- spends of leases count, before they are in the chain
+            l := metered._leased(scopes[i]);
+            leased := l.unspent;
+            held := held - l.unspent - l.spent;
+            used := used + l.spent;
+            spent := spent + l.spent;
+            charges := charges + (metered._unsettled_spends(scopes[i], array['-infinity'::timestamptz], true))[1];
+        end if;
+        due_us := case when held > 0 then
+            extract(epoch from metered._first_due(scopes[i], tip.next_due, clk) - clk) * 1000000 end;
+        return next;
+    end loop;
+end
+$$;
+
+-- usage_of without charges, for programs of version 1.
+create function metered.usage(scopes text[], windows interval[], periods metered.period[], with_leases boolean)
+returns table (used bigint, held bigint, spent bigint, refunded bigint, credited bigint, seq bigint, due_us bigint, leased bigint,
+    starts_at timestamptz, ends_at timestamptz)
+language plpgsql stable
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
 begin
     if array_lower(scopes, 1) <> 1
         or array_ndims(scopes) <> 1
@@ -7630,46 +7737,8 @@ begin
         or pg_column_size(periods) > 1400 and not metered._fits(periods) then
         raise exception 'out of bounds: an argument of usage' using errcode = '22023';
     end if;
-    for i in 1..cardinality(scopes) loop
-        tip := metered._last_entry(scopes[i]);
-        tip.credited := tip.credited - case when tip.lots_end is not null then metered._lapsing(tip, clk) else 0 end;
-        p := case when windows[i] is null then metered._period_at(periods[i], greatest(clk, tip.at)) end;
-        starts_at := p[1];
-        ends_at := p[2];
-        since := coalesce(greatest(clk, tip.at) - windows[i], starts_at - interval '0.000001');
-        if windows[i] = interval '0' then
-            used := tip.spent - tip.refunded - tip.credited;
-        elsif tip.at <= since then
-            used := 0;
-        else
-            used := (metered._spent_since(tip, since)).used;
-        end if;
-        held := tip.held;
-        spent := tip.spent;
-        if tip.tallied then
-            used := used + metered._tallied_units(tip, case when windows[i] is distinct from interval '0' then since end);
-            spent := spent + metered._tallied_units(tip, null);
-        end if;
-        if tip.next_due <= clk then
-            held := held - metered._due_units(scopes[i], tip.next_due, clk);
-            used := used + metered._minima(tip, case when windows[i] is distinct from interval '0' then since end, clk);
-            spent := spent + metered._minima(tip, null, clk);
-        end if;
-        refunded := tip.refunded;
-        credited := tip.credited;
-        seq := tip.seq;
-        leased := 0;
-        if held > 0 and with_leases then    -- spends of leases count, before they are in the chain
-            l := metered._leased(scopes[i]);
-            leased := l.unspent;
-            held := held - l.unspent - l.spent;
-            used := used + l.spent;
-            spent := spent + l.spent;
-        end if;
-        due_us := case when held > 0 then
-            extract(epoch from metered._first_due(scopes[i], tip.next_due, clk) - clk) * 1000000 end;
-        return next;
-    end loop;
+    return query select u.used, u.held, u.spent, u.refunded, u.credited, u.seq, u.due_us, u.leased, u.starts_at, u.ends_at
+        from metered.usage_of(scopes, windows, periods, with_leases) u;
 end
 $$;
 
@@ -7814,11 +7883,11 @@ $$;
 
 -- The sums of a scope's chain before each of the times, which ascend. seq is the last entry before it,
 -- refunded_after has the refunds, up to now, of charges after it, and unsettled the spends from open leases
--- between the time and the next one. If a purge took an answer away, the last row has known_from, since when usage
+-- between the time and the next one. charges and unsettled_charges say how many charges spent and unsettled are of. If a purge took an answer away, the last row has known_from, since when usage
 -- is known. STABLE, so that all its statements see one snapshot.
-create function metered.usage_at(of_scope text, times timestamptz[])
+create function metered.usage_before(of_scope text, times timestamptz[])
 returns table (seq bigint, spent bigint, refunded bigint, credited bigint, refunded_after bigint, unsettled bigint,
-    known_from timestamptz)
+    known_from timestamptz, charges bigint, unsettled_charges bigint)
 language plpgsql stable
 security definer
 set search_path = pg_catalog, pg_temp
@@ -7831,6 +7900,9 @@ declare
     open bigint[];
     due  bigint[];
     apart bigint[];     -- units of tallies before each time
+    opens bigint[];     -- how many they are
+    dues  bigint[];
+    aparts bigint[];
     t    timestamptz;
 begin
     if octet_length(of_scope) > 255
@@ -7838,22 +7910,27 @@ begin
         or array_ndims(times) <> 1
         or array_position(times, null) is not null
         or cardinality(times) > 2001 then
-        raise exception 'out of bounds: an argument of usage_at' using errcode = '22023';
+        raise exception 'out of bounds: an argument of usage_before' using errcode = '22023';
     end if;
     perform metered._require(cardinality(times) between 1 and 2001 and array_ndims(times) = 1 and array_lower(times, 1) = 1
         and array_position(times, null) is null, 'times');
-    open := case when tip.held > 0 then metered._unsettled_spends(of_scope, times) end;
-    due := case when tip.next_due <= clk then metered._due_minima(tip, times, clk) end;
-    apart := case when tip.tallied then metered._tallies_before(tip, times) end;
+    open := case when tip.held > 0 then metered._unsettled_spends(of_scope, times, false) end;
+    opens := case when open is not null then metered._unsettled_spends(of_scope, times, true) end;
+    due := case when tip.next_due <= clk then metered._due_minima(tip, times, clk, false) end;
+    dues := case when due is not null then metered._due_minima(tip, times, clk, true) end;
+    apart := case when tip.tallied then metered._tallies_before(tip, times, false) end;
+    aparts := case when apart is not null then metered._tallies_before(tip, times, true) end;
     for i in 1..cardinality(times) loop
         t := times[i] - interval '1 microsecond';       -- an entry at an edge is after it
         unsettled := coalesce(open[i], 0);
+        unsettled_charges := coalesce(opens[i], 0);
         if tip.at <= t then
             seq := tip.seq;
             spent := tip.spent + coalesce(due[i], 0) + coalesce(apart[i], 0);
             refunded := tip.refunded;
             credited := tip.credited;
             refunded_after := 0;
+            charges := tip.seq - coalesce(case when tip.others = -9223372036854775808 then tip.seq else tip.others end, 0) + coalesce(dues[i], 0) + coalesce(aparts[i], 0);
             return next;
             continue;
         end if;
@@ -7869,17 +7946,41 @@ begin
             return;
         end if;
         credited := case when tip.credited = 0 then 0 else
-            coalesce((select l.credited from metered.ledger l where l.scope = of_scope and l.seq = usage_at.seq), 0) end;
+            coalesce((select l.credited from metered.ledger l where l.scope = of_scope and l.seq = usage_before.seq), 0) end;
         -- The rows of refund_sum that a purge took are of charges before seq.
         refunded_after := case when refunded = tip.refunded then 0 when seq = 0 then tip.refunded
             else metered._refunds_after(of_scope, tip.seq, seq) end;
+        charges := metered._charges_upto(of_scope, seq);
         return next;
     end loop;
 end
 $$;
 
--- The minima of a scope's due lines, not freed yet, that count before each of the times (see _minima).
-create function metered._due_minima(tip metered.ledger, times timestamptz[], clk timestamptz) returns bigint[]
+-- usage_before without charges, for programs of version 1.
+create function metered.usage_at(of_scope text, times timestamptz[])
+returns table (seq bigint, spent bigint, refunded bigint, credited bigint, refunded_after bigint, unsettled bigint,
+    known_from timestamptz)
+language plpgsql stable
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+begin
+    if octet_length(of_scope) > 255
+        or array_lower(times, 1) <> 1
+        or array_ndims(times) <> 1
+        or array_position(times, null) is not null
+        or cardinality(times) > 2001 then
+        raise exception 'out of bounds: an argument of usage_at' using errcode = '22023';
+    end if;
+    return query select u.seq, u.spent, u.refunded, u.credited, u.refunded_after, u.unsettled, u.known_from
+        from metered.usage_before(of_scope, times) u;
+end
+$$;
+
+-- The minima of a scope's due lines, not freed yet, that count before each of the times (see _minima), or how many they are.
+create function metered._due_minima(tip metered.ledger, times timestamptz[], clk timestamptz, counting boolean) returns bigint[]
 language plpgsql stable
 as $$
 declare
@@ -7888,7 +7989,7 @@ declare
     r     record;
 begin
     for r in
-        select width_bucket(greatest(l.due, tip.at), times) as nth, sum(l.at_least - l.captured)::bigint as amount
+        select width_bucket(greatest(l.due, tip.at), times) as nth, sum(case when counting then 1 else l.at_least - l.captured end)::bigint as amount
         from metered.hold_lines l
         where l.scope = tip.scope and l.open > 0 and l.at_least > 0 and l.at_least > l.captured and l.due >= tip.next_due and l.due <= clk
         group by 1 order by 1
@@ -7905,8 +8006,8 @@ begin
 end
 $$;
 
--- The spends from the open leases of a scope, from each time on until the next one. It reads all of their spends.
-create function metered._unsettled_spends(of_scope text, times timestamptz[]) returns bigint[]
+-- The spends from the open leases of a scope, from each time on until the next one, or how many they are. It reads all of their spends.
+create function metered._unsettled_spends(of_scope text, times timestamptz[], counting boolean) returns bigint[]
 language plpgsql stable
 as $$
 declare
@@ -7914,7 +8015,7 @@ declare
     r     record;
 begin
     for r in
-        select width_bucket(x.at, times) as nth, sum(x.amount)::bigint as amount
+        select width_bucket(x.at, times) as nth, sum(case when counting then 1 else x.amount end)::bigint as amount
         -- In order, or the planner may take the index of the history, and read all that was ever settled.
         from (select y.no from metered.leases y
               where y.scope = of_scope and y.settled_at is null and y.mode = 's' order by y.ends_at) l,
@@ -8286,6 +8387,7 @@ as $$
 declare
     l    metered.leases;
     last timestamptz;
+    made bigint := 1;       -- charges: units that were spent in memory are one
     c    record;
 begin
     if octet_length(of_owner) > 255
@@ -8309,11 +8411,11 @@ begin
         return;
     end if;
     if l.mode = 's' then
-        select coalesce(sum(s.amount), 0), max(s.at) into spent, last from metered.lease_spends s where s.lease = of_no;
+        select coalesce(sum(s.amount), 0), max(s.at), count(*) into spent, last, made from metered.lease_spends s where s.lease = of_no;
     else
         spent := case when l.owner = of_owner and told <= l.granted then told else l.granted end;
     end if;
-    c := metered._close_lease(l, spent, of_owner, wait_ms, last, metered._spent_limits(limits), ahead);
+    c := metered._close_lease(l, spent, of_owner, wait_ms, last, metered._spent_limits(limits), ahead, made);
     status := case when c.silent then 'crossing' else 'settled' end;
     crossed := c.crossed;
 end
@@ -8341,9 +8443,9 @@ $$;
 -- Writes the end of a lease of which so many units were spent, under its scope's lock. Units beyond the
 -- granted ones, which nobody can spend, would be charged. The end is dated no earlier than last, the last spend, since the
 -- clock may have been set back. limits are _spent_limits. silent: nothing was written, since it crosses a threshold
--- and the caller is not telling.
+-- and the caller is not telling. The spent units count as so many charges.
 create function metered._close_lease(l metered.leases, units bigint, by_whom text, wait_ms int, last timestamptz,
-    limits metered.charge_limit[], ahead interval, out crossed jsonb, out silent boolean)
+    limits metered.charge_limit[], ahead interval, charges bigint, out crossed jsonb, out silent boolean)
 language plpgsql volatile
 as $$
 declare
@@ -8378,7 +8480,7 @@ begin
         tip.spent := tip.spent + case when tip.kind in ('u', 'c') then amount else 0 end;
         tip.held := tip.held - case when tip.kind in ('u', 'l') then amount else 0 end;
         tip.next_due := metered._due_after(l.scope, before, tip.held, tip.next_due, clk);
-        perform metered._append(tip);
+        perform metered._append_as(tip, case tip.kind when 'u' then charges else 0 end);
         before := tip.seq;
         continue when tip.lots_end is null;
         case tip.kind
@@ -8640,7 +8742,7 @@ begin
     if held = 0 then
         status := 'settled';
         if lease.mode = 'c' then
-            perform metered._close_lease(lease, tip.spent - tip.refunded, by_whom, wait_ms, null, null, null);
+            perform metered._close_lease(lease, tip.spent - tip.refunded, by_whom, wait_ms, null, null, null, 1);
         else
             update metered.leases y set settled_at = tip.at, spent = tip.spent - tip.refunded, settled_by = by_whom, settled_seq = tip.seq where y.no = lease.no;
         end if;
@@ -8732,7 +8834,7 @@ begin
     select * into lease from metered.leases y where y.no = lease.no for update;
     status := case when lease.no is null then 'unknown' when lease.settled_at is not null then 'closed' else 'settled' end;
     if status = 'settled' then
-        perform metered._close_lease(lease, coalesce(units, lease.granted), by_whom, wait_ms, null, null, null);
+        perform metered._close_lease(lease, coalesce(units, lease.granted), by_whom, wait_ms, null, null, null, 1);
         select * into lease from metered.leases y where y.no = lease.no;
     end if;
 end
@@ -9047,8 +9149,8 @@ begin
     update metered.hold_lines l set open = 0
     where l.hold = any (nos) and l.open <> 0 and (only_scopes is null or l.scope = any (only_scopes));
     with made as (
-    insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed, tallied)
-    select t.seq + 1, f.units, greatest(case when as_kind = 'x' then least(f.due, clk) else clk end, t.at), t.spent, t.refunded, t.credited, t.held - f.units, t.epoch, as_kind, f.scope, metered._due_after(f.scope, t.seq, t.held - f.units, t.next_due, clk), of_hold, origin.tenant, origin.operation, origin.note, t.anchor_at, t.anchor_spent, t.lots_end, t.crossed, t.tallied
+    insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed, tallied, others)
+    select t.seq + 1, f.units, greatest(case when as_kind = 'x' then least(f.due, clk) else clk end, t.at), t.spent, t.refunded, t.credited, t.held - f.units, t.epoch, as_kind, f.scope, metered._due_after(f.scope, t.seq, t.held - f.units, t.next_due, clk), of_hold, origin.tenant, origin.operation, origin.note, t.anchor_at, t.anchor_spent, t.lots_end, t.crossed, t.tallied, coalesce(case when t.others = -9223372036854775808 then t.seq else t.others end, 0) + 1
     from unnest(scopes, sums, dues, firsts) f(scope, units, due, first),
          lateral (select * from metered.ledger l where l.scope = f.scope order by l.seq desc limit 1 for key share) t
     where (t.lots_end <= greatest(clk, t.at) or t.next_due <= clk and (t.lots_end is not null or as_kind <> 'x')) is not true
@@ -9439,6 +9541,15 @@ begin
 end
 $$;
 
+-- How many lines these units are of.
+create function metered._minima_due(tip metered.ledger, since timestamptz, clk timestamptz) returns bigint
+language sql stable
+as $$
+    select count(*) from metered.hold_lines l
+    where l.scope = tip.scope and l.open > 0 and l.at_least > 0 and l.at_least > l.captured and l.due >= tip.next_due and l.due <= clk
+      and greatest(l.due, tip.at) > coalesce(since, '-infinity')
+$$;
+
 -- The minima of a scope's open lines that fall due from since on and before until, without the holds of_nos: units, and when they leave the
 -- window or period of a limit, in the order of these times. They never leave a lifetime. Null if there are none.
 create function metered._minima_leave(tip metered.ledger, l metered.charge_limit, since timestamptz, until timestamptz, clk timestamptz, of_nos bigint[],
@@ -9533,8 +9644,8 @@ begin
               and y.at_least > y.captured
             window due_order as (order by y.due, y.hold)),
         entries as (
-            insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed, tallied)
-            select tip.seq + m.nth, m.units, greatest(tip.at, least(m.due, clk)), tip.spent + m.upto, tip.refunded, tip.credited, tip.held - m.upto, tip.epoch, 'u', of_scope, case when tip.next_due = '-infinity' or tip.held > m.upto then tip.next_due end, (select h.id from metered.holds h where h.no = m.hold), e.operation_tenant, e.operation, (metered._by_system()).note, tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed, tip.tallied
+            insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed, tallied, others)
+            select tip.seq + m.nth, m.units, greatest(tip.at, least(m.due, clk)), tip.spent + m.upto, tip.refunded, tip.credited, tip.held - m.upto, tip.epoch, 'u', of_scope, case when tip.next_due = '-infinity' or tip.held > m.upto then tip.next_due end, (select h.id from metered.holds h where h.no = m.hold), e.operation_tenant, e.operation, (metered._by_system()).note, tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed, tip.tallied, case when tip.others = -9223372036854775808 then tip.seq else tip.others end
             from minima m, lateral (
                 select v.operation_tenant, v.operation from metered.hold_events v
                 where v.hold = m.hold and v.version = 1 limit 1) e
@@ -11048,7 +11159,7 @@ begin
         lines := '{}';
         for l in
             select y.scope, y.amount, y.captured, y.open, y.due, y.opened_seq, y.refunded as given_back, y.at_least, t.seq, t.at, t.spent, t.refunded, t.credited, t.held, t.epoch, t.next_due,
-                t.anchor_at, t.anchor_spent, t.lots_end, t.crossed, t.tallied
+                t.anchor_at, t.anchor_spent, t.lots_end, t.crossed, t.tallied, t.others
             from metered.hold_lines y left join lateral (
                 select * from metered.ledger e where e.scope = y.scope order by e.seq desc limit 1 for key share) t on true
             where y.hold = k.nos[i] order by y.scope
@@ -11070,8 +11181,11 @@ begin
                     tip := metered._entry_for_write(l.scope);
                 end if;
                 if tip.scope = l.scope and tip.seq >= l.seq then
-                    select tip.seq, tip.at, tip.spent, tip.credited, tip.held, tip.next_due, tip.lots_end
-                    into l.seq, l.at, l.spent, l.credited, l.held, l.next_due, l.lots_end;
+                    select tip.seq, tip.at, tip.spent, tip.credited, tip.held, tip.next_due, tip.lots_end, tip.others
+                    into l.seq, l.at, l.spent, l.credited, l.held, l.next_due, l.lots_end, l.others;
+                end if;
+                if take > covered then   -- the excess is no charge beside the capture
+                    l.others := coalesce(case when l.others = -9223372036854775808 then l.seq else l.others end, 0) + 1;
                 end if;
                 if covered > 0 then
                     n := array_position(watched, l.scope);
@@ -11083,8 +11197,8 @@ begin
                         l.crossed := w.crossed;
                         crossed := case when w.crossings is null then crossed else coalesce(crossed, '[]') || metered._crossed_at(w.crossings, array[l.seq + 1]) end;
                     end if;
-                    insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed, tallied)
-                    values (l.seq + 1, covered, greatest(k.clk, l.at), l.spent + covered, l.refunded, l.credited, l.held - covered, l.epoch, 'u', l.scope, metered._due_after(l.scope, l.seq, l.held - covered, l.next_due, k.clk), named.ids[i], origin.tenant, origin.operation, origin.note, l.anchor_at, l.anchor_spent, l.lots_end, l.crossed, l.tallied)
+                    insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed, tallied, others)
+                    values (l.seq + 1, covered, greatest(k.clk, l.at), l.spent + covered, l.refunded, l.credited, l.held - covered, l.epoch, 'u', l.scope, metered._due_after(l.scope, l.seq, l.held - covered, l.next_due, k.clk), named.ids[i], origin.tenant, origin.operation, origin.note, l.anchor_at, l.anchor_spent, l.lots_end, l.crossed, l.tallied, case when l.others = -9223372036854775808 then l.seq else l.others end)
                     on conflict do nothing;
                     if not found then
                         perform metered._collided();
@@ -11095,8 +11209,8 @@ begin
                         'seq', l.seq + 1, 'at', greatest(k.clk, l.at));
                 end if;
                 if terms.closing and covered < l.open then
-                    insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed, tallied)
-                    values (l.seq + case when covered > 0 then 2 else 1 end, l.open - covered, greatest(k.clk, l.at), l.spent + covered, l.refunded, l.credited, l.held - l.open, l.epoch, 'l', l.scope, metered._due_after(l.scope, l.seq, l.held - l.open, l.next_due, k.clk), named.ids[i], origin.tenant, origin.operation, origin.note, l.anchor_at, l.anchor_spent, l.lots_end, l.crossed, l.tallied)
+                    insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed, tallied, others)
+                    values (l.seq + case when covered > 0 then 2 else 1 end, l.open - covered, greatest(k.clk, l.at), l.spent + covered, l.refunded, l.credited, l.held - l.open, l.epoch, 'l', l.scope, metered._due_after(l.scope, l.seq, l.held - l.open, l.next_due, k.clk), named.ids[i], origin.tenant, origin.operation, origin.note, l.anchor_at, l.anchor_spent, l.lots_end, l.crossed, l.tallied, coalesce(case when l.others = -9223372036854775808 then l.seq else l.others end, 0) + 1)
                     on conflict do nothing;
                     if not found then
                         perform metered._collided();
@@ -13492,11 +13606,11 @@ begin
         end if;
         if standing and win > interval '0' then
                 insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, operation_tenant, operation, note,
-                    anchor_at, anchor_spent)
+                    others, anchor_at, anchor_spent)
                 select t.seq + 1, units, t.clk, t.spent + units, t.refunded, t.credited, t.held, t.epoch, 'c', of_scope, t.next_due, of_tenant,
-                    of_id, note, t.clk - win, coalesce(b.spent, 0)
+                    of_id, note, case when t.others = -9223372036854775808 then t.seq else t.others end, t.clk - win, coalesce(b.spent, 0)
                 from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
-                l.anchor_spent, l.lots_end, l.crossed, l.tallied, metered.clock() as clk
+                l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
             from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1 for key share) t left join lateral (select base.seq, base.spent, base.refunded
                     from (select y.seq from metered.ledger y
                 where y.scope = of_scope and y.epoch = t.epoch and y.at <= t.clk - win and (y.seq & 15 = 1 or y.kind = 'k')
@@ -13513,11 +13627,11 @@ begin
                 returning y.seq, y.at, y.held, y.spent - units - y.anchor_spent into e_seq, e_at, e_held, e_used;
             else
                 insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, operation_tenant, operation, note,
-                    anchor_at, anchor_spent)
+                    others, anchor_at, anchor_spent)
                 select t.seq + 1, units, t.clk, t.spent + units, t.refunded, t.credited, t.held, t.epoch, 'c', of_scope, t.next_due, of_tenant,
-                    of_id, note, t.anchor_at, t.anchor_spent
+                    of_id, note, case when t.others = -9223372036854775808 then t.seq else t.others end, t.anchor_at, t.anchor_spent
                 from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
-                l.anchor_spent, l.lots_end, l.crossed, l.tallied, metered.clock() as clk
+                l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
             from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1 for key share) t
                 where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null
                 and units between 1 and 9007199254740992 and (note is null or pg_column_size(note) <= 8192
@@ -13650,11 +13764,11 @@ begin
         end if;
             if standing and win > interval '0' then
                 insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, operation_tenant, operation, note,
-                    anchor_at, anchor_spent)
+                    others, anchor_at, anchor_spent)
                 select t.seq + 1, units, t.clk, t.spent + units, t.refunded, t.credited, t.held, t.epoch, 'c', of_scope, t.next_due, of_tenant,
-                    of_id, note, t.clk - win, coalesce(b.spent, 0)
+                    of_id, note, case when t.others = -9223372036854775808 then t.seq else t.others end, t.clk - win, coalesce(b.spent, 0)
                 from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
-                l.anchor_spent, l.lots_end, l.crossed, l.tallied, metered.clock() as clk
+                l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
             from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1 for key share) t left join lateral (select base.seq, base.spent, base.refunded
                     from (select y.seq from metered.ledger y
                 where y.scope = of_scope and y.epoch = t.epoch and y.at <= t.clk - win and (y.seq & 15 = 1 or y.kind = 'k')
@@ -13671,11 +13785,11 @@ begin
                 returning y.seq, y.at, y.held, y.spent - units - y.anchor_spent into e_seq, e_at, e_held, e_used;
             else
                 insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, operation_tenant, operation, note,
-                    anchor_at, anchor_spent)
+                    others, anchor_at, anchor_spent)
                 select t.seq + 1, units, t.clk, t.spent + units, t.refunded, t.credited, t.held, t.epoch, 'c', of_scope, t.next_due, of_tenant,
-                    of_id, note, t.anchor_at, t.anchor_spent
+                    of_id, note, case when t.others = -9223372036854775808 then t.seq else t.others end, t.anchor_at, t.anchor_spent
                 from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
-                l.anchor_spent, l.lots_end, l.crossed, l.tallied, metered.clock() as clk
+                l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
             from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1 for key share) t
                 where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null
                 and units between 1 and 9007199254740992 and (note is null or pg_column_size(note) <= 8192
@@ -13758,11 +13872,11 @@ begin
             end if;
             if standing and win > interval '0' then
                 insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, operation_tenant, operation, note,
-                    anchor_at, anchor_spent)
+                    others, anchor_at, anchor_spent)
                 select t.seq + 1, units, t.clk, t.spent + units, t.refunded, t.credited, t.held, t.epoch, 'c', of_scope, t.next_due, of_tenant,
-                    of_id, note, t.clk - win, coalesce(b.spent, 0)
+                    of_id, note, case when t.others = -9223372036854775808 then t.seq else t.others end, t.clk - win, coalesce(b.spent, 0)
                 from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
-                l.anchor_spent, l.lots_end, l.crossed, l.tallied, metered.clock() as clk
+                l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
             from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1 for key share) t left join lateral (select base.seq, base.spent, base.refunded
                     from (select y.seq from metered.ledger y
                 where y.scope = of_scope and y.epoch = t.epoch and y.at <= t.clk - win and (y.seq & 15 = 1 or y.kind = 'k')
@@ -13779,11 +13893,11 @@ begin
                 returning y.seq, y.at, y.held, y.spent - units - y.anchor_spent into e_seq, e_at, e_held, e_used;
             else
                 insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, operation_tenant, operation, note,
-                    anchor_at, anchor_spent)
+                    others, anchor_at, anchor_spent)
                 select t.seq + 1, units, t.clk, t.spent + units, t.refunded, t.credited, t.held, t.epoch, 'c', of_scope, t.next_due, of_tenant,
-                    of_id, note, t.anchor_at, t.anchor_spent
+                    of_id, note, case when t.others = -9223372036854775808 then t.seq else t.others end, t.anchor_at, t.anchor_spent
                 from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
-                l.anchor_spent, l.lots_end, l.crossed, l.tallied, metered.clock() as clk
+                l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
             from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1 for key share) t
                 where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null
                 and units between 1 and 9007199254740992 and (note is null or pg_column_size(note) <= 8192
@@ -13913,11 +14027,11 @@ begin
                 if metered._try_lock(key) is not true then perform metered._lock_all_scopes(array[of_scope], array[key], wait_ms); end if;
                 if standing and win > interval '0' then
                 insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, operation_tenant, operation, note,
-                    anchor_at, anchor_spent)
+                    others, anchor_at, anchor_spent)
                 select t.seq + 1, units, t.clk, t.spent + units, t.refunded, t.credited, t.held, t.epoch, 'c', of_scope, t.next_due, of_tenant,
-                    of_id, note, t.clk - win, coalesce(b.spent, 0)
+                    of_id, note, case when t.others = -9223372036854775808 then t.seq else t.others end, t.clk - win, coalesce(b.spent, 0)
                 from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
-                l.anchor_spent, l.lots_end, l.crossed, l.tallied, metered.clock() as clk
+                l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
             from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1 for key share) t left join lateral (select base.seq, base.spent, base.refunded
                     from (select y.seq from metered.ledger y
                 where y.scope = of_scope and y.epoch = t.epoch and y.at <= t.clk - win and (y.seq & 15 = 1 or y.kind = 'k')
@@ -13934,11 +14048,11 @@ begin
                 returning y.seq, y.at, y.held, y.spent - units - y.anchor_spent into e_seq, e_at, e_held, e_used;
             else
                 insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, operation_tenant, operation, note,
-                    anchor_at, anchor_spent)
+                    others, anchor_at, anchor_spent)
                 select t.seq + 1, units, t.clk, t.spent + units, t.refunded, t.credited, t.held, t.epoch, 'c', of_scope, t.next_due, of_tenant,
-                    of_id, note, t.anchor_at, t.anchor_spent
+                    of_id, note, case when t.others = -9223372036854775808 then t.seq else t.others end, t.anchor_at, t.anchor_spent
                 from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
-                l.anchor_spent, l.lots_end, l.crossed, l.tallied, metered.clock() as clk
+                l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
             from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1 for key share) t
                 where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null
                 and units between 1 and 9007199254740992 and (note is null or pg_column_size(note) <= 8192
@@ -14022,11 +14136,11 @@ begin
                 if metered._try_lock(key) is not true then perform metered._lock_all_scopes(array[of_scope], array[key], wait_ms); end if;
                 if standing and win > interval '0' then
                 insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, operation_tenant, operation, note,
-                    anchor_at, anchor_spent)
+                    others, anchor_at, anchor_spent)
                 select t.seq + 1, units, t.clk, t.spent + units, t.refunded, t.credited, t.held, t.epoch, 'c', of_scope, t.next_due, of_tenant,
-                    of_id, note, t.clk - win, coalesce(b.spent, 0)
+                    of_id, note, case when t.others = -9223372036854775808 then t.seq else t.others end, t.clk - win, coalesce(b.spent, 0)
                 from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
-                l.anchor_spent, l.lots_end, l.crossed, l.tallied, metered.clock() as clk
+                l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
             from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1 for key share) t left join lateral (select base.seq, base.spent, base.refunded
                     from (select y.seq from metered.ledger y
                 where y.scope = of_scope and y.epoch = t.epoch and y.at <= t.clk - win and (y.seq & 15 = 1 or y.kind = 'k')
@@ -14043,11 +14157,11 @@ begin
                 returning y.seq, y.at, y.held, y.spent - units - y.anchor_spent into e_seq, e_at, e_held, e_used;
             else
                 insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, operation_tenant, operation, note,
-                    anchor_at, anchor_spent)
+                    others, anchor_at, anchor_spent)
                 select t.seq + 1, units, t.clk, t.spent + units, t.refunded, t.credited, t.held, t.epoch, 'c', of_scope, t.next_due, of_tenant,
-                    of_id, note, t.anchor_at, t.anchor_spent
+                    of_id, note, case when t.others = -9223372036854775808 then t.seq else t.others end, t.anchor_at, t.anchor_spent
                 from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
-                l.anchor_spent, l.lots_end, l.crossed, l.tallied, metered.clock() as clk
+                l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
             from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1 for key share) t
                 where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null
                 and units between 1 and 9007199254740992 and (note is null or pg_column_size(note) <= 8192
@@ -14138,11 +14252,11 @@ begin
                 if metered._try_lock(key) is not true then perform from metered.operations o where false; perform metered._lock_all_scopes(array[of_scope], array[key], wait_ms); end if;
                 if standing and win > interval '0' then
                 insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, operation_tenant, operation, note,
-                    anchor_at, anchor_spent)
+                    others, anchor_at, anchor_spent)
                 select t.seq + 1, units, t.clk, t.spent + units, t.refunded, t.credited, t.held, t.epoch, 'c', of_scope, t.next_due, of_tenant,
-                    of_id, note, t.clk - win, coalesce(b.spent, 0)
+                    of_id, note, case when t.others = -9223372036854775808 then t.seq else t.others end, t.clk - win, coalesce(b.spent, 0)
                 from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
-                l.anchor_spent, l.lots_end, l.crossed, l.tallied, metered.clock() as clk
+                l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
             from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1 for key share) t left join lateral (select base.seq, base.spent, base.refunded
                     from (select y.seq from metered.ledger y
                 where y.scope = of_scope and y.epoch = t.epoch and y.at <= t.clk - win and (y.seq & 15 = 1 or y.kind = 'k')
@@ -14159,11 +14273,11 @@ begin
                 returning y.seq, y.at, y.held, y.spent - units - y.anchor_spent into e_seq, e_at, e_held, e_used;
             else
                 insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, operation_tenant, operation, note,
-                    anchor_at, anchor_spent)
+                    others, anchor_at, anchor_spent)
                 select t.seq + 1, units, t.clk, t.spent + units, t.refunded, t.credited, t.held, t.epoch, 'c', of_scope, t.next_due, of_tenant,
-                    of_id, note, t.anchor_at, t.anchor_spent
+                    of_id, note, case when t.others = -9223372036854775808 then t.seq else t.others end, t.anchor_at, t.anchor_spent
                 from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
-                l.anchor_spent, l.lots_end, l.crossed, l.tallied, metered.clock() as clk
+                l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
             from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1 for key share) t
                 where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null
                 and units between 1 and 9007199254740992 and (note is null or pg_column_size(note) <= 8192
@@ -14311,13 +14425,13 @@ declare
     unused text;
 begin
     insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind,
-        scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent)
+        scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, others)
     select t.seq + 1, units, t.clk, t.spent, t.refunded, t.credited, t.held + units, t.epoch, 'h',
         of_scope, least(case when t.held > 0 then case when t.seq & 15 < 2 and t.next_due > '-infinity'
             then metered._later_due(t.scope, t.next_due, t.clk) else t.next_due end end, t.clk + (ttl + grace)), of_id, op_tenant,
-        _place_short.operation, _place_short.note, t.anchor_at, t.anchor_spent
+        _place_short.operation, _place_short.note, t.anchor_at, t.anchor_spent, coalesce(case when t.others = -9223372036854775808 then t.seq else t.others end, 0) + 1
     from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
-                l.anchor_spent, l.lots_end, l.crossed, l.tallied, metered.clock() as clk
+                l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
             from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1 for key share) t
     where t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null
                 and units between 1 and 9007199254740992 and (_place_short.note is null or pg_column_size(_place_short.note) <= 8192
@@ -14539,16 +14653,16 @@ begin
         for no key update skip locked;
         if was.due > was.clk then
             insert into metered.ledger as e (seq, amount, at, spent, refunded, credited, held, epoch, kind,
-                scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, crossed)
+                scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, crossed, others)
             select t.seq + 1, y.take, was.clk, t.spent + y.take, t.refunded, t.credited, t.held - y.take, t.epoch, 'u',
                 t.scope, case when t.held - y.take > 0 then case when t.seq & 15 < 2 and t.next_due > '-infinity'
             then metered._later_due(t.scope, t.next_due, was.clk) else t.next_due end end, of_id, op_tenant, capture_holds_plain.operation,
-                capture_holds_plain.note, t.anchor_at, t.anchor_spent, t.crossed
+                capture_holds_plain.note, t.anchor_at, t.anchor_spent, t.crossed, case when t.others = -9223372036854775808 then t.seq else t.others end
             from (select l.scope, coalesce(units, l.open) as take from metered.hold_lines l
                     where l.hold = was.no and coalesce(l.scope = of_scope and units between 1 and l.open, units is null and l.open > 0)
                     and not exists (select from metered.hold_lines z where z.hold = was.no and z.scope <> l.scope)) y,
                 lateral (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
-                l.anchor_spent, l.lots_end, l.crossed, l.tallied, metered.clock() as clk
+                l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
             from metered.ledger l where l.scope = y.scope order by l.seq desc limit 1 for key share) t
             where t.at <= was.clk and (t.next_due <= was.clk) is not true and t.lots_end is null and t.tallied is null
             on conflict do nothing
@@ -14595,8 +14709,8 @@ create function metered._free_rest(of_scope text, units bigint, clk timestamptz,
 language plpgsql volatile
 as $$
 begin
-    insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed, tallied)
-    select t.seq + 1, units, clk, t.spent, t.refunded, t.credited, t.held - units, t.epoch, 'l', t.scope, metered._due_after(t.scope, t.seq, t.held - units, t.next_due, clk), of_hold, origin.tenant, origin.operation, origin.note, t.anchor_at, t.anchor_spent, t.lots_end, t.crossed, t.tallied
+    insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed, tallied, others)
+    select t.seq + 1, units, clk, t.spent, t.refunded, t.credited, t.held - units, t.epoch, 'l', t.scope, metered._due_after(t.scope, t.seq, t.held - units, t.next_due, clk), of_hold, origin.tenant, origin.operation, origin.note, t.anchor_at, t.anchor_spent, t.lots_end, t.crossed, t.tallied, coalesce(case when t.others = -9223372036854775808 then t.seq else t.others end, 0) + 1
     from (select * from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1 for key share) t
     on conflict do nothing;
     if not found then
@@ -14690,7 +14804,7 @@ begin
         where c.unnest is null
         window w as (partition by c.scope order by c.ordinality)
     ), judged as (
-        select a.*, t.seq, t.spent, t.refunded, t.credited, t.held, t.epoch, t.next_due, t.anchor_at, t.anchor_spent, t.lots_end, t.crossed, t.tallied, u.used, u.periods,
+        select a.*, t.seq, t.spent, t.refunded, t.credited, t.held, t.epoch, t.next_due, t.anchor_at, t.anchor_spent, t.lots_end, t.crossed, t.tallied, t.others, u.used, u.periods,
             bool_and(coalesce(a.sound and u.fits and t.fresh and t.spent <= 9223372036854775807 - a.before - a.amount, false))
                 over (partition by a.scope) as plain
         from asked a
@@ -14700,7 +14814,7 @@ begin
         cross join lateral (
             select coalesce(y.seq, 0) as seq, coalesce(y.at, '-infinity') as at, coalesce(y.spent, 0) as spent,
                 coalesce(y.refunded, 0) as refunded, coalesce(y.credited, 0) as credited, coalesce(y.held, 0) as held,
-                coalesce(y.epoch, 0::smallint) as epoch, y.next_due, y.anchor_at, y.anchor_spent, y.lots_end, y.crossed, y.tallied,
+                coalesce(y.epoch, 0::smallint) as epoch, y.next_due, y.anchor_at, y.anchor_spent, y.lots_end, y.crossed, y.tallied, y.others,
                 y.seq is null or y.at <= clk and y.lots_end is null and (y.next_due <= clk) is not true as fresh) t
         -- The units that count against each limit: as in _write_charges, where they are sure.
         cross join lateral (
@@ -14731,8 +14845,8 @@ begin
                 order by y.seq desc limit 1) base) b on true
                   offset 0) x) u        -- or the use would be worked out twice
     ), entries as (
-        insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed, tallied)
-        select j.seq + j.place, j.amount, clk, j.spent + j.before + j.amount, j.refunded, j.credited, j.held, j.epoch, 'c', j.scope, case when j.held > 0 then metered._due_after(j.scope, j.seq + j.place - 1, j.held, j.next_due, clk) else j.next_due end, null, j.tenant, j.id, j.note, j.anchor_at, j.anchor_spent, j.lots_end, j.crossed, j.tallied
+        insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed, tallied, others)
+        select j.seq + j.place, j.amount, clk, j.spent + j.before + j.amount, j.refunded, j.credited, j.held, j.epoch, 'c', j.scope, case when j.held > 0 then metered._due_after(j.scope, j.seq + j.place - 1, j.held, j.next_due, clk) else j.next_due end, null, j.tenant, j.id, j.note, j.anchor_at, j.anchor_spent, j.lots_end, j.crossed, j.tallied, case when j.others = -9223372036854775808 then j.seq else j.others end
         from judged j where j.plain
         on conflict do nothing
         returning 1
@@ -15732,11 +15846,11 @@ begin
         end if;
         if standing and win > interval '0' then
                 insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, operation_tenant, operation, note,
-                    anchor_at, anchor_spent)
+                    others, anchor_at, anchor_spent)
                 select t.seq + 1, units, t.clk, t.spent + units, t.refunded, t.credited, t.held, t.epoch, 'c', of_scope, t.next_due, of_tenant,
-                    of_id, note, t.clk - win, coalesce(b.spent, 0)
+                    of_id, note, case when t.others = -9223372036854775808 then t.seq else t.others end, t.clk - win, coalesce(b.spent, 0)
                 from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
-                l.anchor_spent, l.lots_end, l.crossed, l.tallied, metered.clock() as clk
+                l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
             from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1 for key share) t left join lateral (select base.seq, base.spent, base.refunded
                     from (select y.seq from metered.ledger y
                 where y.scope = of_scope and y.epoch = t.epoch and y.at <= t.clk - win and (y.seq & 15 = 1 or y.kind = 'k')
@@ -15753,11 +15867,11 @@ begin
                 returning y.seq, y.at, y.held, y.spent - units - y.anchor_spent into e_seq, e_at, e_held, e_used;
             else
                 insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, operation_tenant, operation, note,
-                    anchor_at, anchor_spent)
+                    others, anchor_at, anchor_spent)
                 select t.seq + 1, units, t.clk, t.spent + units, t.refunded, t.credited, t.held, t.epoch, 'c', of_scope, t.next_due, of_tenant,
-                    of_id, note, t.anchor_at, t.anchor_spent
+                    of_id, note, case when t.others = -9223372036854775808 then t.seq else t.others end, t.anchor_at, t.anchor_spent
                 from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
-                l.anchor_spent, l.lots_end, l.crossed, l.tallied, metered.clock() as clk
+                l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
             from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1 for key share) t
                 where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null
                 and units between 1 and 9007199254740992 and (note is null or pg_column_size(note) <= 8192
@@ -15883,7 +15997,8 @@ begin
 end
 $$;
 
--- The units that count for each limit now, or for the lifetime without limits, and the scope's totals.
+-- The units and charges that count for each limit now, or for the lifetime without limits, and the
+-- scope's totals.
 create function metered.v1_usage(scope text, limits jsonb default '[]') returns jsonb
 language plpgsql stable
 security definer
@@ -15906,14 +16021,16 @@ begin
     end if;
     for nth in 0..greatest(1, jsonb_array_length(limits)) - 1 loop
         asked := metered._v1_limit(coalesce(limits -> nth, '{"max": 0, "lifetime": true}'));
-        select y.used, y.held + y.leased as held, y.spent, y.refunded, y.credited into now_in
-        from metered.usage(array[scope], array[asked.win], array[asked.period], true) y;
-        stand := stand || metered._v1_stand(limits -> nth, now_in.used, now_in.held);
+        select y.used, y.held + y.leased as held, y.spent, y.refunded, y.credited, y.charges into now_in
+        from metered.usage_of(array[scope], array[asked.win], array[asked.period], true) y;
+        stand := stand || (metered._v1_stand(limits -> nth, now_in.used, now_in.held)
+            || jsonb_build_object('charges', now_in.charges));
     end loop;
     return jsonb_build_object('ok', true, 'spent', now_in.spent, 'refunded', now_in.refunded,
             'credited', now_in.credited, 'held', now_in.held,
             'used', now_in.spent - now_in.refunded - now_in.credited)
-        || case when limits = '[]' then '{}' else jsonb_build_object('limits', stand) end;
+        || case when limits = '[]' then jsonb_build_object('charges', now_in.charges)
+            else jsonb_build_object('limits', stand) end;
 end
 $$;
 
@@ -16299,7 +16416,8 @@ comment on column metered.ledger.anchor_at is 'some time in the past, for which 
 comment on column metered.ledger.anchor_spent is 'spent at that time: it bounds the units spent since';
 comment on column metered.ledger.lots_end is 'no lot of the scope ends or begins before this, or null: the scope has no lots';
 comment on column metered.ledger.crossed is 'the reported thresholds, until they are armed again, or null';
-comment on column metered.ledger.tallied is 'true: charges without limits may be rows of tallies, else null The guard: a writer that did not see the last entry collides here, whatever its isolation level, even if it never took the lock.';
+comment on column metered.ledger.tallied is 'true: charges without limits may be rows of tallies, else null';
+comment on column metered.ledger.others is 'seq less this are the charges so far, or null: 0. An entry of version 1 has the least number The guard: a writer that did not see the last entry collides here, whatever its isolation level, even if it never took the lock.';
 comment on table metered.tallies is 'Charges without limits of busy scopes that are not in the chain yet: see tallies.sql.';
 comment on column metered.tallies.at is 'when';
 comment on column metered.tallies.amount is 'charged units';
@@ -16599,9 +16717,11 @@ comment on function metered.note_change(metered.scope_name, text, text, text, ti
 comment on function metered.plan_overage(metered.scope_name, bigint, text, timestamptz, int) is 'How much overdraft (paid) a plan''s lot has paid back when it began: the lot whose period during is in, or now. ends is when units end that are granted in place of these: with that lot, or if it has ended, with the plan''s present one, or never. restored is the lot that was granted for them. status is found, or unknown: no such lot has begun. Locks the wallet.';
 comment on function metered.charge(metered.new_charge[], interval, int, boolean) is 'Charges scopes, all or none, without a command, and returns a refusal. Returning the whole answer costs less than assigning each part.';
 comment on function metered.check_charge(metered.new_charge[], interval) is 'The answer of charge at this moment, without a lock and without writing. STABLE, so that all its statements see one snapshot.';
-comment on function metered.usage(text[], interval[], metered.period[], boolean) is 'The state of each scope, for each pair with a window. Window 0 is the lifetime, and a null one is a period. with_leases: spends of open leases are used, and not held.';
+comment on function metered.usage_of(text[], interval[], metered.period[], boolean) is 'The state of each scope, for each pair with a window. Window 0 is the lifetime, and a null one is a period. with_leases: spends of open leases are used, and not held. charges says how many charges were made in it, refunded or not.';
+comment on function metered.usage(text[], interval[], metered.period[], boolean) is 'usage_of without charges, for programs of version 1.';
 comment on function metered.charge_up_to(metered.new_charge[], interval, int, boolean, metered.origin) is 'Charges scopes as charge does, with equal amounts: all of it, or else the largest amount that the limits of all scopes admit, at least 1. amount is this. A refusal is of 1 unit. That of a command raises, because COMMIT follows, and its charges are kept for its record.';
-comment on function metered.usage_at(text, timestamptz[]) is 'The sums of a scope''s chain before each of the times, which ascend. seq is the last entry before it, refunded_after has the refunds, up to now, of charges after it, and unsettled the spends from open leases between the time and the next one. If a purge took an answer away, the last row has known_from, since when usage is known. STABLE, so that all its statements see one snapshot.';
+comment on function metered.usage_before(text, timestamptz[]) is 'The sums of a scope''s chain before each of the times, which ascend. seq is the last entry before it, refunded_after has the refunds, up to now, of charges after it, and unsettled the spends from open leases between the time and the next one. charges and unsettled_charges say how many charges spent and unsettled are of. If a purge took an answer away, the last row has known_from, since when usage is known. STABLE, so that all its statements see one snapshot.';
+comment on function metered.usage_at(text, timestamptz[]) is 'usage_before without charges, for programs of version 1.';
 comment on function metered.search_entries(text, bigint, bigint, boolean, int, int, metered.origin, text) is 'Scans up to look entries between two numbers, forwards or backwards, for entries with the texts of made_by.note, with made_by.operation, and of a command of that name (null is any). It returns up to most + 1 of them, and always the last entry that it looked at. more: there may be others after that.';
 comment on function metered.open_lease(metered.new_charge, metered.lease_terms, interval, int) is 'Opens a lease of up to charge.amount units, and at most the units that the limits admit, divided by terms.share. granted is 0, and nothing written, if that is less than terms.least, or if a limit refuses. used, by limit, and held are the scope''s state before. The lease lasts for terms.ttl, or until the first of the limits'' periods ends: settled later, it would count in the next one.';
 comment on function metered.spend(bigint, bigint, bigint, bigint, text, jsonb) is 'Spends from a lease without a command.';
@@ -16932,7 +17052,7 @@ comment on function metered.v1_charge(text, bigint, jsonb, jsonb, boolean) is 'C
 comment on function metered.v1_check(text, bigint, jsonb, jsonb, boolean) is 'The answer of v1_charge at this moment, without a lock and without writing.';
 comment on function metered.v1_credit(text, bigint, jsonb, boolean) is 'Gives a scope credit, which limits for its lifetime and prepaid ones count.';
 comment on function metered.v1_refund(text, bigint, bigint, jsonb) is 'Gives back units of a charge, by its entry, or all that is left of it. remaining are those that can still be given back.';
-comment on function metered.v1_usage(text, jsonb) is 'The units that count for each limit now, or for the lifetime without limits, and the scope''s totals.';
+comment on function metered.v1_usage(text, jsonb) is 'The units and charges that count for each limit now, or for the lifetime without limits, and the scope''s totals.';
 comment on function metered.v1_balance(text) is 'The units of a wallet that can be drawn, those that are held, and its lots, in the order in which they are drawn.';
 comment on function metered.v1_hold(text, text, text, bigint, interval, jsonb, jsonb, jsonb) is 'Holds units of a scope for so long, if all limits let them in. The id names the hold within its tenant: the same call again answers with the hold as it stands, and new is false.';
 comment on function metered.v1_capture(text, text, bigint, jsonb) is 'Spends so many units of a hold of one line, or all units of a hold without an amount, and ends it. The rest is free.';
@@ -16950,60 +17070,61 @@ begin
     for f in
         select p.oid from pg_proc p
         where p.pronamespace = to_regnamespace('metered') and p.proname = any ('{_absence,_add_leased,_add_lot,_admit,_advance,_advance_each,_after_due,_after_minima,_again,
-            _age,_announce,_append,_append_all,_append_lot,_apply_lots,_armed,_as_charges,_as_far_as_admitted,
+            _age,_announce,_append,_append_all,_append_as,_append_lot,_apply_lots,_armed,_as_charges,_as_far_as_admitted,
             _as_held,_as_rest,_as_wallet,_balance,_base,_behind,_beyond_limits,_bound_lock_wait,_by_system,
             _capped,_capture_lots,_capture_minima,_captured,_change_lines,_charge_anyway,_charge_of,_charged_json,
-            _check_feed,_check_limits,_check_now,_class_of,_clear_freed,_clear_freed_of,_clock_set,_close_lease,
-            _close_scope,_closed_classes,_collided,_comes_of_kept,_completed_json,_created_json,_credit_lot,
-            _cross_captured,_cross_lowered,_cross_thresholds,_crossed_at,_days_of,_debt,_debt_paid,_due_after,
-            _due_lots,_due_minima,_due_units,_empty_lot,_end_due,_end_line,_end_lost,_end_lot,_end_minima,
-            _end_minima_of,_end_named,_end_tallies,_ends_per_call,_entry_for_write,_events_per_step,_expire_and_check,
-            _expire_due,_expire_rows,_explain_charges,_family,_feed_needs,_feed_server,_find_lot,_first_due,
-            _first_for_write,_first_lot,_fits,_fits_at,_fits_origin,_fold,_fold_all,_free_in_sum,_free_lines,
-            _free_lots,_free_rest,_fresh,_give_back,_given_back,_goes_on,_goes_short,_gone_on,_has_number,
-            _held_here,_hold_as_json,_hold_before,_hold_of_job,_hold_text,_idle_plans,_in_us,_is_job,_join_line,
-            _keep_back,_kept_for,_kept_reports,_key_fits,_keys_of_job,_known_zone,_lags,_lapsing,_largest_number,
-            _last_entry,_later_due,_later_lot,_lease_key,_lease_to_settle,_leased,_leased_units,_leases_channel,
-            _leave_line,_leaves_at,_limits_trouble,_line_before,_line_json,_lines,_load_debt,_load_debts,
-            _load_due,_load_lines,_load_rolling,_lock_all_scopes,_lock_charges,_lock_each,_lock_holds,_lock_key,
-            _lock_keys,_lock_keys_there,_lock_place,_look_again,_lot_begins,_lot_entry,_lots_now,_make_room,
-            _mark,_mark_freed,_meet_upgrade,_mend_numbers,_minima,_minima_leave,_missing_hold,_missing_lot,
-            _missing_token,_move_lot,_moved,_name_lot,_named_holds,_names_kept,_new_hold_id,_next_end,_next_entry,
-            _next_lot,_next_number,_no_amount,_note_feed_server,_note_lot,_number_scopes,_numbers,_old_lot,
-            _on_linux,_on_spending,_one_snapshot,_open_wallet,_other_lane,_others_fall_due,_others_wait,
-            _overdue,_owe,_owe_use,_owed_before,_own_entry,_paid_back,_parked_channel,_parked_json,_parts_of,
-            _pass_ended,_pay_back,_period_at,_period_name,_periods_of,_place_short,_placed_before,_placed_json,
-            _places,_plan_kept,_plan_on,_purge_changes,_purge_feed,_purge_lots,_queued,_raise_moved,_raise_sequence,
-            _raised,_rearmed,_recall_leases,_recorded_events,_recorded_meanwhile,_refund_fate,_refund_hold,
-            _refund_lots,_refund_parts,_refunds_after,_refuse_closed,_refuse_hold,_refuse_moved,_refuse_old_tenant,
-            _refuse_stale,_refuse_unreported,_refusing,_reinstate,_release_job,_release_line,_release_lines,
-            _remember_hold,_renamed_zones,_renew_lot,_repaid,_repeats,_reported_after_repair,_reported_until,
-            _require,_require_plan,_resource_for_write,_roll_end,_roll_lot,_rolls,_schedule,_scope_key,
-            _seq_of_tally,_settle,_sharded,_shorter,_skip,_skippable,_sound_uses,_spend_range,_spent_limits,
-            _spent_since,_start_job,_start_lot,_step_until,_sweep_lots,_sweepable,_take_back,_take_lots,
-            _take_units,_taken,_taken_parts,_tallied_units,_tallies_before,_tally,_tally_key,_tenant_key,
-            _threshold_key,_token_fits,_told_move,_told_use,_trouble_job,_try_each,_try_keys,_try_lock,
-            _try_lock_shared,_try_lock_there,_try_start_job,_turn,_turn_at,_unbound_lock_wait,_under_limits,
-            _unknown_use,_unsettled_spends,_untold,_untold_json,_usage_known_from,_use_lots,_use_repaid,
-            _v1_charge,_v1_charge_fully,_v1_hold,_v1_hold_no,_v1_issued,_v1_limit,_v1_no,_v1_print,_v1_refused,
-            _v1_stand,_v1_standings,_wake_releasers,_whole,_with_absent,_with_debt,_with_keys,_with_total,
-            _withdraw,_without_debt,_without_lapsing,_without_tallies,_write_charges,_write_debts,_write_due,
-            _write_exact,_write_for_uses,_write_lines,_write_moves,_write_others,_write_plain,_write_up_to,
-            _written_here,announced,begin_change,begin_command,begin_command_plain,block_commit,capture_holds,
-            capture_holds_plain,carve,change_parked,charge,charge_each,charge_leased,charge_plain,charge_total,
-            charge_up_to,check_charge,claim_job_key,clock,complete_command,complete_command_plain,complete_command_total,
-            consume_feed,consume_token,create_scopes,credit,draw,drop_feed_consumer,drop_parked,due_holds,
-            end_child,end_renewal,enter_tenant,expire_hold,explain_parked,extend_holds,feed_keeps,find_job_key,
-            finish_command,grant_lot,hold_json,inspect_token,judged_scopes,keep_memory,lock_all,lock_scopes,
-            look_place,mint_tokens,next_release,note_change,number_feed,numbers_behind,open_lease,open_session,
-            open_session_plain,park_jobs,place,place_plain,plan_lot,plan_overage,plan_state,purge_holds,
-            purge_job_keys,purge_leases,purge_operations,purge_scope,purge_tokens,read_feed,receive_child,
-            refund,reinstate_lot,release_captured,release_holds,release_jobs,repair_clock,replace_token,
-            rest_jobs,resume_renewal,retire_scopes,return_holds,revoke_lot,revoke_token,revoke_tokens,roll_over,
-            run_command,run_command_plain,run_command_total,search_entries,set_lot_end,settle_away,settle_lease,
-            spend,sweep_due,sweep_holds,sweep_lots,sweep_scope,sweep_wallet,sweep_wallets,take_newest,told_lots,
-            trouble_jobs,usage,usage_at,v1_answer,v1_balance,v1_capture,v1_charge,v1_check,v1_claim,v1_consume,
-            v1_credit,v1_enqueue,v1_hold,v1_refund,v1_release,v1_usage,wallet_balance,with_sums}')
+            _charges_upto,_check_feed,_check_limits,_check_now,_class_of,_clear_freed,_clear_freed_of,_clock_set,
+            _close_lease,_close_scope,_closed_classes,_collided,_comes_of_kept,_completed_json,_created_json,
+            _credit_lot,_cross_captured,_cross_lowered,_cross_thresholds,_crossed_at,_days_of,_debt,_debt_paid,
+            _due_after,_due_lots,_due_minima,_due_units,_empty_lot,_end_due,_end_line,_end_lost,_end_lot,
+            _end_minima,_end_minima_of,_end_named,_end_tallies,_ends_per_call,_entry_for_write,_events_per_step,
+            _expire_and_check,_expire_due,_expire_rows,_explain_charges,_family,_feed_needs,_feed_server,
+            _find_lot,_first_due,_first_for_write,_first_lot,_fits,_fits_at,_fits_origin,_fold,_fold_all,
+            _free_in_sum,_free_lines,_free_lots,_free_rest,_fresh,_give_back,_given_back,_goes_on,_goes_short,
+            _gone_on,_has_number,_held_here,_hold_as_json,_hold_before,_hold_of_job,_hold_text,_idle_plans,
+            _in_us,_is_job,_join_line,_keep_back,_kept_for,_kept_reports,_key_fits,_keys_of_job,_known_zone,
+            _lags,_lapsing,_largest_number,_last_entry,_later_due,_later_lot,_lease_key,_lease_to_settle,
+            _leased,_leased_units,_leases_channel,_leave_line,_leaves_at,_limits_trouble,_line_before,_line_json,
+            _lines,_load_debt,_load_debts,_load_due,_load_lines,_load_rolling,_lock_all_scopes,_lock_charges,
+            _lock_each,_lock_holds,_lock_key,_lock_keys,_lock_keys_there,_lock_place,_look_again,_lot_begins,
+            _lot_entry,_lots_now,_make_room,_mark,_mark_freed,_meet_upgrade,_mend_numbers,_minima,_minima_due,
+            _minima_leave,_missing_hold,_missing_lot,_missing_token,_move_lot,_moved,_name_lot,_named_holds,
+            _names_kept,_new_hold_id,_next_end,_next_entry,_next_lot,_next_number,_no_amount,_note_feed_server,
+            _note_lot,_number_scopes,_numbers,_old_lot,_on_linux,_on_spending,_one_snapshot,_open_wallet,
+            _other_lane,_others,_others_fall_due,_others_wait,_overdue,_owe,_owe_use,_owed_before,_own_entry,
+            _paid_back,_parked_channel,_parked_json,_parts_of,_pass_ended,_pay_back,_period_at,_period_name,
+            _periods_of,_place_short,_placed_before,_placed_json,_places,_plan_kept,_plan_on,_purge_changes,
+            _purge_feed,_purge_lots,_queued,_raise_moved,_raise_sequence,_raised,_rearmed,_recall_leases,
+            _recorded_events,_recorded_meanwhile,_refund_fate,_refund_hold,_refund_lots,_refund_parts,_refunds_after,
+            _refuse_closed,_refuse_hold,_refuse_moved,_refuse_old_tenant,_refuse_stale,_refuse_unreported,
+            _refusing,_reinstate,_release_job,_release_line,_release_lines,_remember_hold,_renamed_zones,
+            _renew_lot,_repaid,_repeats,_reported_after_repair,_reported_until,_require,_require_plan,_resource_for_write,
+            _roll_end,_roll_lot,_rolls,_schedule,_scope_key,_seq_of_tally,_settle,_sharded,_shorter,_skip,
+            _skippable,_sound_uses,_spend_range,_spent_limits,_spent_since,_start_job,_start_lot,_step_until,
+            _sweep_lots,_sweepable,_take_back,_take_lots,_take_units,_taken,_taken_parts,_tallied_units,
+            _tallies_before,_tally,_tally_key,_tenant_key,_threshold_key,_token_fits,_told_move,_told_use,
+            _trouble_job,_try_each,_try_keys,_try_lock,_try_lock_shared,_try_lock_there,_try_start_job,
+            _turn,_turn_at,_unbound_lock_wait,_under_limits,_unknown_use,_unsettled_spends,_untold,_untold_json,
+            _usage_known_from,_use_lots,_use_repaid,_v1_charge,_v1_charge_fully,_v1_hold,_v1_hold_no,_v1_issued,
+            _v1_limit,_v1_no,_v1_print,_v1_refused,_v1_stand,_v1_standings,_wake_releasers,_whole,_with_absent,
+            _with_debt,_with_keys,_with_total,_withdraw,_without_debt,_without_lapsing,_without_tallies,
+            _write_charges,_write_debts,_write_due,_write_exact,_write_for_uses,_write_lines,_write_moves,
+            _write_others,_write_plain,_write_up_to,_written_here,announced,begin_change,begin_command,
+            begin_command_plain,block_commit,capture_holds,capture_holds_plain,carve,change_parked,charge,
+            charge_each,charge_leased,charge_plain,charge_total,charge_up_to,check_charge,claim_job_key,
+            clock,complete_command,complete_command_plain,complete_command_total,consume_feed,consume_token,
+            create_scopes,credit,draw,drop_feed_consumer,drop_parked,due_holds,end_child,end_renewal,enter_tenant,
+            expire_hold,explain_parked,extend_holds,feed_keeps,find_job_key,finish_command,grant_lot,hold_json,
+            inspect_token,judged_scopes,keep_memory,lock_all,lock_scopes,look_place,mint_tokens,next_release,
+            note_change,number_feed,numbers_behind,open_lease,open_session,open_session_plain,park_jobs,
+            place,place_plain,plan_lot,plan_overage,plan_state,purge_holds,purge_job_keys,purge_leases,
+            purge_operations,purge_scope,purge_tokens,read_feed,receive_child,refund,reinstate_lot,release_captured,
+            release_holds,release_jobs,repair_clock,replace_token,rest_jobs,resume_renewal,retire_scopes,
+            return_holds,revoke_lot,revoke_token,revoke_tokens,roll_over,run_command,run_command_plain,
+            run_command_total,search_entries,set_lot_end,settle_away,settle_lease,spend,sweep_due,sweep_holds,
+            sweep_lots,sweep_scope,sweep_wallet,sweep_wallets,take_newest,told_lots,trouble_jobs,usage,
+            usage_at,usage_before,usage_of,v1_answer,v1_balance,v1_capture,v1_charge,v1_check,v1_claim,
+            v1_consume,v1_credit,v1_enqueue,v1_hold,v1_refund,v1_release,v1_usage,wallet_balance,with_sums}')
           and exists (select from aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a where a.grantee = 0)
         order by p.oid
     loop

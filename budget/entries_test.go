@@ -271,7 +271,7 @@ func TestUsage_AnswersManyQueriesInTheOrderAsked(t *testing.T) {
 		u := budget.Usage{Query: budget.Query{Scope: fmt.Sprint(i), Window: time.Duration(n%3) * time.Minute}}
 		if amount := int64(i + 1); i < scopes {
 			u.Used = amount * []int64{2, 0, 1}[n%3]
-			u.Spent, u.Seq = 2*amount, 2
+			u.Spent, u.Seq, u.Charges = 2*amount, 2, u.Used/amount
 		}
 		queries, want = append(queries, u.Query), append(want, u)
 	}
@@ -332,9 +332,9 @@ func TestRefusal_AsJSONSaysNeverAndHowLong(t *testing.T) {
 func TestUsage_AsJSONSaysItsWindow(t *testing.T) {
 	t.Parallel()
 	u := budget.Usage{
-		Query: budget.Query{Scope: "a", Window: time.Hour}, Used: 1, Held: 2, HoldDue: time.Second, Spent: 3, Refunded: 4, Credited: 5, Seq: 6,
+		Query: budget.Query{Scope: "a", Window: time.Hour}, Used: 1, Held: 2, HoldDue: time.Second, Spent: 3, Refunded: 4, Credited: 5, Seq: 6, Charges: 7,
 	}
-	const sums = `"spent":3,"refunded":4,"credited":5,"seq":6`
+	const sums = `"spent":3,"refunded":4,"credited":5,"seq":6,"charges":7`
 	requireJSON(t, `{"scope":"a","window_us":3600000000,"used":1,"held":2,"hold_due_us":1000000,`+sums+`}`, u)
 	u.Window, u.Held, u.HoldDue = 0, 0, 0
 	requireJSON(t, `{"scope":"a","lifetime":true,"used":1,"held":0,`+sums+`}`, u)

@@ -143,7 +143,7 @@ func (h *history) compareUsage() {
 				s = m.span(later(h.now, m.last()), kind.Period)
 			}
 			want = append(want, budget.Usage{Query: q, Used: used, Seq: m.seq(), PeriodStart: s.start, PeriodEnd: s.end,
-				Spent: m.sum("charge"), Refunded: m.sum("refund"), Credited: m.sum("credit")})
+				Spent: m.sum("charge"), Refunded: m.sum("refund"), Credited: m.sum("credit"), Charges: m.made(h.now, kind)})
 		}
 	}
 	got, err := h.ledger.Usage(h.outer.Context(), h.conn, queries...)

@@ -142,7 +142,7 @@ type statements struct {
 	lock, lockAll, charge, chargePlain, chargeTotal, upTo, each, check, usage, credit, refund string
 	entries, newest, search, usageAt                                                          string
 	scopes, purge, purgeable, ahead, repair                                                   string
-	chain, anchors, tallies, refundSums, refunded, held                                       string
+	chain, anchors, tallies, charges, refundSums, refunded, held                              string
 	leases, carved, lots, anyLots, carried, zones                                             string
 	create, retire, resources                                                                 string
 	number, feed, consume, consumers, dropConsumer                                            string
@@ -159,7 +159,7 @@ func render(n schema.Name) statements {
 		usageAt: n.SQL(usageAtSQL),
 		scopes:  n.SQL(scopesSQL), purge: n.SQL(purgeSQL), purgeable: n.SQL(purgeableSQL),
 		ahead: n.SQL(aheadSQL), repair: n.SQL(repairSQL),
-		chain: n.SQL(chainSQL), anchors: n.SQL(anchorsSQL), tallies: n.SQL(talliesSQL),
+		chain: n.SQL(chainSQL), anchors: n.SQL(anchorsSQL), tallies: n.SQL(talliesSQL), charges: n.SQL(chargesSQL),
 		refundSums: n.SQL(refundSumsSQL), refunded: n.SQL(refundedSQL),
 		held: n.SQL(heldSQL), leases: n.SQL(leasesSQL), carved: n.SQL(carvedSQL),
 		lots: n.SQL(lotsSQL), anyLots: n.SQL(anyLotsSQL), carried: n.SQL(carriedSQL),

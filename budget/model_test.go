@@ -84,6 +84,16 @@ func (m *model) chargedAfter(since time.Time) (total int64) {
 	return total
 }
 
+// made is how many charges count at a time.
+func (m *model) made(now time.Time, of budget.Limit) (n int64) {
+	for i, at := range m.counted() {
+		if m.entries[i].kind == "charge" && (lifetime(of) || at.After(m.since(now, of))) {
+			n++
+		}
+	}
+	return n
+}
+
 // used is the units that count against a limit at a time. They are not known if the window begins before all entries
 // kept by a purge.
 func (m *model) used(now time.Time, of budget.Limit) (used int64, known bool) {

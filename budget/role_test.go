@@ -168,7 +168,7 @@ func TestRole_HostileSearchPathChangesNothing(t *testing.T) {
 	u, err := l.Usage(ctx, hostile, budget.Query{Scope: "a", Window: time.Hour}, budget.Query{Scope: "a"})
 	require.NoError(t, err)
 	require.Equal(t, []int64{2, 1}, []int64{u[0].Used, u[1].Used})
-	require.Equal(t, budget.RangeUsage{Charged: 6, Credited: 1, RefundedOfCharged: 4, RefundsMade: 4},
+	require.Equal(t, budget.RangeUsage{Charged: 6, Charges: 2, Credited: 1, RefundedOfCharged: 4, RefundsMade: 4},
 		between(t, hostile, l, "a", start, start.Add(time.Hour)))
 	require.Zero(t, between(t, hostile, l, "a", start.Add(time.Microsecond), start.Add(time.Hour)))
 	requireReads(t, hostile, l)

@@ -35,6 +35,9 @@ type RangeUsage struct {
 	// Unsettled are the units spent in the range from open leases. They count as Charged once
 	// these leases are settled.
 	Unsettled int64 `json:"unsettled,omitempty"`
+
+	// Charges is how many charges Charged and Unsettled are of, counted as in a Usage.
+	Charges int64 `json:"charges"`
 }
 
 // Used is Charged less RefundedOfCharged.
@@ -44,11 +47,11 @@ func (u RangeUsage) Used() int64 { return u.Charged - u.RefundedOfCharged }
 func (u RangeUsage) Billed() int64 { return u.Charged - u.RefundsMade }
 
 const usageAtSQL = `
-select seq, spent, refunded, credited, refunded_after, unsettled, (extract(epoch from known_from) * 1e6)::bigint, (
+select seq, spent, refunded, credited, refunded_after, unsettled, charges, unsettled_charges, (extract(epoch from known_from) * 1e6)::bigint, (
     select (extract(epoch from pg_catalog.min(w.at)) * 1e6)::bigint
     from rows from (pg_catalog.unnest($2::timestamptz[]), pg_catalog.unnest($4::bigint[])) w(at, shown)
     where (extract(epoch from pg_catalog.timezone($3::text, w.at)) * 1e6)::bigint operator(pg_catalog.<>) w.shown)
-from metered.usage_at($1::text, $2::timestamptz[])`
+from metered.usage_before($1::text, $2::timestamptz[])`
 
 // UsageBetween returns the use of a scope from a time (zero: the beginning) until before another,
 // to the microsecond. A purged range is a *PurgedError, and leaves the transaction usable. To miss
@@ -114,7 +117,9 @@ func checkTime(field string, t time.Time) error {
 }
 
 // sums are the running sums of a chain before some time.
-type sums struct{ seq, spent, refunded, credited, refundedAfter, unsettled int64 }
+type sums struct {
+	seq, spent, refunded, credited, refundedAfter, unsettled, charges, unsettledCharges int64
+}
 
 // sumsAt asks for the sums before each of up to 2,000 + 1 times, which ascend, from one snapshot.
 // The server must show these times in a location, which may be nil, as the program does.
@@ -137,8 +142,9 @@ func (l *Ledger) sumsAt(ctx context.Context, db Querier, scope string, times []t
 	var purged error
 	all, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (sums, error) {
 		var s sums
-		var seq, spent, refunded, credited, after, unsettled, knownFrom, differs *int64
-		err := row.Scan(&seq, &spent, &refunded, &credited, &after, &unsettled, &knownFrom, &differs)
+		var seq, spent, refunded, credited, after, unsettled, charges, open, knownFrom, differs *int64
+		err := row.Scan(&seq, &spent, &refunded, &credited, &after, &unsettled, &charges, &open,
+			&knownFrom, &differs)
 		if err != nil {
 			return s, err
 		}
@@ -150,7 +156,7 @@ func (l *Ledger) sumsAt(ctx context.Context, db Querier, scope string, times []t
 			purged = &PurgedError{Scope: scope, KnownFrom: time.UnixMicro(*knownFrom).In(times[0].Location())}
 			return s, nil
 		}
-		return sums{*seq, *spent, *refunded, *credited, *after, *unsettled}, nil
+		return sums{*seq, *spent, *refunded, *credited, *after, *unsettled, *charges, *open}, nil
 	})
 	switch {
 	case zone != nil && sqlstate.Of(err) == sqlstate.InvalidParameter:
@@ -174,7 +180,7 @@ func (l *Ledger) ranges(ctx context.Context, db Querier, scope string, edges []t
 			From: edges[i], To: edges[i+1],
 			Charged: b.spent - a.spent, Credited: b.credited - a.credited,
 			RefundedOfCharged: a.refundedAfter - b.refundedAfter, RefundsMade: b.refunded - a.refunded,
-			Unsettled: a.unsettled,
+			Unsettled: a.unsettled, Charges: b.charges - a.charges + a.unsettledCharges,
 		}
 	}
 	return ranges, nil

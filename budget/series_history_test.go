@@ -235,14 +235,15 @@ func (x *life) naive(from, to time.Time, shown func(time.Time) string) map[strin
 		u.RefundedOfCharged += more.RefundedOfCharged
 		u.RefundsMade += more.RefundsMade
 		u.Unsettled += more.Unsettled
+		u.Charges += more.Charges
 		all[key] = u
 	}
 	for _, e := range x.log {
 		if e.lease != 0 {
-			add(e.at, budget.RangeUsage{Unsettled: e.charged})
+			add(e.at, budget.RangeUsage{Unsettled: e.charged, Charges: 1})
 			continue
 		}
-		add(e.at, budget.RangeUsage{Charged: e.charged, Credited: e.credited, RefundsMade: e.refunded})
+		add(e.at, budget.RangeUsage{Charged: e.charged, Charges: min(e.charged, 1), Credited: e.credited, RefundsMade: e.refunded})
 		if e.refunded > 0 {
 			add(e.refundsOf, budget.RangeUsage{RefundedOfCharged: e.refunded})
 		}
@@ -340,14 +341,14 @@ func TestSeries_AgreesWithAPlainList(t *testing.T) {
 	}
 	requireVerified(t, pool, l)
 	for name, change := range map[string][3]string{
-		"an edge belongs to the range before": {"usage_at", "times[i] - interval '1 microsecond'", "times[i]"},
-		"an edge is a microsecond early":      {"usage_at", "interval '1 microsecond'", "interval '2 microseconds'"},
-		"refunds by their own time":           {"usage_at", `metered._refunds_after(of_scope, tip.seq, seq)`, "tip.refunded - refunded"},
-		"no credit":                           {"usage_at", "tip.credited = 0", "true"},
-		"purged entries count as 0":           {"usage_at", "tip.epoch = 0 and (select l.at > t", "(select true"},
+		"an edge belongs to the range before": {"usage_before", "times[i] - interval '1 microsecond'", "times[i]"},
+		"an edge is a microsecond early":      {"usage_before", "interval '1 microsecond'", "interval '2 microseconds'"},
+		"refunds by their own time":           {"usage_before", `metered._refunds_after(of_scope, tip.seq, seq)`, "tip.refunded - refunded"},
+		"no credit":                           {"usage_before", "tip.credited = 0", "true"},
+		"purged entries count as 0":           {"usage_before", "tip.epoch = 0 and (select l.at > t", "(select true"},
 		"known a microsecond earlier":         {"_usage_known_from", "since + interval '1 microsecond'", "since"},
 		"spends of leases count at once":      {"_unsettled_spends", "y.settled_at is null", "true"},
-		"spends of leases do not count":       {"usage_at", "tip.held > 0", "false"},
+		"spends of leases do not count":       {"usage_before", "tip.held > 0", "false"},
 	} {
 		var whole string
 		require.NoError(t, pool.QueryRow(t.Context(), `select pg_get_functiondef(oid) from pg_proc

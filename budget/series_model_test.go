@@ -24,6 +24,7 @@ func (m *model) between(from, to time.Time) budget.RangeUsage {
 		switch e.kind {
 		case "charge":
 			u.Charged += e.amount
+			u.Charges++
 		case "credit":
 			u.Credited += e.amount
 		case "refund":

@@ -54,7 +54,7 @@ func TestPlans_OfSeriesReadAsMuchOfManyEntriesAsOfAHundred(t *testing.T) {
 		month()
 		entries[size] = indexReads(t, conn) - read
 		require.Equal(t, scanned, scans())
-		pages[size] = pagesOf(t, conn, `select * from metered.usage_at('a', array(
+		pages[size] = pagesOf(t, conn, `select * from metered.usage_before('a', array(
 			select timestamptz '2026-01-01 00:00:00+00' + d * interval '24 hours' from generate_series(0, 31) d))`)
 		conn.Release()
 	}

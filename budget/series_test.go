@@ -36,7 +36,7 @@ func TestUsageBetween_BeginsAtFromAndEndsBeforeTo(t *testing.T) {
 	for from := -1; from <= 20; from++ {
 		for to := from + 1; to <= 21; to++ {
 			want := int64(2 * (min(to, 20) - max(from, 0)))
-			require.Equal(t, budget.RangeUsage{Charged: want}, between(t, pool, l, "a", at(from), at(to)), "%d %d", from, to)
+			require.Equal(t, budget.RangeUsage{Charged: want, Charges: want}, between(t, pool, l, "a", at(from), at(to)), "%d %d", from, to)
 		}
 	}
 	// A time between two microseconds is after the entry before it.
@@ -61,18 +61,18 @@ func TestUsageBetween_TellsRefundsByTheirChargeFromThoseMade(t *testing.T) {
 	require.NoError(t, err)
 	day := func(n int) time.Time { return start.AddDate(0, 0, n) }
 	require.Equal(t, []budget.RangeUsage{
-		{From: day(0), To: day(1), Charged: 10, Credited: 7, RefundedOfCharged: 4},
-		{From: day(1), To: day(2), Charged: 20, RefundedOfCharged: 5, RefundsMade: 4},
+		{From: day(0), To: day(1), Charged: 10, Charges: 1, Credited: 7, RefundedOfCharged: 4},
+		{From: day(1), To: day(2), Charged: 20, Charges: 1, RefundedOfCharged: 5, RefundsMade: 4},
 		{From: day(2), To: day(3), RefundsMade: 5},
 		{From: day(3), To: day(4)},
 	}, days)
 	require.Equal(t, []int64{6, 15, 0, 0}, []int64{days[0].Used(), days[1].Used(), days[2].Used(), days[3].Used()})
 	require.Equal(t, []int64{10, 16, -5, 0}, []int64{days[0].Billed(), days[1].Billed(), days[2].Billed(), days[3].Billed()})
-	require.Equal(t, budget.RangeUsage{Charged: 30, Credited: 7, RefundedOfCharged: 9, RefundsMade: 9}, between(t, pool, l, "a", day(0), day(4)))
+	require.Equal(t, budget.RangeUsage{Charged: 30, Charges: 2, Credited: 7, RefundedOfCharged: 9, RefundsMade: 9}, between(t, pool, l, "a", day(0), day(4)))
 
 	text, err := json.Marshal(days[1])
 	require.NoError(t, err)
-	require.JSONEq(t, `{"from":"2026-01-02T00:00:00Z","to":"2026-01-03T00:00:00Z","charged":20,"credited":0,"refunded_of_charged":5,"refunds_made":4}`, string(text))
+	require.JSONEq(t, `{"from":"2026-01-02T00:00:00Z","to":"2026-01-03T00:00:00Z","charged":20,"credited":0,"refunded_of_charged":5,"refunds_made":4,"charges":1}`, string(text))
 }
 
 // Windows count it then, too. An invoice that was written does not change.
@@ -215,7 +215,7 @@ func TestSeries_IsOfOneSnapshot(t *testing.T) {
 				clock.Advance(time.Hour)
 				require.NoError(t, refund(ctx, pool, l, "a", posted.Seq, 1))
 			}
-			execute(t, pool, `alter function metered.usage_at `+volatility)
+			execute(t, pool, `alter function metered.usage_before `+volatility)
 			execute(t, pool, `alter function metered._refunds_after `+volatility)
 			execute(t, pool, `do $$ begin
 				execute regexp_replace(pg_get_functiondef('metered._refunds_after'::regproc), '\mbegin\M',

@@ -197,8 +197,8 @@ func TestThreshold_OfABalanceIsCrossedByCreditThatLapses(t *testing.T) {
 				with tip as (select jsonb_populate_record(y, jsonb_build_object('credited', y.credited - $2::bigint)) as e
 					from metered.ledger y where y.scope = 'a' order by y.seq desc limit 1),
 				reports as (select (e).*, w.crossings, w.crossed as after from tip, lateral metered._cross_lowered(e, 0, ($1::metered.new_charge[])[1].limits, metered.clock()) w),
-				entry as (insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, crossed)
-					select seq + 1, $2, at, spent, refunded, credited, held, epoch, 'd', scope, after from reports)
+				entry as (insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, crossed, others)
+					select seq + 1, $2, at, spent, refunded, credited, held, epoch, 'd', scope, after, coalesce(others, 0) + 1 from reports)
 				select crossings from reports`, ledger.Charges(ledger.Telling(call.Charges, true)), units).Scan(&crossings)
 			if err != nil {
 				return err

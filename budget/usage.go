@@ -33,14 +33,20 @@ type Usage struct {
 	Seq         int64         `json:"seq"` // the last entry, or 0
 	PeriodStart time.Time     `json:"period_start,omitzero"`
 	PeriodEnd   time.Time     `json:"period_end,omitzero"`
+
+	// Charges is how many charges were made in the window, refunded ones included. A capture that
+	// spends units is one, with its excess; a credit, a refund and a hold are none. What was spent
+	// from memory of one slice of a lease, or by one carved child, is one, once it is settled.
+	// Entries of version 1 of the schema are not counted.
+	Charges int64 `json:"charges"`
 }
 
 // Available is the most that a limit of max still admits: for 0 the prepaid credit left.
 func (u Usage) Available(max int64) int64 { return available(max, u.Used, u.Held+u.Leased) }
 
 const usageSQL = `
-select used, held, spent, refunded, credited, seq, due_us, leased, starts_at, ends_at
-from metered.usage($1::text[], $2::interval[], $3::metered.period[], true)`
+select used, held, spent, refunded, credited, seq, due_us, leased, starts_at, ends_at, charges
+from metered.usage_of($1::text[], $2::interval[], $3::metered.period[], true)`
 
 // Usage returns the use of up to 1,024 scopes, from one snapshot.
 func (l *Ledger) Usage(ctx context.Context, db Querier, queries ...Query) ([]Usage, error) {
@@ -85,7 +91,7 @@ func (l *Ledger) Usage(ctx context.Context, db Querier, queries ...Query) ([]Usa
 		var due *int64
 		var start, end *time.Time
 		err := row.Scan(&u.Used, &u.Held, &u.Spent, &u.Refunded, &u.Credited, &u.Seq, &due,
-			&u.Leased, &start, &end)
+			&u.Leased, &start, &end, &u.Charges)
 		if start != nil && end != nil {
 			u.PeriodStart, u.PeriodEnd = start.UTC(), end.UTC()
 		}

@@ -143,6 +143,28 @@ from metered.tallies x, lateral (select * from metered.ledger y where y.scope = 
 where x.scope = $1 and (t.tallied and t.lots_end is null and x.amount > 0) is not true
 group by t.seq`
 
+// chargesSQL compares how many charges each entry is counted as with its kind. The capture after an
+// excess is counted with it, and the capture of a lease as the spends that no purge took.
+const chargesSQL = `
+select x.seq, x.got, x.want
+from (select c.seq, c.got, case when c.others = -9223372036854775808 or c.kind not in ('c', 'u') then 0
+        when c.hold like 'lease/%' then coalesce((
+            select case when c.kind = 'c' then 0 when y.mode <> 's' then 1
+                when y.settled_at > (select min(z.settled_at) from metered.leases z where z.settled_at is not null) then s.spends
+                else greatest(s.spends, c.got) end
+            from metered.leases y, lateral (select count(*) as spends from metered.lease_spends s where s.lease = y.no) s
+            where y.scope = $1 and c.hold = 'lease/' || y.no and c.seq between y.settled_seq - 2 and y.settled_seq), c.got)
+        when c.got = 0 and c.kind = 'u' and exists (select from metered.ledger e
+            where e.scope = $1 and e.seq between c.seq - 1000 and c.seq - 1 and e.kind = 'c' and e.hold = c.hold and e.at = c.at) then 0
+        else 1 end as want
+    from (select l.seq, l.kind, l.hold, l.at, l.others,
+            case when lag(l.seq, 1, 0::bigint) over w = l.seq - 1 then n.upto - lag(n.upto, 1, 0::bigint) over w end as got
+          from metered.ledger l, lateral (select l.seq - case when l.others = -9223372036854775808 then l.seq
+              else coalesce(l.others, 0) end as upto) n
+          where l.scope = $1 window w as (order by l.seq)) c) x
+where x.got <> x.want
+order by x.seq`
+
 // beginVerifySQL keeps operators and functions that somebody has created out of a report.
 const beginVerifySQL = `begin isolation level repeatable read, read only; set local search_path = pg_catalog, pg_temp; set local jit = off`
 
@@ -255,7 +277,8 @@ func (v *verification) scope(ctx context.Context, tx pgx.Tx, scope string) error
 	}
 	v.decide(false) // nothing says which of the two was edited
 	if err := cmp.Or(v.pairs(ctx, tx, "anchor", v.ledger.sql.anchors, scope, first),
-		v.pairs(ctx, tx, "tallies", v.ledger.sql.tallies, scope)); err != nil {
+		v.pairs(ctx, tx, "tallies", v.ledger.sql.tallies, scope),
+		v.pairs(ctx, tx, "charges", v.ledger.sql.charges, scope)); err != nil {
 		return err
 	}
 	if err := v.refundSums(ctx, tx, scope, first); err != nil {

@@ -22,8 +22,8 @@ func (f *fixture) pile(scope string, n int, least bool) {
 	first := f.mustPlace(holds.Placement{ID: scope + "/1", TTL: time.Minute, Lines: []holds.Line{{Scope: scope, Amount: 2}}})
 	_, err := f.pool.Exec(f.Context(), fmt.Sprintf(`
 		with e as (
-			insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, next_due, kind, scope, hold)
-			select g, 2, l.at, 0, 0, 0, 2 * g, 0, l.next_due, 'h', l.scope, l.scope || '/' || g
+			insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, next_due, kind, scope, hold, others)
+			select g, 2, l.at, 0, 0, 0, 2 * g, 0, l.next_due, 'h', l.scope, l.scope || '/' || g, g
 			from metered.ledger l, generate_series(2, %[1]d) g where l.scope = $1 and l.seq = 1
 		), h as (
 			insert into metered.holds (placed_at, deadline, due, ceiling, version, state, tenant, id, holder, fingerprint, keys)

@@ -166,8 +166,8 @@ func TestAllow_AClockThatIsBehindIsNoUnreachableDatabase(t *testing.T) {
 func TestCharge_OfAVeryGreatCredit(t *testing.T) {
 	t.Parallel()
 	f := setUp(t)
-	_, err := f.db.Exec(t.Context(), `insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope)
-		values (1, 1, clock_timestamp(), 0, 0, $1, 0, 0, 'd', 'hot')`, int64(math.MaxInt64-1))
+	_, err := f.db.Exec(t.Context(), `insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, others)
+		values (1, 1, clock_timestamp(), 0, 0, $1, 0, 0, 'd', 'hot', 1)`, int64(math.MaxInt64-1))
 	require.NoError(t, err)
 	p := f.pool(leases.Rule{})
 	f.warm(p, charge(1, budget.Prepaid(1<<50)))

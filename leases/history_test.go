@@ -117,6 +117,7 @@ func (h *history) check() {
 			want.Spent += u.amount
 			if q.Window <= 0 || u.counted.IsZero() || u.counted.After(later(h.now, h.last).Add(-q.Window)) {
 				want.Used += u.amount
+				want.Charges++
 			}
 		}
 		if q.Window <= 0 {

@@ -20,8 +20,8 @@ func (f *fixture) pile(name string, lots int) {
 	f.grant(wallet.Grant{Wallet: name, Amount: 1, Ends: wallet.After(time.Hour)})
 	_, err := f.pool.Exec(f.Context(), fmt.Sprintf(`
 		with e as (
-			insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, lots_end)
-			select g, 1, l.at, 0, 0, g, 0, 0, 'd', l.scope, l.lots_end from metered.ledger l, generate_series(2, %[1]d) g where l.scope = $1::text
+			insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, lots_end, others)
+			select g, 1, l.at, 0, 0, g, 0, 0, 'd', l.scope, l.lots_end, g from metered.ledger l, generate_series(2, %[1]d) g where l.scope = $1::text
 			returning seq
 		), y as (
 			insert into metered.lot_rows (granted_at, expires_at, granted_seq, last_seq, amount, rest, late, priority, origin, open, scope, category)

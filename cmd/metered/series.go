@@ -77,7 +77,7 @@ If entries of the period were purged, it fails, instead of counting too little.`
 }
 
 func (a *app) printSeries(all []budget.RangeUsage, place *time.Location) error {
-	t := a.table("FROM", "CHARGED", "REFUNDED OF IT", "BILLED", "REFUNDS MADE", "USED", "CREDITED",
+	t := a.table("FROM", "CHARGES", "CHARGED", "REFUNDED OF IT", "BILLED", "REFUNDS MADE", "USED", "CREDITED",
 		"UNSETTLED")
 	for _, u := range all {
 		if a.json {
@@ -86,7 +86,7 @@ func (a *app) printSeries(all []budget.RangeUsage, place *time.Location) error {
 			}
 			continue
 		}
-		t.row(u.From.In(place).Format("2006-01-02 15:04:05 MST"), u.Charged, u.RefundedOfCharged,
+		t.row(u.From.In(place).Format("2006-01-02 15:04:05 MST"), u.Charges, u.Charged, u.RefundedOfCharged,
 			u.Billed(), u.RefundsMade, u.Used(), u.Credited, u.Unsettled)
 	}
 	return t.flush()

@@ -20,7 +20,7 @@ func (a *app) usageCmd() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "usage SCOPE...",
 		Short: "Show the usage of scopes, in windows up to now",
-		Long: `Usage shows the usage of each scope in each window up to now, and the spent, refunded and credited units of its lifetime,
+		Long: `Usage shows the usage of each scope in each window up to now, of how many charges it is, and the spent, refunded and credited units of its lifetime,
 from one snapshot. Held and leased units stand beside it. For days and months see metered series.
 
 A scope without entries that was not declared is left out: it exits with 5.`,
@@ -65,7 +65,7 @@ A scope without entries that was not declared is left out: it exits with 5.`,
 }
 
 func (a *app) printUsage(all []budget.Usage) error {
-	t := a.table("SCOPE", "WINDOW", "USED", "HELD", "LEASED", "SPENT", "REFUNDED", "CREDITED",
+	t := a.table("SCOPE", "WINDOW", "USED", "CHARGES", "HELD", "LEASED", "SPENT", "REFUNDED", "CREDITED",
 		"ENTRIES")
 	for _, u := range all {
 		if a.json {
@@ -74,7 +74,7 @@ func (a *app) printUsage(all []budget.Usage) error {
 			}
 			continue
 		}
-		t.row(u.Scope, windowText(u.Window), u.Used, u.Held, u.Leased, u.Spent, u.Refunded,
+		t.row(u.Scope, windowText(u.Window), u.Used, u.Charges, u.Held, u.Leased, u.Spent, u.Refunded,
 			u.Credited, u.Seq)
 	}
 	return t.flush()

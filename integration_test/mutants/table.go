@@ -12,7 +12,7 @@ const idle = "TestIdle_EachKindIsWhatHappensEventByEvent"
 // Parts of statements that several mutants break.
 const collided = "perform metered._collided();"
 
-// freeing are the kinds of entries after which _append marks the line of their scope.
+// freeing are the kinds of entries after which _append_as marks the line of their scope.
 const freeing = "'d', 'r', 'l', 'u', 'x', 'k', 's'"
 
 var all = []Mutant{
@@ -37,6 +37,19 @@ var all = []Mutant{
 	{"a hold is less than its minimum", "_write_up_to", "least(units - fewest,", "least(units - 1,", "./holds", "TestPlace_UpToIsAtLeastTheMinimum"},
 	{"the excess is each line's own", "_as_far_as_admitted", "coalesce(most, less[i])", "less[i]", "./holds", "TestCapture_OverEvenlyTakesTheSameOfEqualLines"},
 
+	// How many charges.
+	{"a credit is a charge", "_append", "(e.kind in ('c', 'u'))::int", "1", "./budget", "TestUsage_CountsChargesAndNothingElse"},
+	{"a tally is no charge yet", "usage_of", "charges := charges + l.charges;", "", "./budget", "TestUsage_CountsTalliesAtOnce"},
+	{"a series has no tally", "usage_before", "+ coalesce(aparts[i], 0)", "", "./budget", "TestUsage_CountsTalliesAtOnce"},
+	{"no entry is counted wrongly", "_others", "then l.seq else l.others end", "then l.seq else 0 end", "./budget", "TestUsage_CountsChargesAndNothingElse"},
+	{"a hold is a charge", "_place_short", "else t.others end, 0) + 1", "else t.others end, 0)", "./holds", "TestCapture_CountsAsOneCharge"},
+	{"an excess is a charge beside its capture", "capture_holds", "if take > covered then   --", "if false then   --", "./holds", "TestCapture_CountsAsOneCharge"},
+	{"a minimum that is due is no charge", "usage_of", "charges := charges + metered._minima_due(tip, after, clk);", "", "./holds", "TestCapture_CountsAsOneCharge"},
+	{"a lease is one charge", "settle_lease", "metered._spent_limits(limits), ahead, made)", "metered._spent_limits(limits), ahead, 1)", "./leases", "TestCharge_FromALeaseIsCounted"},
+	{"a spend from an open lease is no charge", "usage_of", "true))[1]", "true))[1] * 0", "./leases", "TestCharge_FromALeaseIsCounted"},
+	{"an entry of version 1 is counted", "_others", "then l.seq else", "then 0 else", "./internal/migrate", "TestUpgrade_OfEachReleasedVersion"},
+	{"what time did to a wallet is forgotten", "_append_all", "coalesce(was, 0) + count(*)", "count(*)", "./wallet", "TestSweep_AWalletThatIsBehindIsSweptAloneAndInSteps"},
+
 	// Windows, periods, refunds, purges, the clock.
 	{"a window sees credits", "_write_charges", "u := tip.spent - base_spent - case", "u := tip.spent - tip.credited - base_spent - case", "./budget", "TestLedger_AgreesWithTheModel"},
 	{"a refund counts when it is made", "_spent_since", "case when b.refunded = tip.refunded then 0 else metered._refunds_after(tip.scope, tip.seq, b.seq) end", "(tip.refunded - b.refunded)", "./budget", "TestRefund_LeavesTheWindowTogetherWithItsCharge"},
@@ -54,7 +67,7 @@ var all = []Mutant{
 	{"a repair begins no epoch", "repair_clock", "e.epoch := e.epoch + 1;", "", "./budget", "TestClock_RepairLetsChargesPassAndNothingLeaveEarly"},
 	{"a series takes another day than the server's", "budget/series.go", "if differs != nil {", "if false && differs != nil {", "./budget", "TestSeries_OfAZoneThatTheServerShowsOtherwiseIsAnError"},
 	{"an anchor outlives a repair", "repair_clock", "e.anchor_at := null;", "", "./budget", "TestCharge_AnAnchorEndsWithTheClockItIsOf"},
-	{"a series has no due minimum", "usage_at", "spent := tip.spent + coalesce(due[i], 0) +", "spent := tip.spent +", "./holds", "TestAtLeast_IsOnTheInvoiceOfTheMonthInWhichItFellDue"},
+	{"a series has no due minimum", "usage_before", "spent := tip.spent + coalesce(due[i], 0) +", "spent := tip.spent +", "./holds", "TestAtLeast_IsOnTheInvoiceOfTheMonthInWhichItFellDue"},
 
 	// The feed.
 	{"feed: two give numbers at once", "number_feed", "where s.one for update skip locked;", "where s.one;", "./budget", "TestNumberFeed_WaitsForNobodyAndIsDoneByOneAtATime"},
@@ -216,12 +229,12 @@ var all = []Mutant{
 	{"units are let in after their slice's end", "leases/slice.go", "return offset, now.Before(s.ends) && now.UnixNano() < s.endsWall", "return offset, now.UnixNano() > 0", "./leases", "TestSlice_EndsByEitherClock"},
 
 	// Parked jobs.
-	{"a credit marks no line", "_append", freeing, "'r', 'l', 'u', 'x', 'k', 's'", "./jobs", "TestGated_EachWayToFreeUnitsMarksTheLine/credit"},
-	{"a refund marks no line", "_append", freeing, "'d', 'l', 'u', 'x', 'k', 's'", "./jobs", "TestGated_EachWayToFreeUnitsMarksTheLine/refund"},
+	{"a credit marks no line", "_append_as", freeing, "'r', 'l', 'u', 'x', 'k', 's'", "./jobs", "TestGated_EachWayToFreeUnitsMarksTheLine/credit"},
+	{"a refund marks no line", "_append_as", freeing, "'d', 'l', 'u', 'x', 'k', 's'", "./jobs", "TestGated_EachWayToFreeUnitsMarksTheLine/refund"},
 	{"a release marks no line", "_release_lines", "marked := metered._mark_freed(written[i]);", "null;", "./jobs", "TestGated_StartsWhatFitsAndParksTheRest"},
 	{"a capture marks no line", "capture_holds", "marked := metered._mark_freed(l.scope);", "", "./jobs", "TestGated_CapturedUnitsLeaveTheWindowInTime"},
-	{"a clock repair marks no line", "_append", freeing, "'d', 'r', 'l', 'u', 'x', 's'", "./jobs", "TestGated_EachWayToFreeUnitsMarksTheLine/clock repair"},
-	{"a scheduled lot marks no line", "_append", freeing, "'d', 'r', 'l', 'u', 'x', 'k'", "./jobs", "TestGated_ALotThatBeginsLaterStartsTheJob"},
+	{"a clock repair marks no line", "_append_as", freeing, "'d', 'r', 'l', 'u', 'x', 's'", "./jobs", "TestGated_EachWayToFreeUnitsMarksTheLine/clock repair"},
+	{"a scheduled lot marks no line", "_append_as", freeing, "'d', 'r', 'l', 'u', 'x', 'k'", "./jobs", "TestGated_ALotThatBeginsLaterStartsTheJob"},
 	{"a line forgets the lot that begins", "_lot_begins", "y.pending > 0", "false", "./jobs", "TestGated_ALotThatBeginsLaterStartsTheJob"},
 	{"a line is marked in silence", "_mark_freed", "perform metered._wake_releasers();", "null;", "./jobs", "TestRun_HearsOfFreedUnitsAndOfEarlierLooksAtOnce"},
 	{"a job joins a line in silence", "_join_line", "perform metered._wake_releasers();", "null;", "./jobs", "TestRun_HearsOfFreedUnitsAndOfEarlierLooksAtOnce"},

@@ -8,6 +8,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -115,6 +116,13 @@ func TestUpgrade_OfEachReleasedVersion(t *testing.T) {
 			require.NoError(t, err)
 			require.EqualValues(t, 30-12-4+11, b.Units)
 			require.Len(t, b.Lots, 2)
+			// Charges are counted from the upgrade on, whatever was there before.
+			counts, err := c.Budget.Usage(t.Context(), pool, budget.Query{Scope: "charged"}, budget.Query{Scope: "charged", Window: time.Hour},
+				budget.Query{Scope: "wallet"}, budget.Query{Scope: "wallet", Window: time.Hour}, budget.Query{Scope: "held"})
+			require.NoError(t, err)
+			for i, want := range []int64{1, 1, 1, 1, 0} {
+				require.Equal(t, want, counts[i].Charges, counts[i].Scope)
+			}
 			requireChanged(t, pool, c, "1", change(t, pool, c, "1", false))
 			pgtest.RequireVerified(t, pool, c.Budget)
 		})

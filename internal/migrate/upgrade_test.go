@@ -241,7 +241,7 @@ func TestUpgrade_RolesKeepTheirCalls(t *testing.T) {
 	n, err := schema.Parse("")
 	require.NoError(t, err)
 	pool := pgtest.Open(t)
-	usage := pgtest.AsRole(t, pool, nil, `grant usage on schema metered to $role; grant execute on function metered.usage to $role;
+	usage := pgtest.AsRole(t, pool, nil, `grant usage on schema metered to $role; grant execute on function metered.usage_of to $role;
 		grant select on metered.schema_version to $role`)
 	view := pgtest.AsRole(t, pool, nil, "grant usage on schema metered to $role; grant select on metered.tokens_words to $role; grant execute on function metered.clock, metered.keep_memory to $role")
 	sets := []struct {

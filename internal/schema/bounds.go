@@ -54,7 +54,7 @@ var Bounds = []Bound{
 	{"minimum", 65, Items, ""},
 	{"scopes", 64, Items, "lock_scopes retire_scopes"},
 	{"scopes", 1000, Items, "create_scopes"},
-	{"scopes windows periods", 1024, Items, "usage"},
+	{"scopes windows periods", 1024, Items, "usage usage_of"},
 	{"scopes keys id_keys", 10_000, Items, "lock_all with_sums"},
 	{"times", 2001, Items, ""},
 	{"ids issued", 100, Items, ""},

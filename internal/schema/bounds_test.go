@@ -239,7 +239,7 @@ func TestBounds_AreThoseOfGo(t *testing.T) {
 	}{
 		{"charge", "charges", schema.Items, bounds.MaxScopes}, {"charge", "limits", schema.Items, bounds.MaxLimits}, {"charge", "scope", schema.Bytes, bounds.MaxScopeBytes},
 		{"charge_each", "charges", schema.Items, bounds.MaxBatch}, {"charge_each", "events", schema.Items, bounds.MaxBatch}, {"charge", "thresholds", schema.Lines, bounds.MaxThresholds},
-		{"usage", "scopes", schema.Items, bounds.MaxQueries}, {"usage_at", "times", schema.Items, bounds.MaxBuckets + 1}, {"create_scopes", "scopes", schema.Items, bounds.MaxResources},
+		{"usage_of", "scopes", schema.Items, bounds.MaxQueries}, {"usage_before", "times", schema.Items, bounds.MaxBuckets + 1}, {"create_scopes", "scopes", schema.Items, bounds.MaxResources},
 		{"search_entries", "look", schema.Value, bounds.MaxSearch}, {"search_entries", "most", schema.Value, bounds.MaxFound},
 		{"capture_holds", "ids", schema.Items, bounds.MaxHolds}, {"place", "id", schema.Bytes, bounds.MaxIDBytes}, {"place", "metadata", schema.Bytes, bounds.MaxMetadataBytes},
 		{"sweep_holds", "max_holds", schema.Value, bounds.MaxSweepBatch}, {"mint_tokens", "minted", schema.Items, 1000}, {"mint_tokens", "payload", schema.Bytes, 8 << 10},

@@ -61,6 +61,8 @@ var Functions = []Function{
 	{"check_charge", Application | Reporting, write},
 	{"usage", Application | Reporting, write},
 	{"usage_at", Application | Reporting, write},
+	{"usage_before", Application | Reporting, write},
+	{"usage_of", Application | Reporting, write},
 	{"search_entries", Application | Reporting, write},
 	{"credit", Application, write},
 	{"refund", Application, write},

@@ -30,6 +30,7 @@ import (
 //	{pair variables}, {pair answer}              its variables, and what it returns
 //	{pair record: holds = h, jobs = j}           the record of a command with such charges
 //	{tallied: tip = t}                           the condition that a scope has tallies
+//	{others: tip = t}                            others of the charge that follows an entry; any other entry adds 1
 //	{sum: amount = n, note = j}                  the condition that a charge without limits may be a tally
 //	{write tally: into = a, scope = s, …}        writes a tally at the clock's time into a variable, if the scope has them and that time is free
 //	{own time: key = k, at = t}                  the condition that no other transaction writes a tally of that time
@@ -39,14 +40,16 @@ import (
 //	{shorter timeouts: ms = n}                   sets the timeouts of a transaction, unless they are shorter
 //
 // A macro may stand in the arguments of another one.
-var macro = regexp.MustCompile(`(?s)\{(entry columns|entry of (\w+)|base|bound|(?:short|counted) \w+|usual|usual hold|admits|exact|settled|due|known id|tallied|sum|own time|write tally|pair \w+|shorter timeouts|v1 limit|new hold|placed detail|fits hold)(?:: ([^{}]*))?\}`)
+var macro = regexp.MustCompile(`(?s)\{(entry columns|entry of (\w+)|base|bound|(?:short|counted) \w+|usual|usual hold|admits|exact|settled|due|known id|tallied|others|sum|own time|write tally|pair \w+|shorter timeouts|v1 limit|new hold|placed detail|fits hold)(?:: ([^{}]*))?\}`)
 
 // templates are the macros that only fill in their arguments.
 var templates = map[string]string{
 	"bound": `$tip.spent - case when $tip.anchor_at <= $since then $tip.anchor_spent else 0 end`,
 	"short tip": `(select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
-                l.anchor_spent, l.lots_end, l.crossed, l.tallied, metered.clock() as clk
+                l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
             from metered.ledger l where l.scope = $scope order by l.seq desc limit 1 for key share)`,
+	// Before version 2 no entry is counted as a charge.
+	"others": `case when $tip.others = -9223372036854775808 then $tip.seq else $tip.others end`,
 	// With two of 16 entries a scope with held units moves its next_due on (_due_after).
 	"usual": `($tip.held = 0 or $tip.seq & 15 > 1) and {usual hold: tip = $tip, at = $at, amount = $amount, note = $note}`,
 	"usual hold": `{settled: tip = $tip, at = $at} and $tip.crossed is null
@@ -130,9 +133,9 @@ func init() {
                 perform metered._lock_all_scopes(array[of_scope], array[key], wait_ms);
             end if`,
 		"short columns": `seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, operation_tenant, operation, note,
-                    anchor_at, anchor_spent`,
+                    others, anchor_at, anchor_spent`,
 		"short values": `t.seq + 1, units, $at, t.spent + units, t.refunded, t.credited, t.held, t.epoch, 'c', of_scope, t.next_due, of_tenant,
-                    of_id, note`,
+                    of_id, note, {others: tip = t}`,
 		// The base is the newest entry before the window, or there is none, and no refund is of a
 		// charge in the window.
 		"exact": `coalesce($refunded, 0) = t.refunded and ($seq > 1 or $seq = t.seq or t.epoch = 0 and (t.seq <= 16 and $seq is null
@@ -194,7 +197,7 @@ func init() {
 }
 
 // entryColumns are the columns of an entry, in the order of the table.
-var entryColumns = strings.Fields("seq amount at spent refunded credited held epoch kind scope next_due hold operation_tenant operation note anchor_at anchor_spent lots_end crossed tallied")
+var entryColumns = strings.Fields("seq amount at spent refunded credited held epoch kind scope next_due hold operation_tenant operation note anchor_at anchor_spent lots_end crossed tallied others")
 
 // expand replaces the macros of a text of SQL.
 func expand(sql string) string {
@@ -215,6 +218,12 @@ func expandOnce(sql string) string {
 			return baseOf(given)
 		case templates[m[1]] != "":
 			return fill(templates[m[1]], given)
+		}
+		if given["others"] == "" {
+			given["others"] = "{others: tip = " + m[2] + "}"
+			if given["kind"] != "'c'" && given["kind"] != "'u'" {
+				given["others"] = "coalesce(" + given["others"] + ", 0) + 1"
+			}
 		}
 		values := make([]string, len(entryColumns))
 		for i, name := range entryColumns {

@@ -148,7 +148,7 @@ begin
     if held = 0 then
         status := 'settled';
         if lease.mode = 'c' then
-            perform metered._close_lease(lease, tip.spent - tip.refunded, by_whom, wait_ms, null, null, null);
+            perform metered._close_lease(lease, tip.spent - tip.refunded, by_whom, wait_ms, null, null, null, 1);
         else
             update metered.leases y set settled_at = tip.at, spent = tip.spent - tip.refunded, settled_by = by_whom, settled_seq = tip.seq where y.no = lease.no;
         end if;
@@ -223,7 +223,7 @@ begin
     select * into lease from metered.leases y where y.no = lease.no for update;
     status := case when lease.no is null then 'unknown' when lease.settled_at is not null then 'closed' else 'settled' end;
     if status = 'settled' then
-        perform metered._close_lease(lease, coalesce(units, lease.granted), by_whom, wait_ms, null, null, null);
+        perform metered._close_lease(lease, coalesce(units, lease.granted), by_whom, wait_ms, null, null, null, 1);
         select * into lease from metered.leases y where y.no = lease.no;
     end if;
 end

@@ -274,7 +274,8 @@ begin
             insert into metered.ledger ({entry columns})
             values ({entry of tip: amount = c.held, kind = 'h', scope = c.scope, hold = hold.id, operation_tenant = origin.tenant,
                 operation = origin.operation, note = c.note})
-            on conflict do nothing;
+            on conflict do nothing
+            returning others into tip.others;
             if not found then
                 perform metered._collided();
             elsif tip.lots_end is not null then

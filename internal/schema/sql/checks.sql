@@ -68,9 +68,10 @@ $$;
 
 -- The state of each scope, for each pair with a window. Window 0 is
 -- the lifetime, and a null one is a period. with_leases: spends of open leases are used, and not held.
-create function metered.usage(scopes text[], windows interval[], periods metered.period[], with_leases boolean)
+-- charges says how many charges were made in it, refunded or not.
+create function metered.usage_of(scopes text[], windows interval[], periods metered.period[], with_leases boolean)
 returns table (used bigint, held bigint, spent bigint, refunded bigint, credited bigint, seq bigint, due_us bigint, leased bigint,
-    starts_at timestamptz, ends_at timestamptz)
+    starts_at timestamptz, ends_at timestamptz, charges bigint)
 language plpgsql stable
 as $$
 declare
@@ -79,6 +80,7 @@ declare
     tip   metered.ledger;
     l     record;
     p     timestamptz[];
+    after timestamptz;  -- since, or null for a lifetime
 begin
     for i in 1..cardinality(scopes) loop
         tip := metered._last_entry(scopes[i]);
@@ -87,23 +89,31 @@ begin
         starts_at := p[1];
         ends_at := p[2];
         since := coalesce(greatest(clk, tip.at) - windows[i], starts_at - interval '0.000001');
-        if windows[i] = interval '0' then
+        after := case when windows[i] is distinct from interval '0' then since end;
+        charges := tip.seq - coalesce({others: tip = tip}, 0);
+        if after is null then
             used := tip.spent - tip.refunded - tip.credited;
         elsif tip.at <= since then
             used := 0;
+            charges := 0;
         else
-            used := (metered._spent_since(tip, since)).used;
+            l := metered._spent_since(tip, since);
+            used := l.used;
+            charges := charges - metered._charges_upto(tip.scope, l.base_seq);
         end if;
         held := tip.held;
         spent := tip.spent;
         if tip.tallied then
-            used := used + metered._tallied_units(tip, case when windows[i] is distinct from interval '0' then since end);
-            spent := spent + metered._tallied_units(tip, null);
+            l := metered._tallied_units(tip, after);
+            used := used + l.units;
+            charges := charges + l.charges;
+            spent := spent + (metered._tallied_units(tip, null)).units;
         end if;
         if tip.next_due <= clk then
             held := held - metered._due_units(scopes[i], tip.next_due, clk);
-            used := used + metered._minima(tip, case when windows[i] is distinct from interval '0' then since end, clk);
+            used := used + metered._minima(tip, after, clk);
             spent := spent + metered._minima(tip, null, clk);
+            charges := charges + metered._minima_due(tip, after, clk);
         end if;
         refunded := tip.refunded;
         credited := tip.credited;
@@ -115,10 +125,23 @@ begin
             held := held - l.unspent - l.spent;
             used := used + l.spent;
             spent := spent + l.spent;
+            charges := charges + (metered._unsettled_spends(scopes[i], array['-infinity'::timestamptz], true))[1];
         end if;
         due_us := case when held > 0 then
             extract(epoch from metered._first_due(scopes[i], tip.next_due, clk) - clk) * 1000000 end;
         return next;
     end loop;
+end
+$$;
+
+-- usage_of without charges, for programs of version 1.
+create function metered.usage(scopes text[], windows interval[], periods metered.period[], with_leases boolean)
+returns table (used bigint, held bigint, spent bigint, refunded bigint, credited bigint, seq bigint, due_us bigint, leased bigint,
+    starts_at timestamptz, ends_at timestamptz)
+language plpgsql stable
+as $$
+begin
+    return query select u.used, u.held, u.spent, u.refunded, u.credited, u.seq, u.due_us, u.leased, u.starts_at, u.ends_at
+        from metered.usage_of(scopes, windows, periods, with_leases) u;
 end
 $$;

@@ -240,6 +240,7 @@ as $$
 declare
     l    metered.leases;
     last timestamptz;
+    made bigint := 1;       -- charges: units that were spent in memory are one
     c    record;
 begin
     perform metered._require(octet_length(of_owner) between 1 and 255 and coalesce(told >= 0, true), 'settle');
@@ -254,11 +255,11 @@ begin
         return;
     end if;
     if l.mode = 's' then
-        select coalesce(sum(s.amount), 0), max(s.at) into spent, last from metered.lease_spends s where s.lease = of_no;
+        select coalesce(sum(s.amount), 0), max(s.at), count(*) into spent, last, made from metered.lease_spends s where s.lease = of_no;
     else
         spent := case when l.owner = of_owner and told <= l.granted then told else l.granted end;
     end if;
-    c := metered._close_lease(l, spent, of_owner, wait_ms, last, metered._spent_limits(limits), ahead);
+    c := metered._close_lease(l, spent, of_owner, wait_ms, last, metered._spent_limits(limits), ahead, made);
     status := case when c.silent then 'crossing' else 'settled' end;
     crossed := c.crossed;
 end
@@ -286,9 +287,9 @@ $$;
 -- Writes the end of a lease of which so many units were spent, under its scope's lock. Units beyond the
 -- granted ones, which nobody can spend, would be charged. The end is dated no earlier than last, the last spend, since the
 -- clock may have been set back. limits are _spent_limits. silent: nothing was written, since it crosses a threshold
--- and the caller is not telling.
+-- and the caller is not telling. The spent units count as so many charges.
 create function metered._close_lease(l metered.leases, units bigint, by_whom text, wait_ms int, last timestamptz,
-    limits metered.charge_limit[], ahead interval, out crossed jsonb, out silent boolean)
+    limits metered.charge_limit[], ahead interval, charges bigint, out crossed jsonb, out silent boolean)
 language plpgsql volatile
 as $$
 declare
@@ -323,7 +324,7 @@ begin
         tip.spent := tip.spent + case when tip.kind in ('u', 'c') then amount else 0 end;
         tip.held := tip.held - case when tip.kind in ('u', 'l') then amount else 0 end;
         tip.next_due := metered._due_after(l.scope, before, tip.held, tip.next_due, clk);
-        perform metered._append(tip);
+        perform metered._append_as(tip, case tip.kind when 'u' then charges else 0 end);
         before := tip.seq;
         continue when tip.lots_end is null;
         case tip.kind

@@ -187,9 +187,32 @@ begin
 end
 $$;
 
--- Appends an entry. ON CONFLICT, because callers' retry loops do not retry a unique
--- violation.
+-- others of an entry, or null if it is gone.
+create function metered._others(of_scope text, of_seq bigint) returns bigint
+language sql stable
+as $$
+    select {others: tip = l} from metered.ledger l where l.scope = of_scope and l.seq = of_seq
+$$;
+
+-- The charges of a scope up to an entry, or up to none (0).
+create function metered._charges_upto(of_scope text, of_seq bigint) returns bigint
+language sql stable
+as $$
+    select of_seq - coalesce(metered._others(of_scope, of_seq), 0)
+$$;
+
+-- Appends an entry.
 create function metered._append(e metered.ledger) returns void
+language plpgsql volatile
+as $$
+begin
+    perform metered._append_as(e, (e.kind in ('c', 'u'))::int);
+end
+$$;
+
+-- Appends an entry that counts as so many charges. ON CONFLICT, because callers' retry loops do not retry a
+-- unique violation.
+create function metered._append_as(e metered.ledger, charges bigint) returns void
 language plpgsql volatile
 as $$
 declare
@@ -198,6 +221,7 @@ begin
     if e.amount < 1 and e.kind not in ('k', 'z', 's') then
         perform metered._no_amount();
     end if;
+    e.others := nullif(coalesce(metered._others(e.scope, e.seq - 1), 0) + 1 - charges, 0);
     insert into metered.ledger values (e.*) on conflict do nothing;
     if not found then
         perform metered._collided();

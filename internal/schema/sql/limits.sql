@@ -252,7 +252,7 @@ begin
                 end if;
             end if;
             if tip.tallied then
-                u := u + metered._tallied_units(tip, since);
+                u := u + (metered._tallied_units(tip, since)).units;
             end if;
             if tip.next_due <= clk then
                 due_minima := metered._minima(tip, since, clk);

@@ -14,6 +14,15 @@ begin
 end
 $$;
 
+-- How many lines these units are of.
+create function metered._minima_due(tip metered.ledger, since timestamptz, clk timestamptz) returns bigint
+language sql stable
+as $$
+    select count(*) from metered.hold_lines l
+    where l.scope = tip.scope and l.open > 0 and l.at_least > 0 and l.at_least > l.captured and l.due >= tip.next_due and l.due <= clk
+      and greatest(l.due, tip.at) > coalesce(since, '-infinity')
+$$;
+
 -- The minima of a scope's open lines that fall due from since on and before until, without the holds of_nos: units, and when they leave the
 -- window or period of a limit, in the order of these times. They never leave a lifetime. Null if there are none.
 create function metered._minima_leave(tip metered.ledger, l metered.charge_limit, since timestamptz, until timestamptz, clk timestamptz, of_nos bigint[],

@@ -17,10 +17,10 @@ declare
     unused text;
 begin
     insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind,
-        scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent)
+        scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, others)
     select t.seq + 1, units, t.clk, t.spent, t.refunded, t.credited, t.held + units, t.epoch, 'h',
         of_scope, least({due: tip = t, at = t.clk, held = t.held}, t.clk + (ttl + grace)), of_id, op_tenant,
-        _place_short.operation, _place_short.note, t.anchor_at, t.anchor_spent
+        _place_short.operation, _place_short.note, t.anchor_at, t.anchor_spent, coalesce({others: tip = t}, 0) + 1
     from {short tip: scope = of_scope} t
     where {usual hold: tip = t, at = t.clk, amount = units, note = _place_short.note}
         and {admits: tip = t, at = t.clk, amount = units}
@@ -181,10 +181,10 @@ begin
         for no key update skip locked;
         if was.due > was.clk then
             insert into metered.ledger as e (seq, amount, at, spent, refunded, credited, held, epoch, kind,
-                scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, crossed)
+                scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, crossed, others)
             select t.seq + 1, y.take, was.clk, t.spent + y.take, t.refunded, t.credited, t.held - y.take, t.epoch, 'u',
                 t.scope, {due: tip = t, at = was.clk, held = t.held - y.take}, of_id, op_tenant, capture_holds_plain.operation,
-                capture_holds_plain.note, t.anchor_at, t.anchor_spent, t.crossed
+                capture_holds_plain.note, t.anchor_at, t.anchor_spent, t.crossed, {others: tip = t}
             from (select l.scope, coalesce(units, l.open) as take from metered.hold_lines l
                     where l.hold = was.no and coalesce(l.scope = of_scope and units between 1 and l.open, units is null and l.open > 0)
                     and not exists (select from metered.hold_lines z where z.hold = was.no and z.scope <> l.scope)) y,

@@ -3,11 +3,11 @@
 
 -- The sums of a scope's chain before each of the times, which ascend. seq is the last entry before it,
 -- refunded_after has the refunds, up to now, of charges after it, and unsettled the spends from open leases
--- between the time and the next one. If a purge took an answer away, the last row has known_from, since when usage
+-- between the time and the next one. charges and unsettled_charges say how many charges spent and unsettled are of. If a purge took an answer away, the last row has known_from, since when usage
 -- is known. STABLE, so that all its statements see one snapshot.
-create function metered.usage_at(of_scope text, times timestamptz[])
+create function metered.usage_before(of_scope text, times timestamptz[])
 returns table (seq bigint, spent bigint, refunded bigint, credited bigint, refunded_after bigint, unsettled bigint,
-    known_from timestamptz)
+    known_from timestamptz, charges bigint, unsettled_charges bigint)
 language plpgsql stable
 as $$
 declare
@@ -16,22 +16,30 @@ declare
     open bigint[];
     due  bigint[];
     apart bigint[];     -- units of tallies before each time
+    opens bigint[];     -- how many they are
+    dues  bigint[];
+    aparts bigint[];
     t    timestamptz;
 begin
     perform metered._require(cardinality(times) between 1 and 2001 and array_ndims(times) = 1 and array_lower(times, 1) = 1
         and array_position(times, null) is null, 'times');
-    open := case when tip.held > 0 then metered._unsettled_spends(of_scope, times) end;
-    due := case when tip.next_due <= clk then metered._due_minima(tip, times, clk) end;
-    apart := case when tip.tallied then metered._tallies_before(tip, times) end;
+    open := case when tip.held > 0 then metered._unsettled_spends(of_scope, times, false) end;
+    opens := case when open is not null then metered._unsettled_spends(of_scope, times, true) end;
+    due := case when tip.next_due <= clk then metered._due_minima(tip, times, clk, false) end;
+    dues := case when due is not null then metered._due_minima(tip, times, clk, true) end;
+    apart := case when tip.tallied then metered._tallies_before(tip, times, false) end;
+    aparts := case when apart is not null then metered._tallies_before(tip, times, true) end;
     for i in 1..cardinality(times) loop
         t := times[i] - interval '1 microsecond';       -- an entry at an edge is after it
         unsettled := coalesce(open[i], 0);
+        unsettled_charges := coalesce(opens[i], 0);
         if tip.at <= t then
             seq := tip.seq;
             spent := tip.spent + coalesce(due[i], 0) + coalesce(apart[i], 0);
             refunded := tip.refunded;
             credited := tip.credited;
             refunded_after := 0;
+            charges := tip.seq - coalesce({others: tip = tip}, 0) + coalesce(dues[i], 0) + coalesce(aparts[i], 0);
             return next;
             continue;
         end if;
@@ -47,17 +55,30 @@ begin
             return;
         end if;
         credited := case when tip.credited = 0 then 0 else
-            coalesce((select l.credited from metered.ledger l where l.scope = of_scope and l.seq = usage_at.seq), 0) end;
+            coalesce((select l.credited from metered.ledger l where l.scope = of_scope and l.seq = usage_before.seq), 0) end;
         -- The rows of refund_sum that a purge took are of charges before seq.
         refunded_after := case when refunded = tip.refunded then 0 when seq = 0 then tip.refunded
             else metered._refunds_after(of_scope, tip.seq, seq) end;
+        charges := metered._charges_upto(of_scope, seq);
         return next;
     end loop;
 end
 $$;
 
--- The minima of a scope's due lines, not freed yet, that count before each of the times (see _minima).
-create function metered._due_minima(tip metered.ledger, times timestamptz[], clk timestamptz) returns bigint[]
+-- usage_before without charges, for programs of version 1.
+create function metered.usage_at(of_scope text, times timestamptz[])
+returns table (seq bigint, spent bigint, refunded bigint, credited bigint, refunded_after bigint, unsettled bigint,
+    known_from timestamptz)
+language plpgsql stable
+as $$
+begin
+    return query select u.seq, u.spent, u.refunded, u.credited, u.refunded_after, u.unsettled, u.known_from
+        from metered.usage_before(of_scope, times) u;
+end
+$$;
+
+-- The minima of a scope's due lines, not freed yet, that count before each of the times (see _minima), or how many they are.
+create function metered._due_minima(tip metered.ledger, times timestamptz[], clk timestamptz, counting boolean) returns bigint[]
 language plpgsql stable
 as $$
 declare
@@ -66,7 +87,7 @@ declare
     r     record;
 begin
     for r in
-        select width_bucket(greatest(l.due, tip.at), times) as nth, sum(l.at_least - l.captured)::bigint as amount
+        select width_bucket(greatest(l.due, tip.at), times) as nth, sum(case when counting then 1 else l.at_least - l.captured end)::bigint as amount
         from metered.hold_lines l
         where l.scope = tip.scope and l.open > 0 and l.at_least > 0 and l.at_least > l.captured and l.due >= tip.next_due and l.due <= clk
         group by 1 order by 1
@@ -83,8 +104,8 @@ begin
 end
 $$;
 
--- The spends from the open leases of a scope, from each time on until the next one. It reads all of their spends.
-create function metered._unsettled_spends(of_scope text, times timestamptz[]) returns bigint[]
+-- The spends from the open leases of a scope, from each time on until the next one, or how many they are. It reads all of their spends.
+create function metered._unsettled_spends(of_scope text, times timestamptz[], counting boolean) returns bigint[]
 language plpgsql stable
 as $$
 declare
@@ -92,7 +113,7 @@ declare
     r     record;
 begin
     for r in
-        select width_bucket(x.at, times) as nth, sum(x.amount)::bigint as amount
+        select width_bucket(x.at, times) as nth, sum(case when counting then 1 else x.amount end)::bigint as amount
         -- In order, or the planner may take the index of the history, and read all that was ever settled.
         from (select y.no from metered.leases y
               where y.scope = of_scope and y.settled_at is null and y.mode = 's' order by y.ends_at) l,

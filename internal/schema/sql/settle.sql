@@ -166,6 +166,7 @@ begin
         e.next_due := metered._write_lines(tip, e, clk, nos is null, due.lines);
         perform metered._write_due(tip, e, after.entries, after.moves, due.lots, after.lots,
             due.parts, after.parts, due.debts, after.debts, after.spent);
+        e.others := metered._others(e.scope, e.seq);
     end if;
     e.crossed := tip.crossed;
     return e;
@@ -198,10 +199,12 @@ language plpgsql volatile
 as $$
 declare
     made int;
+    was  bigint := metered._others(e.scope, entries[1].seq - 1);
 begin
     if cardinality(entries) > 0 then
         insert into metered.ledger ({entry columns})
-        select {entry of x: seq = x.seq, lots_end = e.lots_end, next_due = e.next_due}
+        select {entry of x: seq = x.seq, lots_end = e.lots_end, next_due = e.next_due,
+            others = coalesce(was, 0) + count(*) filter (where x.kind not in ('c', 'u')) over (order by x.seq)}
         from unnest(entries) x on conflict do nothing;
         get diagnostics made = row_count;
         if made < cardinality(entries) then

@@ -48,11 +48,11 @@ begin
 end
 $$;
 
--- The units of a scope's tallies that count after a time, or of all of them (null), for a reader.
-create function metered._tallied_units(tip metered.ledger, since timestamptz) returns bigint
+-- The units of a scope's tallies that count after a time, or of all of them (null), for a reader, and how many they are.
+create function metered._tallied_units(tip metered.ledger, since timestamptz, out units bigint, out charges bigint)
 language sql stable
 as $$
-    select coalesce(sum(x.amount), 0)::bigint from metered.tallies x
+    select coalesce(sum(x.amount), 0)::bigint, count(*) from metered.tallies x
     where x.scope = tip.scope and (since is null or tip.at > since or x.at > since)
 $$;
 
@@ -212,8 +212,8 @@ begin
 end
 $$;
 
--- The units of a scope's tallies that count before each of the times, which ascend (see usage_at).
-create function metered._tallies_before(tip metered.ledger, times timestamptz[]) returns bigint[]
+-- The units of a scope's tallies that count before each of the times, which ascend (see usage_before), or how many they are.
+create function metered._tallies_before(tip metered.ledger, times timestamptz[], counting boolean) returns bigint[]
 language plpgsql stable
 as $$
 declare
@@ -222,7 +222,7 @@ declare
     r     record;
 begin
     for r in
-        select width_bucket(greatest(x.at, tip.at), times) as nth, sum(x.amount)::bigint as amount
+        select width_bucket(greatest(x.at, tip.at), times) as nth, sum(case when counting then 1 else x.amount end)::bigint as amount
         from metered.tallies x where x.scope = tip.scope group by 1
     loop
         if r.nth < cardinality(times) then

@@ -248,7 +248,7 @@ begin
         lines := '{}';
         for l in
             select y.scope, y.amount, y.captured, y.open, y.due, y.opened_seq, y.refunded as given_back, y.at_least, t.seq, t.at, t.spent, t.refunded, t.credited, t.held, t.epoch, t.next_due,
-                t.anchor_at, t.anchor_spent, t.lots_end, t.crossed, t.tallied
+                t.anchor_at, t.anchor_spent, t.lots_end, t.crossed, t.tallied, t.others
             from metered.hold_lines y left join lateral (
                 select * from metered.ledger e where e.scope = y.scope order by e.seq desc limit 1 for key share) t on true
             where y.hold = k.nos[i] order by y.scope
@@ -270,8 +270,11 @@ begin
                     tip := metered._entry_for_write(l.scope);
                 end if;
                 if tip.scope = l.scope and tip.seq >= l.seq then
-                    select tip.seq, tip.at, tip.spent, tip.credited, tip.held, tip.next_due, tip.lots_end
-                    into l.seq, l.at, l.spent, l.credited, l.held, l.next_due, l.lots_end;
+                    select tip.seq, tip.at, tip.spent, tip.credited, tip.held, tip.next_due, tip.lots_end, tip.others
+                    into l.seq, l.at, l.spent, l.credited, l.held, l.next_due, l.lots_end, l.others;
+                end if;
+                if take > covered then   -- the excess is no charge beside the capture
+                    l.others := coalesce({others: tip = l}, 0) + 1;
                 end if;
                 if covered > 0 then
                     n := array_position(watched, l.scope);

@@ -209,7 +209,8 @@ begin
 end
 $$;
 
--- The units that count for each limit now, or for the lifetime without limits, and the scope's totals.
+-- The units and charges that count for each limit now, or for the lifetime without limits, and the
+-- scope's totals.
 create function metered.v1_usage(scope text, limits jsonb default '[]') returns jsonb
 language plpgsql stable
 as $$
@@ -223,14 +224,16 @@ begin
     end if;
     for nth in 0..greatest(1, jsonb_array_length(limits)) - 1 loop
         asked := metered._v1_limit(coalesce(limits -> nth, '{"max": 0, "lifetime": true}'));
-        select y.used, y.held + y.leased as held, y.spent, y.refunded, y.credited into now_in
-        from metered.usage(array[scope], array[asked.win], array[asked.period], true) y;
-        stand := stand || metered._v1_stand(limits -> nth, now_in.used, now_in.held);
+        select y.used, y.held + y.leased as held, y.spent, y.refunded, y.credited, y.charges into now_in
+        from metered.usage_of(array[scope], array[asked.win], array[asked.period], true) y;
+        stand := stand || (metered._v1_stand(limits -> nth, now_in.used, now_in.held)
+            || jsonb_build_object('charges', now_in.charges));
     end loop;
     return jsonb_build_object('ok', true, 'spent', now_in.spent, 'refunded', now_in.refunded,
             'credited', now_in.credited, 'held', now_in.held,
             'used', now_in.spent - now_in.refunded - now_in.credited)
-        || case when limits = '[]' then '{}' else jsonb_build_object('limits', stand) end;
+        || case when limits = '[]' then jsonb_build_object('charges', now_in.charges)
+            else jsonb_build_object('limits', stand) end;
 end
 $$;
 
