@@ -185,15 +185,15 @@ func (s *sweeper) tellLag(ctx context.Context, pool *pgxpool.Pool) {
 	for _, h := range due.Holds {
 		lag = max(lag, h.Now.Sub(h.Due))
 	}
-	s.book.observer.Event(ctx, observe.Event{Kind: observe.SweepLag, Lag: lag})
+	s.book.observer.Event(ctx, observe.Event{Kind: observe.SweepLag, Name: "holds", Lag: lag})
 }
 
 // tell reports a committed batch to the observer.
 func (s *sweeper) tell(ctx context.Context, expired, skipped, failed int) {
 	for _, e := range []observe.Event{
 		{Kind: observe.Hold, Name: string(EventExpired), N: int64(expired)},
-		{Kind: observe.SweepLeft, Name: "skipped", N: int64(skipped)},
-		{Kind: observe.SweepLeft, Name: "failed", N: int64(failed)},
+		{Kind: observe.SweepSkipped, Name: "holds", N: int64(skipped)},
+		{Kind: observe.SweepFailed, Name: "holds", N: int64(failed)},
 	} {
 		if e.N > 0 {
 			s.book.observer.Event(ctx, e)

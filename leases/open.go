@@ -108,7 +108,7 @@ func (p *Pool) open(ctx context.Context, s *slot) (_ *slice, err error) {
 	}
 	s.stands.Store(stands)
 	p.keep()
-	p.observer.Event(ctx, observe.Event{Kind: observe.LeaseOpened, N: got.granted})
+	p.observer.Event(ctx, observe.Event{Kind: observe.Slice, Name: "opened", N: got.granted})
 	return got, nil
 }
 

@@ -33,7 +33,7 @@ func (p *Pool) recall(of string) {
 	if before := last.Load(); now-before < int64(recallEvery) || !last.CompareAndSwap(before, now) {
 		return
 	}
-	p.observer.Event(p.live, observe.Event{Kind: observe.LeaseRecalled})
+	p.observer.Event(p.live, observe.Event{Kind: observe.Slice, Name: "recalled"})
 	p.recalled(of, func(s *slot) { s.giveBack(p, recallPause) })
 	p.keep()
 	if p.isClosed() {

@@ -56,7 +56,7 @@ func (p *Pool) settleEnded(ctx context.Context) error {
 			}
 			if !e.reported { // here, where no slot is locked
 				e.reported = true
-				p.observer.Event(ctx, observe.Event{Kind: observe.LeaseEnded, N: e.slice.granted})
+				p.observer.Event(ctx, observe.Event{Kind: observe.Slice, Name: "ended", N: e.slice.granted})
 			}
 			total := &e.slice.total
 			if !e.slot.memory {
@@ -110,10 +110,10 @@ func (p *Pool) settle(ctx context.Context, no int64, total *int64, of *slot) (se
 
 func (p *Pool) tellSettled(ctx context.Context, spent, returned int64) {
 	if spent > 0 {
-		p.observer.Event(ctx, observe.Event{Kind: observe.LeaseSpent, N: spent})
+		p.observer.Event(ctx, observe.Event{Kind: observe.Slice, Name: "spent", N: spent})
 	}
 	if returned > 0 {
-		p.observer.Event(ctx, observe.Event{Kind: observe.LeaseReturned, N: returned})
+		p.observer.Event(ctx, observe.Event{Kind: observe.Slice, Name: "returned", N: returned})
 	}
 }
 

@@ -116,12 +116,11 @@ const (
 	Hold Kind = "hold" // N holds changed: a holds.EventKind
 	Job  Kind = "job"  // N jobs are "created", or their keys' are "existing". Of those created some are "parked", then "released" or "dropped", and "troubled" at each try that failed
 
-	SweepLag  Kind = "sweep_lag"  // of the oldest due hold when a sweep began, or 0
-	SweepLeft Kind = "sweep_left" // N holds left for the next sweep: "skipped" (in use), "failed" (a subscriber)
-	LotsLag   Kind = "lots_lag"   // of wallet.Book.Sweep
-
-	// LotsLeft counts N lots left for the next sweep, with the Names of SweepLeft.
-	LotsLeft Kind = "lots_left"
+	// These are of sweeps, of "holds" or "lots": how late the oldest was when the sweep began, or 0,
+	// and N that are left for the next one, in use or because a subscriber failed.
+	SweepLag     Kind = "sweep_lag"
+	SweepSkipped Kind = "sweep_skipped"
+	SweepFailed  Kind = "sweep_failed"
 
 	// FeedLag is how old the first entry was that a consumer of the feed (Name) had not consumed when
 	// budget.Ledger.RunFeed looked, by the clock of the program, or 0.
@@ -129,11 +128,10 @@ const (
 
 	Purged Kind = "purged" // N rows of a Purge's Name, for each batch
 
-	LeaseOpened   Kind = "lease_opened"   // N units, to this process
-	LeaseEnded    Kind = "lease_ended"    // one opened with N units
-	LeaseSpent    Kind = "lease_spent"    // N units of a lease that this process settled, its own or another's
-	LeaseReturned Kind = "lease_returned" // the other N units of that lease
-	LeaseRecalled Kind = "lease_recalled" // all slices of a scope, after a refusal
+	// Slice is of leases: N units are "opened" for this process, and a slice of N "ended". Of one
+	// that it settled, its own or another's, N are "spent" and N "returned". After a refusal all
+	// slices of a scope are "recalled".
+	Slice Kind = "slice"
 
 	Lots       Kind = "lots"        // N lots were "granted", "revoked" (in part or whole), "reinstated", "rolled over", or "ended" by a sweep
 	LotsLapsed Kind = "lots_lapsed" // N units of lots (breakage), counted by a sweep, whatever call ended them
@@ -156,6 +154,6 @@ type Event struct {
 	// jobs, and never for the tokens and holds of metered.Do.
 	Pending bool
 
-	// Lag is how late a sweep was, for SweepLag and LotsLag, or a consumer, for FeedLag.
+	// Lag is how late a sweep was, for SweepLag, or a consumer, for FeedLag.
 	Lag time.Duration
 }

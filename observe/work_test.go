@@ -163,13 +163,13 @@ func TestObserver_HearsOfHoldsSweepsAndPurges(t *testing.T) {
 	r.Forget()
 	_, err := c.Holds.Sweep(ctx, pool, holds.SweepOptions{})
 	require.NoError(t, err)
-	require.Equal(t, []string{"sweep_lag  1"}, r.Told())
+	require.Equal(t, []string{"sweep_lag holds 1"}, r.Told())
 	require.Zero(t, r.Lag())
 	clock.Advance(3 * time.Minute)
 	r.Forget()
 	_, err = c.Holds.Sweep(ctx, pool, holds.SweepOptions{})
 	require.ErrorIs(t, err, refuse)
-	require.Equal(t, []string{"sweep_lag  1", "hold expired 2", "sweep_left failed 1"}, r.Told())
+	require.Equal(t, []string{"sweep_lag holds 1", "hold expired 2", "sweep_failed holds 1"}, r.Told())
 	require.Equal(t, 2*time.Minute, r.Lag(), "of the oldest")
 	sweep := only(t, &r, observe.Sweep)
 	require.Equal(t, int64(2), sweep.Rows)
@@ -219,18 +219,18 @@ func TestObserver_HearsOfLeases(t *testing.T) {
 	t.Cleanup(func() { _ = p.Close(context.Background()) })
 	limit := budget.Lifetime(1000)
 	spent := int64(0)
-	for r.Sum(observe.LeaseOpened) == 0 {
+	for r.Sum(observe.Slice, "opened") == 0 {
 		require.NoError(t, p.Allow(t.Context(), budget.Charge{Scope: "s", Amount: 1, Limits: []budget.Limit{limit}}))
 		spent++
 	}
-	out := r.Sum(observe.LeaseOpened)
+	out := r.Sum(observe.Slice, "opened")
 	require.Positive(t, out)
 	require.Error(t, p.Allow(t.Context(), budget.Charge{Scope: "s", Amount: 1000, Limits: []budget.Limit{limit}}))
 	require.Equal(t, int64(1), r.Sum(observe.LimitRefused))
-	require.Equal(t, int64(1), r.Sum(observe.LeaseRecalled), "the refusal met a lease")
+	require.Equal(t, int64(1), r.Sum(observe.Slice, "recalled"), "the refusal met a lease")
 	require.NoError(t, p.Close(t.Context()))
-	require.Equal(t, r.Sum(observe.LeaseOpened), r.Sum(observe.LeaseEnded))
-	require.Equal(t, r.Sum(observe.LeaseOpened), r.Sum(observe.LeaseSpent)+r.Sum(observe.LeaseReturned))
+	require.Equal(t, r.Sum(observe.Slice, "opened"), r.Sum(observe.Slice, "ended"))
+	require.Equal(t, r.Sum(observe.Slice, "opened"), r.Sum(observe.Slice, "spent")+r.Sum(observe.Slice, "returned"))
 	direct := int64(0)
 	for _, name := range r.Names(t, observe.Lease) {
 		if name == "direct" {
@@ -240,5 +240,5 @@ func TestObserver_HearsOfLeases(t *testing.T) {
 	usage, err := ledger.Usage(t.Context(), db, budget.Query{Scope: "s"})
 	require.NoError(t, err)
 	require.Equal(t, spent, usage[0].Spent)
-	require.Equal(t, spent, r.Sum(observe.LeaseSpent)+direct-1, "one of the direct ones was refused")
+	require.Equal(t, spent, r.Sum(observe.Slice, "spent")+direct-1, "one of the direct ones was refused")
 }

@@ -176,15 +176,13 @@ func (o *Observer) Event(ctx context.Context, e observe.Event) {
 	case observe.Job:
 		o.m.jobs.add(ctx, e.N, labels{{labelResult, e.Name}})
 	case observe.SweepLag:
-		o.m.lag.record(ctx, e.Lag, label{labelSweep, sweepOfHolds})
-	case observe.SweepLeft:
-		o.m.left.add(ctx, e.N, labels{{labelSweep, sweepOfHolds}, {labelReason, e.Name}})
-	case observe.LotsLag:
-		o.m.lag.record(ctx, e.Lag, label{labelSweep, sweepOfLots})
+		o.m.lag.record(ctx, e.Lag, label{labelSweep, e.Name})
+	case observe.SweepSkipped:
+		o.m.left.add(ctx, e.N, labels{{labelSweep, e.Name}, {labelReason, "skipped"}})
+	case observe.SweepFailed:
+		o.m.left.add(ctx, e.N, labels{{labelSweep, e.Name}, {labelReason, "failed"}})
 	case observe.FeedLag:
 		o.m.feed.record(ctx, e.Lag, label{labelConsumer, e.Name})
-	case observe.LotsLeft:
-		o.m.left.add(ctx, e.N, labels{{labelSweep, sweepOfLots}, {labelReason, e.Name}})
 	case observe.Lots:
 		o.m.lots.add(ctx, e.N, labels{{labelLots, e.Name}, pending})
 	case observe.LotsLapsed:
@@ -193,16 +191,21 @@ func (o *Observer) Event(ctx context.Context, e observe.Event) {
 		o.m.sessions.add(ctx, e.N, labels{{labelSession, e.Name}})
 	case observe.Purged:
 		o.m.purged.add(ctx, e.N, labels{{labelTable, e.Name}})
-	case observe.LeaseOpened:
+	case observe.Slice:
+		o.slice(ctx, e)
+	}
+}
+
+func (o *Observer) slice(ctx context.Context, e observe.Event) {
+	switch e.Name {
+	case "opened":
 		o.m.leased.add(ctx, e.N, labels{{labelUnits, "taken"}})
 		o.m.out.Add(ctx, e.N)
-	case observe.LeaseEnded:
+	case "ended":
 		o.m.out.Add(ctx, -e.N)
-	case observe.LeaseSpent:
-		o.m.leased.add(ctx, e.N, labels{{labelUnits, "spent"}})
-	case observe.LeaseReturned:
-		o.m.leased.add(ctx, e.N, labels{{labelUnits, "returned"}})
-	case observe.LeaseRecalled:
+	case "spent", "returned":
+		o.m.leased.add(ctx, e.N, labels{{labelUnits, e.Name}})
+	case "recalled":
 		o.m.recalls.add(ctx, e.N, labels{})
 	}
 }

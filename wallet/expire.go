@@ -218,8 +218,8 @@ func (s *sweeper) add(ctx context.Context, pending bool) {
 	for _, e := range []observe.Event{
 		{Kind: observe.Lots, Name: "ended", N: int64(s.done.Ended)},
 		{Kind: observe.LotsLapsed, N: s.done.lapsed},
-		{Kind: observe.LotsLeft, Name: "skipped", N: int64(s.done.Busy)},
-		{Kind: observe.LotsLeft, Name: "failed", N: int64(s.done.Failed)},
+		{Kind: observe.SweepSkipped, Name: "lots", N: int64(s.done.Busy)},
+		{Kind: observe.SweepFailed, Name: "lots", N: int64(s.done.Failed)},
 	} {
 		if e.Pending = pending; e.N > 0 {
 			s.book.observer.Event(ctx, e)
@@ -245,7 +245,8 @@ func (b *Book) tellLag(ctx context.Context, pool *pgxpool.Pool) {
 		!errors.Is(err, pgx.ErrNoRows) {
 		return
 	}
-	b.observer.Event(ctx, observe.Event{Kind: observe.LotsLag, Lag: time.Duration(us) * time.Microsecond})
+	b.observer.Event(ctx, observe.Event{Kind: observe.SweepLag, Name: "lots",
+		Lag: time.Duration(us) * time.Microsecond})
 }
 
 // sweepPage writes down what is due in wallets that are not behind, and returns those that are,

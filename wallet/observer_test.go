@@ -48,11 +48,11 @@ func TestObserver_GetsLots(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, []int{2, 0}, []int{report.Ended, report.Announced})
 	require.Equal(t, 2*time.Hour, o.Lag())
-	require.Equal(t, []string{"lots_lag  1", "lots ended 2", "lots_lapsed  22"}, told())
+	require.Equal(t, []string{"sweep_lag lots 1", "lots ended 2", "lots_lapsed  22"}, told())
 	_, err = f.book.Sweep(t.Context(), f.pool, wallet.SweepOptions{})
 	require.NoError(t, err)
 	require.Zero(t, o.Lag())
-	require.Equal(t, []string{"lots_lag  1"}, told(), "it was announced")
+	require.Equal(t, []string{"sweep_lag lots 1"}, told(), "it was announced")
 
 	refuses := errors.New("no")
 	f.book, err = wallet.New(f.ledger, wallet.Config{Subscribers: []wallet.Subscriber{func(context.Context, pgx.Tx, wallet.Breakage) error { return refuses }}})
@@ -60,12 +60,12 @@ func TestObserver_GetsLots(t *testing.T) {
 	f.clock.Set(noon.Add(6 * time.Hour))
 	_, err = f.book.Sweep(t.Context(), f.pool, wallet.SweepOptions{})
 	require.ErrorIs(t, err, refuses)
-	require.Equal(t, []string{"lots_lag  1", "lots ended 1", "lots_left failed 1"}, told())
+	require.Equal(t, []string{"sweep_lag lots 1", "lots ended 1", "sweep_failed lots 1"}, told())
 	// Units that no subscriber accepted are announced by the next sweep that succeeds.
 	f.book, err = wallet.New(f.ledger, wallet.Config{})
 	require.NoError(t, err)
 	_, err = f.book.Sweep(t.Context(), f.pool, wallet.SweepOptions{})
 	require.NoError(t, err)
 	require.Equal(t, time.Hour, o.Lag())
-	require.Equal(t, []string{"lots_lag  1", "lots_lapsed  5"}, told())
+	require.Equal(t, []string{"sweep_lag lots 1", "lots_lapsed  5"}, told())
 }

@@ -79,12 +79,12 @@ func (r *Recorder) Told(without ...observe.Kind) []string {
 	return told
 }
 
-// Sum adds up N of a kind's events.
-func (r *Recorder) Sum(kind observe.Kind) (n int64) {
+// Sum adds up N of a kind's events, of all names or of these.
+func (r *Recorder) Sum(kind observe.Kind, names ...string) (n int64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, e := range r.events {
-		if e.Kind == kind {
+		if e.Kind == kind && (len(names) == 0 || slices.Contains(names, e.Name)) {
 			n += e.N
 		}
 	}
@@ -96,7 +96,7 @@ func (r *Recorder) Lag() (lag time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, e := range r.events {
-		if e.Kind == observe.SweepLag || e.Kind == observe.LotsLag {
+		if e.Kind == observe.SweepLag {
 			lag = e.Lag
 		}
 	}
