@@ -300,6 +300,16 @@ func TestReceipt_IsWrongWhereAnythingOfItIs(t *testing.T) {
 	require.ErrorContains(t, err, "not as it was taken down")
 }
 
+// No charge pays for the log: no function of the schema knows its tables, and nothing hangs on the ledger.
+func TestNotary_NoChargeKnowsOfTheLog(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Open(t)
+	require.Positive(t, pgtest.Value[int](t, pool, "select count(*)::int from pg_proc where pronamespace = 'metered'::regnamespace and strpos(prosrc, 'metered.ledger') > 0"))
+	require.Zero(t, pgtest.Value[int](t, pool, "select count(*)::int from pg_proc where pronamespace = 'metered'::regnamespace and strpos(prosrc, 'notary_') > 0"))
+	require.Zero(t, pgtest.Value[int](t, pool, "select count(*)::int from pg_trigger where tgrelid = 'metered.ledger'::regclass"))
+	require.Zero(t, pgtest.Value[int](t, pool, "select count(*)::int from pg_rewrite where ev_class = 'metered.ledger'::regclass"))
+}
+
 // Beside charges, and beside others, each entry is in the log once.
 func TestNotarize_BesideChargesAndOthers(t *testing.T) {
 	t.Parallel()

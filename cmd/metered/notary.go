@@ -28,14 +28,15 @@ func (a *app) notarizeCmd() *cobra.Command {
 --key signs. Keep the head where nobody who can write to the database can change it: verify --against compares with it
 later. Run it from time to time. docs/notary.md says who can still cheat.
 
---new-key makes a pair of keys of that name, such as that of your ledger, prints both, and does nothing else. Keep the
-private one in a file, away from the database, and give the public one to whoever checks.
+--new-key makes a pair of keys of that name, such as that of your ledger, prints the private one and then the public
+one, and does nothing else. Keep the private one in a file, away from the database, and give the public one to whoever
+checks.
 
 It needs the schema's owner.`,
 		Example: `  metered notarize --new-key ledger.example`,
 	}
 	flags := c.Flags()
-	flags.StringVar(&keyFile, "key", "", "the file with the private key")
+	flags.StringVar(&keyFile, "key", "", "the file with the private key in its first line")
 	flags.StringVar(&newKey, "new-key", "", "make keys of this name, and print them")
 	flags.IntVar(&config.MaxEntries, "max-entries", 100_000,
 		"take down so many entries in one transaction")
@@ -49,7 +50,8 @@ It needs the schema's owner.`,
 		if err != nil {
 			return usagef("--key: %v", err)
 		}
-		signer, err := note.NewSigner(strings.TrimSpace(string(text)))
+		private, _, _ := strings.Cut(strings.TrimSpace(string(text)), "\n")
+		signer, err := note.NewSigner(private)
 		if err != nil {
 			return usagef("--key: %s has no private key: %v", keyFile, err)
 		}

@@ -36,7 +36,7 @@ func TestNotarize_FromTheCommandLine(t *testing.T) {
 	require.True(t, ok)
 	dir := t.TempDir()
 	key, head := filepath.Join(dir, "private"), filepath.Join(dir, "head")
-	require.NoError(t, os.WriteFile(key, []byte(private+"\n"), 0o600))
+	require.NoError(t, os.WriteFile(key, []byte(private+"\n"+public+"\n"), 0o600)) // as it was printed
 	l.exits(exitUsage, "notarize")
 	l.exits(exitUsage, "notarize", "--new-key", "a b")
 	l.exits(exitUsage, "notarize", "--key", filepath.Join(dir, "none"))
