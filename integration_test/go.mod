@@ -13,8 +13,9 @@ require (
 	github.com/pgmetered/metered v0.0.0-20261128165039-55e3f0529f43
 	github.com/pgmetered/metered/cells v0.0.0-20261128165039-55e3f0529f43
 	github.com/pgmetered/metered/console v0.0.0-20261128165039-55e3f0529f43
-	github.com/pgmetered/metered/notary v0.0.0-20261128165039-55e3f0529f43
 	github.com/pgmetered/metered/jobs/citusjobs v0.0.0-20261128165039-55e3f0529f43
+	github.com/pgmetered/metered/notary v0.0.0-20261128165039-55e3f0529f43
+	github.com/pgmetered/metered/privacy v0.0.0-20261128165039-55e3f0529f43
 	github.com/pressly/goose/v3 v3.29.0
 	github.com/riverqueue/river v0.51.0
 	github.com/riverqueue/river/riverdriver/riverpgxv5 v0.51.0
