@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered"
@@ -26,13 +27,14 @@ func TestVerify_FindsWhatIsWrongInAnArchive(t *testing.T) {
 	out, err := build.CombinedOutput()
 	require.NoError(t, err, "%s", out)
 	dir := t.TempDir()
-	archive := func() {
+	archiveInto := func(dir string) {
 		t.Helper()
 		cmd := exec.CommandContext(t.Context(), binary, "-dir", dir)
 		cmd.Env = append(os.Environ(), "DATABASE_URL="+pgtest.ConnString(pool))
 		out, err := cmd.CombinedOutput()
 		require.NoError(t, err, "%s", out)
 	}
+	archive := func() { t.Helper(); archiveInto(dir) }
 	charge := func(amount int64) {
 		t.Helper()
 		_, err := c.Budget.ChargeNow(t.Context(), pool, budget.Charge{Scope: "org/acme", Amount: amount})
@@ -124,6 +126,32 @@ func TestVerify_FindsWhatIsWrongInAnArchive(t *testing.T) {
 	// A scope that is gone is in the archive alone, also if another has its name now.
 	cli(t, pool).ok("pseudonymize", "--subject", "org/globex", "--alias", "gone/1", "--yes")
 	require.EqualValues(t, 1, reports.object("verify", "--archive", dir, "--against", "database")["gone"])
+
+	// The files keep the name, as docs/privacy.md says. An archive that is made anew has the alias.
+	having := func(dir, name string) (files int) {
+		t.Helper()
+		paths, err := filepath.Glob(filepath.Join(dir, "*"))
+		require.NoError(t, err)
+		for _, path := range paths {
+			text, err := os.ReadFile(path)
+			require.NoError(t, err)
+			if bytes.Contains(text, []byte(name)) {
+				files++
+			}
+		}
+		return files
+	}
+	require.Positive(t, having(dir, "org/globex"))
+	require.NoError(t, pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
+		_, err := c.Budget.DropFeedConsumer(t.Context(), tx, archiveConsumer)
+		return err
+	}))
+	anew := t.TempDir()
+	archiveInto(anew)
+	require.Zero(t, having(anew, "org/globex"))
+	require.Positive(t, having(anew, "gone/1"))
+	nowhere.ok("verify", "--archive", anew)
+
 	_, err = c.Budget.ChargeNow(t.Context(), pool, budget.Charge{Scope: "org/globex", Amount: 9})
 	require.NoError(t, err)
 	require.EqualValues(t, 1, reports.object("verify", "--archive", dir, "--against", "database")["gone"])
