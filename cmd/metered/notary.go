@@ -157,14 +157,13 @@ func (a *app) compared(r notary.Report) error {
 	if err := t.flush(); err != nil {
 		return err
 	}
-	fmt.Fprintf(a.out, "%s are as the head of %s has them, %s.\n",
+	fmt.Fprintf(a.out, "%s as in the head of %s, %s.\n",
 		plural(int(r.Checked), "entry", "entries"), instant(r.Head.At),
 		plural(len(r.Differences), "difference", "differences"))
 	for _, also := range []struct {
 		n    int64
 		what string
-	}{{r.Purged, "were purged"}, {r.Moved, "have moved to another cell"},
-		{r.Later, "are later than the head"}} {
+	}{{r.Purged, "purged"}, {r.Moved, "moved to another cell"}, {r.Later, "later than the head"}} {
 		if also.n > 0 {
 			fmt.Fprintf(a.out, "%s %s.\n", plural(int(also.n), "entry", "entries"), also.what)
 		}

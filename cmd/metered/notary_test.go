@@ -48,7 +48,7 @@ func TestNotarize_FromTheCommandLine(t *testing.T) {
 	require.NoError(t, os.WriteFile(head, []byte(l.ok("notarize", "--key", key)), 0o600))
 	require.EqualValues(t, 9, l.object("notarize", "--key", key)["size"])
 	reports := as(t, pool, metered.GrantReportingSQL)
-	require.Contains(t, reports.ok("verify", "--against", head, "--key", public), "9 entries are as the head of ")
+	require.Contains(t, reports.ok("verify", "--against", head, "--key", public), "9 entries as in the head of ")
 	receipt := reports.object("receipt", "org/acme", "1")
 	require.Contains(t, receipt["head"], "ledger.example\n9\n")
 	require.Contains(t, receipt["record"], "\n1 c 5 ")
