@@ -255,14 +255,6 @@ func (h *history) draw() {
 	require.Equal(h.T, want, drawn)
 }
 
-// draw of the model notes the parts that a refund needs.
-func (m *model) draw(amount int64, use string) []mPart {
-	parts := m.spend(amount, use)
-	m.serial++
-	m.draws = append(m.draws, mDraw{serial: m.serial, amount: amount, use: use, parts: append([]mPart(nil), parts...)})
-	return parts
-}
-
 // refund gives back a part of a draw or of a capture, sometimes more than is left of it.
 func (h *history) refund() {
 	if len(h.m.draws) == 0 {
@@ -419,8 +411,7 @@ func (h *history) reinstate() {
 			}
 			want.Amount += n
 			m.at(h.now)
-			m.pay()
-			m.payDebts(j)
+			m.pay(j)
 		}
 		if want.Replayed = want.Amount == 0; ended && want.Amount == 0 {
 			return wallet.ErrExpired

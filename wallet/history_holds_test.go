@@ -130,40 +130,8 @@ func (m *model) end(i int, captured int64, now time.Time) error {
 		return err
 	}
 	m.settle(now)
-	hold := &m.holds[i]
-	m.capture(hold, captured)
-	came := m.letGo(hold, hold.amount)
-	hold.ended = true
-	m.pay()
-	m.payDebts(came...)
+	m.endHold(i, captured)
 	return nil
-}
-
-// capture spends units of a hold.
-func (m *model) capture(hold *mHold, units int64) {
-	if units == 0 {
-		return
-	}
-	hold.amount -= units
-	hold.spent += units
-	m.serial++
-	d := mDraw{serial: m.serial, amount: units, parts: []mPart{{-1, units}}}
-	if !m.opened {
-		m.plain -= units
-	} else {
-		d.parts = m.split(hold, units)
-		for _, p := range d.parts {
-			if p.lot < 0 {
-				m.debt += p.amount
-				m.owe(hold.use, p.amount)
-				continue
-			}
-			m.lots[p.lot].kept -= p.amount
-			m.lots[p.lot].drawn += p.amount
-		}
-		d.parts = append([]mPart(nil), d.parts...)
-	}
-	m.draws = append(m.draws, d)
 }
 
 func (h *history) extend() {

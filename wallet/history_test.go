@@ -96,7 +96,7 @@ func newHistory(rt *rapid.T, f *fixture) *history {
 		Priorities:  map[string]int{"paid": 10, "promotional": 5},
 		LateRefunds: rapid.SampledFrom([]wallet.Late{wallet.Lapse, wallet.Forever, wallet.Late(20 * time.Second)}).Draw(rt, "late refunds"),
 	}
-	h := &history{T: rt, f: f, now: noon, scope: fmt.Sprint("wallet ", historySerial.Add(1)), m: &model{overdraft: cfg.Overdraft}}
+	h := &history{T: rt, f: f, now: noon, scope: fmt.Sprint("wallet ", historySerial.Add(1)), m: &model{overdraft: cfg.Overdraft, owed: map[string]int64{}}}
 	cfg.Subscribers = []wallet.Subscriber{func(_ context.Context, _ pgx.Tx, b wallet.Breakage) error {
 		h.told += b.Amount
 		return nil

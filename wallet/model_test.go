@@ -109,19 +109,13 @@ func (l *mLot) rest() int64 {
 	return l.amount - l.drawn - l.kept - l.lapsed - l.revoked - l.rolled - l.pending
 }
 
+// end is when a lot ends, in a long time for never.
+func (l *mLot) end() time.Time { return cmp.Or(l.ends, time.Unix(1<<40, 0)) }
+
 func (l *mLot) due(now time.Time) bool { return !l.ends.IsZero() && !l.ends.After(now) }
 
-// before reports whether a lot is drawn before another one, both given by number.
-func (m *model) before(a, b int) int {
-	x, y := &m.lots[a], &m.lots[b]
-	never := func(l *mLot) int {
-		if l.ends.IsZero() {
-			return 1
-		}
-		return 0
-	}
-	return cmp.Or(cmp.Compare(x.priority, y.priority), cmp.Compare(never(x), never(y)), x.ends.Compare(y.ends), slices.Compare(x.age[:], y.age[:]))
-}
+// pays reports whether a lot pays for a use, "" for none.
+func (l *mLot) pays(use string) bool { return l.uses == nil || slices.Contains(l.uses, use) }
 
 func (m *model) order() []int {
 	order := make([]int, len(m.lots))
@@ -163,9 +157,6 @@ func (m *model) units() int64 {
 	}
 	return units
 }
-
-// pays reports whether a lot pays for a use, "" for none.
-func (l *mLot) pays(use string) bool { return l.uses == nil || slices.Contains(l.uses, use) }
 
 // keptFor is the units of lots for a use alone.
 func (m *model) keptFor(use string) (units int64) {
@@ -214,48 +205,13 @@ func (m *model) settle(now time.Time) time.Time {
 	return m.at(now)
 }
 
-// due lets everything due happen, in the order of time: lots that end, lots that begin, and then holds.
-func (m *model) due(now time.Time) {
-	until := mLater(now, m.last)
-	for {
-		lot, hold, start := -1, -1, -1
-		for i := range m.lots {
-			l := &m.lots[i]
-			if l.due(until) && l.rest() > 0 && (lot < 0 || cmp.Or(l.ends.Compare(m.lots[lot].ends), slices.Compare(l.age[:], m.lots[lot].age[:])) < 0) {
-				lot = i
-			}
-			if l.pending > 0 && !l.starts.After(until) && (start < 0 || cmp.Or(l.starts.Compare(m.lots[start].starts), slices.Compare(l.age[:], m.lots[start].age[:])) < 0) {
-				start = i
-			}
-		}
-		for i := range m.holds { // with nothing held one is due by the clock alone, which may go back
-			if h := &m.holds[i]; !h.ended && h.amount > 0 && !h.due.After(now) && (hold < 0 || h.due.Before(m.holds[hold].due)) {
-				hold = i
-			}
-		}
-		switch {
-		case lot >= 0 && (hold < 0 || !m.lots[lot].ends.After(m.holds[hold].due)) && (start < 0 || !m.lots[lot].ends.After(m.lots[start].starts)):
-			m.at(m.lots[lot].ends)
-			m.endLot(lot)
-		case start >= 0 && (hold < 0 || !m.lots[start].starts.After(m.holds[hold].due)):
-			m.at(m.lots[start].starts)
-			m.lots[start].pending = 0
-			m.lots[start].age = m.newAge(m.lots[start].starts)
-			m.pay()
-			m.payDebts(start)
-			m.renew(start)
-		case hold >= 0:
-			h := &m.holds[hold]
-			m.at(h.due)
-			m.capture(h, min(h.amount, max(0, h.least-h.spent)))
-			came := m.letGo(h, h.amount)
-			h.ended = true
-			m.pay()
-			m.payDebts(came...)
-		default:
-			return
-		}
+// settled is the wallet as a reader sees it.
+func (m *model) settled(now time.Time) *model {
+	c := m.clone()
+	if c.opened || len(c.holds) > 0 {
+		c.due(now)
 	}
+	return c
 }
 
 // dueInWallet is due for a call that names a lot: it writes what is due, and then looks for the lot.
@@ -263,22 +219,6 @@ func (m *model) dueInWallet(now time.Time) {
 	if m.opened {
 		m.due(now)
 	}
-}
-
-// endLot ends a lot: some units roll over, the rest lapse.
-func (m *model) endLot(i int) {
-	l := &m.lots[i]
-	room := l.rollCap
-	for j := range m.lots {
-		if c := &m.lots[j]; l.shared && c.pooled && c.category == l.category && (c.ends.IsZero() || c.ends.After(l.ends)) {
-			room -= c.rest() + c.kept
-		}
-	}
-	if n := min(l.rest(), room); n > 0 {
-		m.roll(i, n, l.ends, l.rollFor, l.rollNo)
-		l = &m.lots[i]
-	}
-	l.lapsed += l.rest()
 }
 
 // newAge is the age of a lot that is granted at a time.
@@ -301,68 +241,6 @@ func (m *model) add(l mLot) {
 		copy(l.age[:2], m.lots[l.from-1].age[:2])
 	}
 	m.lots = append(m.lots, l)
-}
-
-// roll lets units of a lot go on in another one.
-func (m *model) roll(i int, units int64, from time.Time, lasts time.Duration, no int) {
-	l := &m.lots[i]
-	next := mLot{category: l.category, priority: l.priority, uses: l.uses, amount: units, late: l.late, from: i + 1, no: no, carried: true, pooled: l.shared || l.pooled, shown: cmp.Or(l.reference, l.shown)}
-	if lasts != 0 {
-		next.ends = from.Add(lasts)
-	}
-	if no > 0 { // at its end
-		if !l.rollTo.IsZero() {
-			next.ends = mEnd(l.rollTo, from)
-		}
-		if l.again != 0 {
-			next.rollCap, next.rollFor, next.rollTo, next.shared, next.again = l.rollCap, l.rollFor, l.rollTo, l.shared, l.again
-		}
-		if l.again > 0 {
-			next.again--
-		}
-	}
-	l.rolled += units
-	l.rollCap = 0
-	l.child = len(m.lots) + 1
-	m.add(next)
-}
-
-// mEnd is the end of a period.
-func mEnd(p budget.Period, at time.Time) time.Time {
-	_, end, err := p.At(at)
-	if err != nil {
-		panic(err)
-	}
-	return end
-}
-
-// renew notes the lot of the period after that of a lot that has begun.
-func (m *model) renew(i int) {
-	l := m.lots[i]
-	if l.renews.IsZero() {
-		return
-	}
-	m.lots[i].renews = budget.Period{}
-	l.starts = mEnd(l.renews, mLater(l.starts, l.began))
-	l.ends = mEnd(l.renews, l.starts)
-	l.amount, l.pending = l.each, l.each
-	l.drawn, l.kept, l.lapsed, l.revoked, l.rolled, l.child, l.from, l.no, l.rollNo, l.rollCap = 0, 0, 0, 0, 0, 0, 0, 0, 0, l.fullCap
-	l.reference, l.grant = l.renewal+" "+l.starts.UTC().Format("2006-01-02T15:04:05Z"), wallet.Grant{}
-	for j := range m.lots {
-		if m.lots[j].reference == l.reference {
-			l.reference = ""
-		}
-	}
-	m.add(l)
-}
-
-// settled is the wallet as a reader sees it.
-func (m *model) settled(now time.Time) *model {
-	c := m.clone()
-	if c.opened || len(c.holds) > 0 {
-		c.due(now)
-	}
-	return c
 }
 
 func (m *model) open() {
@@ -392,13 +270,6 @@ func (m *model) open() {
 	}
 }
 
-func mLater(a, b time.Time) time.Time {
-	if a.After(b) {
-		return a
-	}
-	return b
-}
-
 // family is a lot, and those that its units went on in, in the order in which they are taken back.
 func (m *model) family(i int) []int {
 	all := []int{i}
@@ -411,4 +282,42 @@ func (m *model) family(i int) []int {
 	}
 	slices.SortFunc(all, func(a, b int) int { return cmp.Compare(m.lots[a].no, m.lots[b].no) })
 	return all
+}
+
+// mEnd is the end of a period.
+func mEnd(p budget.Period, at time.Time) time.Time {
+	_, end, err := p.At(at)
+	if err != nil {
+		panic(err)
+	}
+	return end
+}
+
+func mLater(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}
+
+func mSum(parts []mPart) (units int64) {
+	for _, p := range parts {
+		units += p.amount
+	}
+	return units
+}
+
+// payBy has a lot pay units that are overdrawn.
+func (m *model) payBy(lot int, units int64) {
+	m.lots[lot].drawn += units
+	m.serial++
+	m.paid = append(m.paid, mPaid{m.serial, lot, units})
+}
+
+// owe notes units that no lot covers, for a use.
+func (m *model) owe(use string, units int64) {
+	m.debt += units
+	if use != "" {
+		m.owed[use] += units
+	}
 }
