@@ -46,7 +46,7 @@ func TestGrants_AreEnoughForAPool(t *testing.T) {
 	require.Equal(t, sqlstate.InsufficientPrivilege, sqlstate.Of(err))
 	require.Equal(t, spent+20, role.settled("hot", p))
 	for _, sql := range []string{`delete from metered.lease_spends`, `update metered.leases set spent = 0`, `insert into metered.lease_spends select * from metered.lease_spends`,
-		`select metered._close_lease(l, 0, 'me', 1000, null, null, null) from metered.leases l`, `select metered.purge_leases(null, now(), 10)`, `delete from metered.leases`} {
+		`select metered._close_lease(l, 0, 'me', 1000, null, null, null, 1) from metered.leases l`, `select metered.purge_leases(null, now(), 10)`, `delete from metered.leases`} {
 		_, err := app.Exec(t.Context(), sql)
 		require.Equal(t, sqlstate.InsufficientPrivilege, sqlstate.Of(err), sql)
 	}
