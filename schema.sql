@@ -13611,7 +13611,7 @@ begin
                     of_id, note, case when t.others = -9223372036854775808 then t.seq else t.others end, t.clk - win, coalesce(b.spent, 0)
                 from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
                 l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
-            from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1 for key share) t left join lateral (select base.seq, base.spent, base.refunded
+            from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1) t left join lateral (select base.seq, base.spent, base.refunded
                     from (select y.seq from metered.ledger y
                 where y.scope = of_scope and y.epoch = t.epoch and y.at <= t.clk - win and (y.seq & 15 = 1 or y.kind = 'k')
                 order by y.at desc, y.seq desc limit 1) mark,
@@ -13620,7 +13620,7 @@ begin
                 order by y.seq desc limit 1) base) b on true
                 where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null
                 and units between 1 and 9007199254740992 and (note is null or pg_column_size(note) <= 8192
-                and pg_column_compression(note) is null and not note ? 'use') and true
+                and pg_column_compression(note) is null and not note ? 'use') and true and metered._key_fits(key, of_scope) and current_setting('transaction_isolation') = 'read committed'
                     and coalesce(b.refunded, 0) = t.refunded and (b.seq > 1 or b.seq = t.seq or t.epoch = 0 and (t.seq <= 16 and b.seq is null
                         or (select l.seq from metered.ledger l where l.scope = of_scope and l.seq = 2) > 0)) and t.spent - coalesce(b.spent, 0) <= max_units - t.held - units
                 on conflict do nothing
@@ -13632,10 +13632,10 @@ begin
                     of_id, note, case when t.others = -9223372036854775808 then t.seq else t.others end, t.anchor_at, t.anchor_spent
                 from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
                 l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
-            from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1 for key share) t
+            from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1) t
                 where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null
                 and units between 1 and 9007199254740992 and (note is null or pg_column_size(note) <= 8192
-                and pg_column_compression(note) is null and not note ? 'use') and true
+                and pg_column_compression(note) is null and not note ? 'use') and true and metered._key_fits(key, of_scope) and current_setting('transaction_isolation') = 'read committed'
                     and (max_units is null or win >= interval '0'
             and case when win = interval '0' then t.spent - t.refunded - t.credited
                 else t.spent - case when t.anchor_at <= t.clk - win then t.anchor_spent else 0 end end <= max_units - t.held - units)
@@ -13769,7 +13769,7 @@ begin
                     of_id, note, case when t.others = -9223372036854775808 then t.seq else t.others end, t.clk - win, coalesce(b.spent, 0)
                 from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
                 l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
-            from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1 for key share) t left join lateral (select base.seq, base.spent, base.refunded
+            from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1) t left join lateral (select base.seq, base.spent, base.refunded
                     from (select y.seq from metered.ledger y
                 where y.scope = of_scope and y.epoch = t.epoch and y.at <= t.clk - win and (y.seq & 15 = 1 or y.kind = 'k')
                 order by y.at desc, y.seq desc limit 1) mark,
@@ -13778,7 +13778,7 @@ begin
                 order by y.seq desc limit 1) base) b on true
                 where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null
                 and units between 1 and 9007199254740992 and (note is null or pg_column_size(note) <= 8192
-                and pg_column_compression(note) is null and not note ? 'use') and true
+                and pg_column_compression(note) is null and not note ? 'use') and true and metered._key_fits(key, of_scope) and current_setting('transaction_isolation') = 'read committed'
                     and coalesce(b.refunded, 0) = t.refunded and (b.seq > 1 or b.seq = t.seq or t.epoch = 0 and (t.seq <= 16 and b.seq is null
                         or (select l.seq from metered.ledger l where l.scope = of_scope and l.seq = 2) > 0)) and t.spent - coalesce(b.spent, 0) <= max_units - t.held - units
                 on conflict do nothing
@@ -13790,10 +13790,10 @@ begin
                     of_id, note, case when t.others = -9223372036854775808 then t.seq else t.others end, t.anchor_at, t.anchor_spent
                 from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
                 l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
-            from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1 for key share) t
+            from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1) t
                 where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null
                 and units between 1 and 9007199254740992 and (note is null or pg_column_size(note) <= 8192
-                and pg_column_compression(note) is null and not note ? 'use') and true
+                and pg_column_compression(note) is null and not note ? 'use') and true and metered._key_fits(key, of_scope) and current_setting('transaction_isolation') = 'read committed'
                     and (max_units is null or win >= interval '0'
             and case when win = interval '0' then t.spent - t.refunded - t.credited
                 else t.spent - case when t.anchor_at <= t.clk - win then t.anchor_spent else 0 end end <= max_units - t.held - units)
@@ -13877,7 +13877,7 @@ begin
                     of_id, note, case when t.others = -9223372036854775808 then t.seq else t.others end, t.clk - win, coalesce(b.spent, 0)
                 from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
                 l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
-            from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1 for key share) t left join lateral (select base.seq, base.spent, base.refunded
+            from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1) t left join lateral (select base.seq, base.spent, base.refunded
                     from (select y.seq from metered.ledger y
                 where y.scope = of_scope and y.epoch = t.epoch and y.at <= t.clk - win and (y.seq & 15 = 1 or y.kind = 'k')
                 order by y.at desc, y.seq desc limit 1) mark,
@@ -13886,7 +13886,7 @@ begin
                 order by y.seq desc limit 1) base) b on true
                 where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null
                 and units between 1 and 9007199254740992 and (note is null or pg_column_size(note) <= 8192
-                and pg_column_compression(note) is null and not note ? 'use') and (exists (select from metered.operations o where o.tenant = of_tenant and o.id = of_id) or issued <= (select h.at from metered.operations_horizon h where h.one) or issued > metered.clock() + max_future) is not true
+                and pg_column_compression(note) is null and not note ? 'use') and (exists (select from metered.operations o where o.tenant = of_tenant and o.id = of_id) or issued <= (select h.at from metered.operations_horizon h where h.one) or issued > metered.clock() + max_future) is not true and metered._key_fits(key, of_scope) and current_setting('transaction_isolation') = 'read committed'
                     and coalesce(b.refunded, 0) = t.refunded and (b.seq > 1 or b.seq = t.seq or t.epoch = 0 and (t.seq <= 16 and b.seq is null
                         or (select l.seq from metered.ledger l where l.scope = of_scope and l.seq = 2) > 0)) and t.spent - coalesce(b.spent, 0) <= max_units - t.held - units
                 on conflict do nothing
@@ -13898,10 +13898,10 @@ begin
                     of_id, note, case when t.others = -9223372036854775808 then t.seq else t.others end, t.anchor_at, t.anchor_spent
                 from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
                 l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
-            from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1 for key share) t
+            from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1) t
                 where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null
                 and units between 1 and 9007199254740992 and (note is null or pg_column_size(note) <= 8192
-                and pg_column_compression(note) is null and not note ? 'use') and (exists (select from metered.operations o where o.tenant = of_tenant and o.id = of_id) or issued <= (select h.at from metered.operations_horizon h where h.one) or issued > metered.clock() + max_future) is not true
+                and pg_column_compression(note) is null and not note ? 'use') and (exists (select from metered.operations o where o.tenant = of_tenant and o.id = of_id) or issued <= (select h.at from metered.operations_horizon h where h.one) or issued > metered.clock() + max_future) is not true and metered._key_fits(key, of_scope) and current_setting('transaction_isolation') = 'read committed'
                     and (max_units is null or win >= interval '0'
             and case when win = interval '0' then t.spent - t.refunded - t.credited
                 else t.spent - case when t.anchor_at <= t.clk - win then t.anchor_spent else 0 end end <= max_units - t.held - units)
@@ -14032,7 +14032,7 @@ begin
                     of_id, note, case when t.others = -9223372036854775808 then t.seq else t.others end, t.clk - win, coalesce(b.spent, 0)
                 from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
                 l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
-            from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1 for key share) t left join lateral (select base.seq, base.spent, base.refunded
+            from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1) t left join lateral (select base.seq, base.spent, base.refunded
                     from (select y.seq from metered.ledger y
                 where y.scope = of_scope and y.epoch = t.epoch and y.at <= t.clk - win and (y.seq & 15 = 1 or y.kind = 'k')
                 order by y.at desc, y.seq desc limit 1) mark,
@@ -14041,7 +14041,7 @@ begin
                 order by y.seq desc limit 1) base) b on true
                 where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null
                 and units between 1 and 9007199254740992 and (note is null or pg_column_size(note) <= 8192
-                and pg_column_compression(note) is null and not note ? 'use') and true
+                and pg_column_compression(note) is null and not note ? 'use') and true and metered._key_fits(key, of_scope) and current_setting('transaction_isolation') = 'read committed'
                     and coalesce(b.refunded, 0) = t.refunded and (b.seq > 1 or b.seq = t.seq or t.epoch = 0 and (t.seq <= 16 and b.seq is null
                         or (select l.seq from metered.ledger l where l.scope = of_scope and l.seq = 2) > 0)) and t.spent - coalesce(b.spent, 0) <= max_units - t.held - units
                 on conflict do nothing
@@ -14053,10 +14053,10 @@ begin
                     of_id, note, case when t.others = -9223372036854775808 then t.seq else t.others end, t.anchor_at, t.anchor_spent
                 from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
                 l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
-            from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1 for key share) t
+            from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1) t
                 where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null
                 and units between 1 and 9007199254740992 and (note is null or pg_column_size(note) <= 8192
-                and pg_column_compression(note) is null and not note ? 'use') and true
+                and pg_column_compression(note) is null and not note ? 'use') and true and metered._key_fits(key, of_scope) and current_setting('transaction_isolation') = 'read committed'
                     and (max_units is null or win >= interval '0'
             and case when win = interval '0' then t.spent - t.refunded - t.credited
                 else t.spent - case when t.anchor_at <= t.clk - win then t.anchor_spent else 0 end end <= max_units - t.held - units)
@@ -14141,7 +14141,7 @@ begin
                     of_id, note, case when t.others = -9223372036854775808 then t.seq else t.others end, t.clk - win, coalesce(b.spent, 0)
                 from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
                 l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
-            from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1 for key share) t left join lateral (select base.seq, base.spent, base.refunded
+            from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1) t left join lateral (select base.seq, base.spent, base.refunded
                     from (select y.seq from metered.ledger y
                 where y.scope = of_scope and y.epoch = t.epoch and y.at <= t.clk - win and (y.seq & 15 = 1 or y.kind = 'k')
                 order by y.at desc, y.seq desc limit 1) mark,
@@ -14150,7 +14150,7 @@ begin
                 order by y.seq desc limit 1) base) b on true
                 where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null
                 and units between 1 and 9007199254740992 and (note is null or pg_column_size(note) <= 8192
-                and pg_column_compression(note) is null and not note ? 'use') and true
+                and pg_column_compression(note) is null and not note ? 'use') and true and metered._key_fits(key, of_scope) and current_setting('transaction_isolation') = 'read committed'
                     and coalesce(b.refunded, 0) = t.refunded and (b.seq > 1 or b.seq = t.seq or t.epoch = 0 and (t.seq <= 16 and b.seq is null
                         or (select l.seq from metered.ledger l where l.scope = of_scope and l.seq = 2) > 0)) and t.spent - coalesce(b.spent, 0) <= max_units - t.held - units
                 on conflict do nothing
@@ -14162,10 +14162,10 @@ begin
                     of_id, note, case when t.others = -9223372036854775808 then t.seq else t.others end, t.anchor_at, t.anchor_spent
                 from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
                 l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
-            from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1 for key share) t
+            from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1) t
                 where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null
                 and units between 1 and 9007199254740992 and (note is null or pg_column_size(note) <= 8192
-                and pg_column_compression(note) is null and not note ? 'use') and true
+                and pg_column_compression(note) is null and not note ? 'use') and true and metered._key_fits(key, of_scope) and current_setting('transaction_isolation') = 'read committed'
                     and (max_units is null or win >= interval '0'
             and case when win = interval '0' then t.spent - t.refunded - t.credited
                 else t.spent - case when t.anchor_at <= t.clk - win then t.anchor_spent else 0 end end <= max_units - t.held - units)
@@ -14257,7 +14257,7 @@ begin
                     of_id, note, case when t.others = -9223372036854775808 then t.seq else t.others end, t.clk - win, coalesce(b.spent, 0)
                 from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
                 l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
-            from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1 for key share) t left join lateral (select base.seq, base.spent, base.refunded
+            from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1) t left join lateral (select base.seq, base.spent, base.refunded
                     from (select y.seq from metered.ledger y
                 where y.scope = of_scope and y.epoch = t.epoch and y.at <= t.clk - win and (y.seq & 15 = 1 or y.kind = 'k')
                 order by y.at desc, y.seq desc limit 1) mark,
@@ -14266,7 +14266,7 @@ begin
                 order by y.seq desc limit 1) base) b on true
                 where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null
                 and units between 1 and 9007199254740992 and (note is null or pg_column_size(note) <= 8192
-                and pg_column_compression(note) is null and not note ? 'use') and (exists (select from metered.operations o where o.tenant = of_tenant and o.id = of_id) or issued <= (select h.at from metered.operations_horizon h where h.one) or issued > metered.clock() + max_future) is not true
+                and pg_column_compression(note) is null and not note ? 'use') and (exists (select from metered.operations o where o.tenant = of_tenant and o.id = of_id) or issued <= (select h.at from metered.operations_horizon h where h.one) or issued > metered.clock() + max_future) is not true and metered._key_fits(key, of_scope) and current_setting('transaction_isolation') = 'read committed'
                     and coalesce(b.refunded, 0) = t.refunded and (b.seq > 1 or b.seq = t.seq or t.epoch = 0 and (t.seq <= 16 and b.seq is null
                         or (select l.seq from metered.ledger l where l.scope = of_scope and l.seq = 2) > 0)) and t.spent - coalesce(b.spent, 0) <= max_units - t.held - units
                 on conflict do nothing
@@ -14278,10 +14278,10 @@ begin
                     of_id, note, case when t.others = -9223372036854775808 then t.seq else t.others end, t.anchor_at, t.anchor_spent
                 from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
                 l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
-            from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1 for key share) t
+            from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1) t
                 where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null
                 and units between 1 and 9007199254740992 and (note is null or pg_column_size(note) <= 8192
-                and pg_column_compression(note) is null and not note ? 'use') and (exists (select from metered.operations o where o.tenant = of_tenant and o.id = of_id) or issued <= (select h.at from metered.operations_horizon h where h.one) or issued > metered.clock() + max_future) is not true
+                and pg_column_compression(note) is null and not note ? 'use') and (exists (select from metered.operations o where o.tenant = of_tenant and o.id = of_id) or issued <= (select h.at from metered.operations_horizon h where h.one) or issued > metered.clock() + max_future) is not true and metered._key_fits(key, of_scope) and current_setting('transaction_isolation') = 'read committed'
                     and (max_units is null or win >= interval '0'
             and case when win = interval '0' then t.spent - t.refunded - t.credited
                 else t.spent - case when t.anchor_at <= t.clk - win then t.anchor_spent else 0 end end <= max_units - t.held - units)
@@ -15851,7 +15851,7 @@ begin
                     of_id, note, case when t.others = -9223372036854775808 then t.seq else t.others end, t.clk - win, coalesce(b.spent, 0)
                 from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
                 l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
-            from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1 for key share) t left join lateral (select base.seq, base.spent, base.refunded
+            from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1) t left join lateral (select base.seq, base.spent, base.refunded
                     from (select y.seq from metered.ledger y
                 where y.scope = of_scope and y.epoch = t.epoch and y.at <= t.clk - win and (y.seq & 15 = 1 or y.kind = 'k')
                 order by y.at desc, y.seq desc limit 1) mark,
@@ -15860,7 +15860,7 @@ begin
                 order by y.seq desc limit 1) base) b on true
                 where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null
                 and units between 1 and 9007199254740992 and (note is null or pg_column_size(note) <= 8192
-                and pg_column_compression(note) is null and not note ? 'use') and true
+                and pg_column_compression(note) is null and not note ? 'use') and true and metered._key_fits(key, of_scope) and current_setting('transaction_isolation') = 'read committed'
                     and coalesce(b.refunded, 0) = t.refunded and (b.seq > 1 or b.seq = t.seq or t.epoch = 0 and (t.seq <= 16 and b.seq is null
                         or (select l.seq from metered.ledger l where l.scope = of_scope and l.seq = 2) > 0)) and t.spent - coalesce(b.spent, 0) <= max_units - t.held - units
                 on conflict do nothing
@@ -15872,10 +15872,10 @@ begin
                     of_id, note, case when t.others = -9223372036854775808 then t.seq else t.others end, t.anchor_at, t.anchor_spent
                 from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
                 l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
-            from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1 for key share) t
+            from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1) t
                 where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null
                 and units between 1 and 9007199254740992 and (note is null or pg_column_size(note) <= 8192
-                and pg_column_compression(note) is null and not note ? 'use') and true
+                and pg_column_compression(note) is null and not note ? 'use') and true and metered._key_fits(key, of_scope) and current_setting('transaction_isolation') = 'read committed'
                     and (max_units is null or win >= interval '0'
             and case when win = interval '0' then t.spent - t.refunded - t.credited
                 else t.spent - case when t.anchor_at <= t.clk - win then t.anchor_spent else 0 end end <= max_units - t.held - units)

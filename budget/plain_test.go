@@ -50,6 +50,29 @@ func TestChargePlain_CollisionIsDecidedByTheFullFunction(t *testing.T) {
 	requireVerified(t, pool, l)
 }
 
+// With the scope's own lock, at READ COMMITTED, the short way leaves the row of the last entry alone: its lock would be
+// written to the log. A call with another lock goes the full way, which locks that row.
+func TestChargePlain_HasTheScopesLockAndNotThatOfTheLastEntry(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Open(t)
+	for _, standing := range []bool{false, true} {
+		scope := fmt.Sprint(standing)
+		charged := func(keyOf string) string {
+			return pgtest.Value[string](t, pool, `select metered.charge_plain($1, metered._scope_key($2), 1, 10, '1 hour', null, $3, '1 minute', 1000)::text`,
+				scope, keyOf, standing)
+		}
+		rowsLocked := func() int {
+			return pgtest.Value[int](t, pool, "select count(*) from metered.ledger where scope = $1 and xmax::text <> '0'", scope)
+		}
+		for range 3 {
+			require.Regexp(t, `^(\[[23]|{"seqs" : \[1\])`, charged(scope), "the first one goes the full way")
+		}
+		require.Zero(t, rowsLocked())
+		require.Regexp(t, `^{"seqs" : \[4\]`, charged("another"))
+		require.Equal(t, 1, rowsLocked())
+	}
+}
+
 // The short way and the full way answer alike, entry by entry, whatever the scope has been through.
 func TestChargePlain_AnswersAsTheFullFunctionDoes(t *testing.T) {
 	t.Parallel()

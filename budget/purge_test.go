@@ -273,6 +273,7 @@ func TestForget_GivesUpBesideAWriterWithoutTheLock(t *testing.T) {
 	ctx := t.Context()
 	pool, l, clock := open(t)
 	withoutLocks(t, pool)
+	theFullWay(t, pool) // the short way has the lock, or writes nothing
 	chargeMany(t, pool, l, "a", 3)
 	clock.Advance(time.Hour)
 	tx := begin(t, pool, pgx.ReadCommitted)
@@ -303,6 +304,7 @@ func TestForget_NoWindowEverHoldsMore(t *testing.T) {
 			pool, _, clock := open(t)
 			if !locks {
 				withoutLocks(t, pool)
+				theFullWay(t, pool)
 			}
 			// Without the lock, others may set the clock and charge after a charge has read the clock.
 			l := newLedger(t, budget.Config{ClockTolerance: 24 * time.Hour})

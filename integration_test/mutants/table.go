@@ -116,6 +116,8 @@ var all = []Mutant{
 
 	// The short way, and what keeps calls off it.
 	{"the short way is taken ahead of the clock", "internal/schema/macros.go", "`$tip.at <= $at and (", "`(", "./budget", "TestClock_AheadBeyondTheToleranceFailsForWindowsOnly"},
+	{"the short way holds any lock", "internal/schema/macros.go", "`metered._key_fits(key, of_scope) and current_setting", "`current_setting", "./budget", "TestChargePlain_HasTheScopesLockAndNotThatOfTheLastEntry"},
+	{"the short way appends to an old snapshot", "internal/schema/macros.go", "_key_fits(key, of_scope) and current_setting('transaction_isolation') = 'read committed'`", "_key_fits(key, of_scope)`", "./budget", "TestCharge_OldSnapshotNeverGetsPastAPurge"},
 	{"the short way passes due minima", "internal/schema/macros.go", "($tip.next_due <= $at) is not true and ", "", "./holds", "TestAtLeast_IsChargedOnceByTheFirstWriter"},
 	{"the short way draws of no lot", "internal/schema/macros.go", "is not true and $tip.lots_end is null", "is not true", "./wallet", "TestCharge_KeepsTheLimitsThatItNames"},
 	{"the short way bounds a window by any anchor", "internal/schema/macros.go", "case when $tip.anchor_at <= $since then", "case when $tip.anchor_at is not null then", "./budget", "TestCharge_AnAnchorServesNoWindowThatBeginsBeforeIt"},

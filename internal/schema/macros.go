@@ -14,6 +14,8 @@ import (
 //	{base: scope = s, epoch = e, since = t}      from-items: base is the last entry of a scope's epoch at or before a time. mark is on its way there
 //	{bound: tip = t, since = s}                  the units that a scope spent since its anchor, or ever: an upper bound of those since a time
 //	{short tip: scope = s}                       the last entry of a scope, for a writer, as far as a plain charge needs it, and clk, the time
+//	{short last: scope = s}                      the same without a lock of its row, under the condition {locked}
+//	{locked}                                     the condition that the call has the scope's own lock, and sees all that was committed before
 //	{usual: tip = t, at = c, amount = n, note = j}   the condition that a charge needs none of the full function's care
 //	{usual hold: tip = t, at = c, …}             the same for a hold, whose entry moves next_due on
 //	{admits: tip = t, at = c, amount = n}        the condition that its one limit admits a charge (max_units in each win) by the bound
@@ -40,14 +42,16 @@ import (
 //	{shorter timeouts: ms = n}                   sets the timeouts of a transaction, unless they are shorter
 //
 // A macro may stand in the arguments of another one.
-var macro = regexp.MustCompile(`(?s)\{(entry columns|entry of (\w+)|base|bound|(?:short|counted) \w+|usual|usual hold|admits|exact|settled|due|known id|tallied|others|sum|own time|write tally|pair \w+|shorter timeouts|v1 limit|new hold|placed detail|fits hold)(?:: ([^{}]*))?\}`)
+var macro = regexp.MustCompile(`(?s)\{(entry columns|entry of (\w+)|base|bound|(?:short|counted) \w+|locked|usual|usual hold|admits|exact|settled|due|known id|tallied|others|sum|own time|write tally|pair \w+|shorter timeouts|v1 limit|new hold|placed detail|fits hold)(?:: ([^{}]*))?\}`)
 
 // templates are the macros that only fill in their arguments.
 var templates = map[string]string{
-	"bound": `$tip.spent - case when $tip.anchor_at <= $since then $tip.anchor_spent else 0 end`,
-	"short tip": `(select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
-                l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
-            from metered.ledger l where l.scope = $scope order by l.seq desc limit 1 for key share)`,
+	"bound":      `$tip.spent - case when $tip.anchor_at <= $since then $tip.anchor_spent else 0 end`,
+	"short tip":  shortTip + ` for key share)`,
+	"short last": shortTip + `)`,
+	// Then no purge takes the last entry before this call has appended to it. To lock its row would write to its
+	// page, and to the log. Another writer's entry collides.
+	"locked": `metered._key_fits(key, of_scope) and current_setting('transaction_isolation') = 'read committed'`,
 	// Before version 2 no entry is counted as a charge.
 	"others": `case when $tip.others = -9223372036854775808 then $tip.seq else $tip.others end`,
 	// With two of 16 entries a scope with held units moves its next_due on (_due_after).
@@ -105,6 +109,10 @@ var templates = map[string]string{
                     metered._shorter(current_setting('idle_in_transaction_session_timeout'), $ms), true)`,
 }
 
+const shortTip = `(select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
+                l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
+            from metered.ledger l where l.scope = $scope order by l.seq desc limit 1`
+
 // The macros of plain.sql, which its functions share. They name its arguments and variables.
 func init() {
 	for name, text := range map[string]string{
@@ -147,16 +155,16 @@ func init() {
 		"short charge": `if standing and win > interval '0' then
                 insert into metered.ledger as y ({short columns})
                 select {short values: at = t.clk}, t.clk - win, coalesce(b.spent, 0)
-                from {short tip: scope = of_scope} t left join lateral {short base: epoch = t.epoch, since = t.clk - win}
-                where {usual: tip = t, at = t.clk, amount = units, note = note} and $also
+                from {short last: scope = of_scope} t left join lateral {short base: epoch = t.epoch, since = t.clk - win}
+                where {usual: tip = t, at = t.clk, amount = units, note = note} and $also and {locked}
                     and {exact: seq = b.seq, refunded = b.refunded} and t.spent - coalesce(b.spent, 0) <= max_units - t.held - units
                 on conflict do nothing
                 returning y.seq, y.at, y.held, y.spent - units - y.anchor_spent into e_seq, e_at, e_held, e_used;
             else
                 insert into metered.ledger as y ({short columns})
                 select {short values: at = t.clk}, t.anchor_at, t.anchor_spent
-                from {short tip: scope = of_scope} t
-                where {usual: tip = t, at = t.clk, amount = units, note = note} and $also
+                from {short last: scope = of_scope} t
+                where {usual: tip = t, at = t.clk, amount = units, note = note} and $also and {locked}
                     and {admits: tip = t, at = t.clk, amount = units}
                 on conflict do nothing
                 returning y.seq, y.at, y.held, y.spent - units - y.refunded - y.credited into e_seq, e_at, e_held, e_used;
