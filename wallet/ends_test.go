@@ -299,3 +299,20 @@ func TestExpire_AnnouncesALapseOfALotThatNeverEndsSince(t *testing.T) {
 	require.Equal(t, 1, r.Announced)
 	require.EqualValues(t, 10, told)
 }
+
+// A hold keeps all units of a lot while another lot ends. Once they are released, the end of the lot takes them all the same.
+func TestEnds_OfALotThatAHoldKeptWholeIsNotForgotten(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, wallet.Config{})
+	f.grant(wallet.Grant{Amount: 10, Reference: "kept", Ends: wallet.After(time.Hour)})
+	f.place("h", 10, 50*time.Minute)
+	f.grant(wallet.Grant{Amount: 5, Ends: wallet.After(10 * time.Minute)})
+	f.grant(wallet.Grant{Amount: 100, Reference: "ever"})
+	f.clock.Advance(20 * time.Minute)
+	f.draw(1)
+	f.release("h")
+	f.verify()
+	f.clock.Advance(time.Hour)
+	require.Equal(t, map[string]int64{"ever": 99}, f.left())
+	f.has(99)
+}
