@@ -163,11 +163,11 @@ func TestModules_RequireACommitThatIsThere(t *testing.T) {
 	require.NoError(t, err, "run .ci/tidy: %s", out)
 }
 
-// names are a name of each module, which a program uses.
+// names are a name of each module, which a consumer uses.
 var names = map[string]string{"": "Do[any]", "/cells": "New", "/console": "New", "/jobs/citusjobs": "New", "/leases/carvejobs": "New", "/maintain/maintainjobs": "NewWorker",
 	"/notary": "New", "/otelmetered": "New", "/privacy": "New"}
 
-// Each command of the README that gets a module, or installs the command, is all that is needed: without a tag on main, a program of one file builds
+// Each command of the README that gets a module, or installs the command, is all that is needed: without a tag on main, a package of one file builds
 // with what one command has got. So do the modules of jobs. A failure to compile here says that a module needs code that the commit of its go.mod
 // lacks: run .ci/tidy once that code is in main. Other modules come from this machine's cache, and missing ones from the proxy. It runs where
 // METERED_LONG is set, as in a step of .ci/run: a module cache of its own takes a minute.
@@ -212,10 +212,10 @@ func TestModules_AreHadThroughAProxy(t *testing.T) {
 			continue
 		}
 		require.Contains(t, names, module)
-		program := fmt.Sprintf("package main\n\nimport got %q\n\nvar _ = got.%s\n\nfunc main() {}\n", core+module, names[module])
+		program := fmt.Sprintf("package consumer\n\nimport got %q\n\nvar _ = got.%s\n", core+module, names[module])
 		in(dir, "go", "mod", "init", "example.com/consumer")
-		require.NoError(t, os.WriteFile(filepath.Join(dir, "main.go"), []byte(program), 0o644))
+		require.NoError(t, os.WriteFile(filepath.Join(dir, "consumer.go"), []byte(program), 0o644))
 		in(dir, "sh", "-c", command[1])
-		in(dir, "go", "run", ".")
+		in(dir, "go", "build", ".")
 	}
 }
