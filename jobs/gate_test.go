@@ -159,6 +159,27 @@ func TestGated_FreedByAnOldSnapshot(t *testing.T) {
 	}
 }
 
+// Nor must one that captures units, which leave their window in time.
+func TestGated_CapturedByAnOldSnapshot(t *testing.T) {
+	t.Parallel()
+	g := openGated(t, nil)
+	for _, level := range []pgx.TxIsoLevel{pgx.RepeatableRead, pgx.Serializable} {
+		line := holds.Line{Scope: "scope/" + string(level), Amount: 1, Limits: []budget.Limit{budget.PerWindow(1, time.Minute)}}
+		first := g.mustEnqueue(process{"a"}, needs(line))
+		capture := func(tx pgx.Tx) error {
+			_, err := g.book.Capture(g.ctx, tx, holds.Capture{IDs: []string{jobs.HoldOf(first.Job)}, All: true})
+			return err
+		}
+		old := g.begin(level)
+		_, err := old.Exec(g.ctx, "select count(*) from river_job")
+		require.NoError(t, err)
+		require.True(t, g.mustEnqueue(process{"b"}, needs(line)).Parked)
+		require.ErrorIs(t, capture(old), budget.ErrSerialization)
+		require.NoError(t, old.Rollback(g.ctx))
+		g.in(level, capture)
+	}
+}
+
 func TestGated_AtEachIsolationLevel(t *testing.T) {
 	t.Parallel()
 	g := openGated(t, nil)

@@ -28,6 +28,8 @@ import (
 //	{short charge: of = f, also = true}     appends a plain charge, if its limits and the condition also admit it (plain.sql)
 //	{short variables}                            the variables that a short charge needs
 //	{short answer}                               what it returns, as charge_plain
+//	{short placing}                              places a hold of one line, and returns (plainholds.sql)
+//	{short placed}                               the variables that it needs
 //	{short pair: lock = l, also = true}                  a short charge with a limit, beside a total that is a tally (plaintotals.sql)
 //	{pair variables}, {pair answer}              its variables, and what it returns
 //	{pair record: holds = h, jobs = j}           the record of a command with such charges
@@ -168,6 +170,41 @@ func init() {
                     and {admits: tip = t, at = t.clk, amount = units}
                 on conflict do nothing
                 returning y.seq, y.at, y.held, y.spent - units - y.refunded - y.credited into e_seq, e_at, e_held, e_used;
+            end if`,
+		"short placed": `placed_at timestamptz;
+    at_seq bigint;      -- the entry that was appended, or null
+    new_no bigint;
+    unused text;`,
+		// A hold of one line, and its answer. Without an entry nothing was written.
+		"short placing": `insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind,
+                scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, others)
+            select t.seq + 1, units, t.clk, t.spent, t.refunded, t.credited, t.held + units, t.epoch, 'h',
+                of_scope, least({due: tip = t, at = t.clk, held = t.held}, t.clk + (ttl + grace)), of_id, op_tenant,
+                operation, note, t.anchor_at, t.anchor_spent, coalesce({others: tip = t}, 0) + 1
+            from {short tip: scope = of_scope} t
+            where {usual hold: tip = t, at = t.clk, amount = units, note = note}
+                and {admits: tip = t, at = t.clk, amount = units}
+                and t.clk + ttl > t.clk and t.clk + (ttl + grace) >= t.clk + ttl
+                and coalesce(ttl <= lifetime and t.clk + ttl <= t.clk + lifetime, true)
+            on conflict do nothing
+            returning y.seq, y.at into at_seq, placed_at;
+            if at_seq is not null then
+                {new hold: at = placed_at, ttl = ttl, due_in = ttl + grace, lifetime = lifetime, issued = issued, tenant = of_tenant,
+                    id = of_id, holder = holder, claim = null, fingerprint = of_fingerprint, keys = array[key], metadata = metadata}
+                insert into metered.hold_lines (hold, key, amount, open, due, scope, opened_seq)
+                values (new_no, key, units, units, placed_at + (ttl + grace), of_scope, at_seq);
+                insert into metered.hold_events (hold, at, deadline, version, kind, detail, note, operation_tenant, operation)
+                values (new_no, placed_at, placed_at + ttl, 1, 'h', {placed detail: tenant = of_tenant, holder = holder, claim = '', grace = grace,
+                    lifetime = lifetime, lines = jsonb_build_array(jsonb_build_object('scope', of_scope, 'amount', units, 'captured', 0, 'open', units))},
+                    note, op_tenant, operation);
+                if channel is not null or operation is not null then
+                    if channel is not null then
+                        perform metered._announce(channel, of_tenant, of_id, 1, 'placed');
+                    end if;
+                    unused := case when operation is not null then metered._remember_hold(
+                        metered._created_json(metered.hold_json(new_no, placed_at), '{}', null, null)) end;
+                end if;
+                return array_to_json(array[at_seq, metered._in_us(placed_at)]);
             end if`,
 		"pair variables": `{short variables}
     t_lock   bigint := metered._tally_key(total_scope);

@@ -2,54 +2,6 @@
 -- lifetime, the capture that ends such a hold, and the opening of a session. As there, these functions
 -- decide nothing but the usual case, and otherwise write nothing and go on with the full function.
 
--- Appends the entry that holds units of a scope that is locked, and writes the hold, and returns the entry's
--- seq and its time in microseconds. Null: nothing was written, and the full function must decide.
-create function metered._place_short(of_tenant text, of_id text, holder text, of_fingerprint bytea,
-    issued timestamptz, ttl interval, grace interval, lifetime interval, metadata json, of_scope text,
-    key bigint, units bigint, max_units bigint, win interval, note jsonb, op_tenant text, operation text,
-    channel text) returns bigint[]
-language plpgsql volatile
-as $$
-declare
-    placed_at timestamptz;
-    at_seq bigint;      -- the entry
-    new_no bigint;
-    unused text;
-begin
-    insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind,
-        scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, others)
-    select t.seq + 1, units, t.clk, t.spent, t.refunded, t.credited, t.held + units, t.epoch, 'h',
-        of_scope, least({due: tip = t, at = t.clk, held = t.held}, t.clk + (ttl + grace)), of_id, op_tenant,
-        _place_short.operation, _place_short.note, t.anchor_at, t.anchor_spent, coalesce({others: tip = t}, 0) + 1
-    from {short tip: scope = of_scope} t
-    where {usual hold: tip = t, at = t.clk, amount = units, note = _place_short.note}
-        and {admits: tip = t, at = t.clk, amount = units}
-        and t.clk + ttl > t.clk and t.clk + (ttl + grace) >= t.clk + ttl
-        and coalesce(ttl <= lifetime and t.clk + ttl <= t.clk + lifetime, true)
-    on conflict do nothing
-    returning y.seq, y.at into at_seq, placed_at;
-    if at_seq is null then
-        return null;
-    end if;
-    {new hold: at = placed_at, ttl = ttl, due_in = ttl + grace, lifetime = lifetime, issued = issued, tenant = of_tenant,
-        id = of_id, holder = holder, claim = null, fingerprint = of_fingerprint, keys = array[key], metadata = metadata}
-    insert into metered.hold_lines (hold, key, amount, open, due, scope, opened_seq)
-    values (new_no, key, units, units, placed_at + (ttl + grace), of_scope, at_seq);
-    insert into metered.hold_events (hold, at, deadline, version, kind, detail, note, operation_tenant, operation)
-    values (new_no, placed_at, placed_at + ttl, 1, 'h', {placed detail: tenant = of_tenant, holder = holder, claim = '', grace = grace,
-        lifetime = lifetime, lines = jsonb_build_array(jsonb_build_object('scope', of_scope, 'amount', units, 'captured', 0, 'open', units))},
-        note, op_tenant, operation);
-    if channel is not null or operation is not null then
-        if channel is not null then
-            perform metered._announce(channel, of_tenant, of_id, 1, 'placed');
-        end if;
-        unused := case when operation is not null then metered._remember_hold(
-            metered._created_json(metered.hold_json(new_no, placed_at), '{}', null, null)) end;
-    end if;
-    return array[at_seq, metered._in_us(placed_at)];
-end
-$$;
-
 -- The answer of place or open_session as JSON, with times in microseconds and the hold as text.
 create function metered._placed_json(status text, placed_at timestamptz, deadline timestamptz, refused jsonb,
     stored json, crossed jsonb) returns json
@@ -68,8 +20,8 @@ create function metered.place_plain(of_tenant text, of_id text, id_key bigint, h
 language plpgsql volatile
 as $$
 declare
-    written bigint[];
-    p       record;
+    {short placed}
+    p      record;
 begin
     if metered._goes_short() and {fits hold: tenant = of_tenant, id = of_id, holder = holder, fingerprint = of_fingerprint,
         ttl = ttl, grace = grace, lifetime = lifetime, key = key, scope = of_scope}
@@ -79,11 +31,7 @@ begin
         end if;
         -- A chosen id is looked for by a statement whose snapshot is taken after its lock.
         if id_key is null or not metered._one_snapshot() and metered._try_lock(id_key) and metered._new_hold_id(of_tenant, of_id, issued) then
-            written := metered._place_short(of_tenant, of_id, holder, of_fingerprint, issued, ttl, grace, lifetime,
-                metadata, of_scope, key, units, max_units, win, note, op_tenant, operation, channel);
-            if written is not null then
-                return array_to_json(written);
-            end if;
+            {short placing};
         end if;
     end if;
     p := metered.place(
@@ -104,7 +52,7 @@ begin
 end
 $$;
 
--- The units of _place_short, as the full functions take them.
+-- The units of a placement of one line, as the full functions take them.
 create function metered._as_held(of_scope text, key bigint, units bigint, max_units bigint, win interval,
     note jsonb) returns metered.new_charge[]
 language sql immutable
@@ -122,8 +70,8 @@ create function metered.open_session_plain(named text, name_key bigint, named_at
 language plpgsql volatile
 as $$
 declare
-    written bigint[];
-    p       record;
+    {short placed}
+    p      record;
 begin
     if metered._goes_short() and {fits hold: tenant = of_tenant, id = of_id, holder = holder, fingerprint = of_fingerprint,
             ttl = ttl, grace = grace, lifetime = lifetime, key = key, scope = of_scope}
@@ -137,11 +85,7 @@ begin
             if metered._try_lock(key) is not true then
                 perform metered._lock_all_scopes(array[of_scope], array[key], wait_ms);
             end if;
-            written := metered._place_short(of_tenant, of_id, holder, of_fingerprint, issued, ttl, grace, lifetime,
-                metadata, of_scope, key, units, max_units, win, note, op_tenant, operation, channel);
-            if written is not null then
-                return array_to_json(written);
-            end if;
+            {short placing};
         end if;
     end if;
     p := metered.open_session(row(of_tenant, named, name_key, named_at, max_future, null, null, null, null, null, null)::metered.new_command,
@@ -169,7 +113,7 @@ declare
     line   json;
     answer json;
     unused text;
-    marked boolean;
+    waited boolean;     -- a job may wait for the units
 begin
     if metered._goes_short() then
         -- As in _lock_holds: nothing waits, and the row is read as it is by now. Another's hold is not locked.
@@ -194,15 +138,13 @@ begin
             returning e.scope, e.seq, e.amount into at_scope, at_seq, taken;
         end if;
         if at_seq > 0 then
+            -- What is open of a line that has not ended is its amount less what was captured.
             update metered.hold_lines l set captured = l.captured + taken, open = 0
-            from (select z.open from metered.hold_lines z where z.hold = was.no and z.scope = at_scope) before
             where l.hold = was.no and l.scope = at_scope
-            returning before.open - taken, metered._line_json(l.scope, l.amount, l.captured, 0, l.refunded, l.at_least)
+            returning l.amount - l.captured, metered._line_json(l.scope, l.amount, l.captured, 0, l.refunded, l.at_least)
             into rest, line;
             if rest > 0 then
                 perform metered._free_rest(at_scope, rest, was.clk, of_id, row(op_tenant, operation, note));
-            else
-                marked := metered._mark_freed(at_scope);
             end if;
             update metered.holds y set version = y.version + 1, entity = coalesce(capture_holds_plain.entity, y.entity), state = 'c',
                 ended_at = was.clk, pending = false
@@ -211,7 +153,11 @@ begin
             insert into metered.hold_events (hold, at, version, kind, entity, detail, note, operation_tenant, operation)
             values (was.no, was.clk, was.version + 1, 'c', entity,
                 jsonb_build_array(jsonb_build_object('scope', at_scope, 'amount', taken, 'seq', at_seq, 'at', was.clk)),
-                note, op_tenant, operation);
+                note, op_tenant, operation)
+            returning metered._one_snapshot() or exists (select from metered.parked_scopes p where p.scope = at_scope) into waited;
+            if waited and rest = 0 then
+                perform metered._mark_freed(at_scope);
+            end if;
             if channel is not null or operation is not null then
                 if channel is not null then
                     perform metered._announce(channel, of_tenant, of_id, was.version + 1, 'captured');
