@@ -14410,73 +14410,6 @@ $$;
 -- lifetime, the capture that ends such a hold, and the opening of a session. As there, these functions
 -- decide nothing but the usual case, and otherwise write nothing and go on with the full function.
 
--- Appends the entry that holds units of a scope that is locked, and writes the hold, and returns the entry's
--- seq and its time in microseconds. Null: nothing was written, and the full function must decide.
-create function metered._place_short(of_tenant text, of_id text, holder text, of_fingerprint bytea,
-    issued timestamptz, ttl interval, grace interval, lifetime interval, metadata json, of_scope text,
-    key bigint, units bigint, max_units bigint, win interval, note jsonb, op_tenant text, operation text,
-    channel text) returns bigint[]
-language plpgsql volatile
-as $$
-declare
-    placed_at timestamptz;
-    at_seq bigint;      -- the entry
-    new_no bigint;
-    unused text;
-begin
-    insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind,
-        scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, others)
-    select t.seq + 1, units, t.clk, t.spent, t.refunded, t.credited, t.held + units, t.epoch, 'h',
-        of_scope, least(case when t.held > 0 then case when t.seq & 15 < 2 and t.next_due > '-infinity'
-            then metered._later_due(t.scope, t.next_due, t.clk) else t.next_due end end, t.clk + (ttl + grace)), of_id, op_tenant,
-        _place_short.operation, _place_short.note, t.anchor_at, t.anchor_spent, coalesce(case when t.others = -9223372036854775808 then t.seq else t.others end, 0) + 1
-    from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
-                l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
-            from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1 for key share) t
-    where t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null
-                and units between 1 and 9007199254740992 and (_place_short.note is null or pg_column_size(_place_short.note) <= 8192
-                and pg_column_compression(_place_short.note) is null and not _place_short.note ? 'use')
-        and (max_units is null or win >= interval '0'
-            and case when win = interval '0' then t.spent - t.refunded - t.credited
-                else t.spent - case when t.anchor_at <= t.clk - win then t.anchor_spent else 0 end end <= max_units - t.held - units)
-        and t.clk + ttl > t.clk and t.clk + (ttl + grace) >= t.clk + ttl
-        and coalesce(ttl <= lifetime and t.clk + ttl <= t.clk + lifetime, true)
-    on conflict do nothing
-    returning y.seq, y.at into at_seq, placed_at;
-    if at_seq is null then
-        return null;
-    end if;
-    loop
-        insert into metered.holds (placed_at, deadline, due, ceiling, issued_at, version, state,
-            tenant, id, holder, claim, fingerprint, keys, metadata)
-        values (placed_at, placed_at + ttl, placed_at + (ttl + grace), coalesce(placed_at + lifetime, 'infinity'), issued, 1, 'h',
-            of_tenant, of_id, holder, null, of_fingerprint, array[key], metadata)
-        on conflict do nothing
-        returning no into new_no;
-        exit when new_no is not null;
-        if not metered._has_number('holds', currval(metered._numbers('holds'))) then
-            perform metered._collided();     -- this view is older than one that was placed
-        end if;
-        perform metered._raise_sequence('holds');
-    end loop;
-    insert into metered.hold_lines (hold, key, amount, open, due, scope, opened_seq)
-    values (new_no, key, units, units, placed_at + (ttl + grace), of_scope, at_seq);
-    insert into metered.hold_events (hold, at, deadline, version, kind, detail, note, operation_tenant, operation)
-    values (new_no, placed_at, placed_at + ttl, 1, 'h', jsonb_build_object(
-            'tenant', of_tenant, 'holder', holder, 'claim', '', 'grace_us', (extract(epoch from grace) * 1000000)::bigint,
-            'lifetime_us', (extract(epoch from lifetime) * 1000000)::bigint, 'lines', jsonb_build_array(jsonb_build_object('scope', of_scope, 'amount', units, 'captured', 0, 'open', units))),
-        note, op_tenant, operation);
-    if channel is not null or operation is not null then
-        if channel is not null then
-            perform metered._announce(channel, of_tenant, of_id, 1, 'placed');
-        end if;
-        unused := case when operation is not null then metered._remember_hold(
-            metered._created_json(metered.hold_json(new_no, placed_at), '{}', null, null)) end;
-    end if;
-    return array[at_seq, metered._in_us(placed_at)];
-end
-$$;
-
 -- The answer of place or open_session as JSON, with times in microseconds and the hold as text.
 create function metered._placed_json(status text, placed_at timestamptz, deadline timestamptz, refused jsonb,
     stored json, crossed jsonb) returns json
@@ -14499,8 +14432,11 @@ set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-    written bigint[];
-    p       record;
+    placed_at timestamptz;
+    at_seq bigint;      -- the entry that was appended, or null
+    new_no bigint;
+    unused text;
+    p      record;
 begin
     if greatest(octet_length(of_tenant), octet_length(of_id), octet_length(holder), octet_length(of_scope), octet_length(op_tenant), octet_length(operation)) > 255
         or octet_length(of_fingerprint) > 33
@@ -14522,10 +14458,54 @@ begin
         end if;
         -- A chosen id is looked for by a statement whose snapshot is taken after its lock.
         if id_key is null or not metered._one_snapshot() and metered._try_lock(id_key) and metered._new_hold_id(of_tenant, of_id, issued) then
-            written := metered._place_short(of_tenant, of_id, holder, of_fingerprint, issued, ttl, grace, lifetime,
-                metadata, of_scope, key, units, max_units, win, note, op_tenant, operation, channel);
-            if written is not null then
-                return array_to_json(written);
+            insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind,
+                scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, others)
+            select t.seq + 1, units, t.clk, t.spent, t.refunded, t.credited, t.held + units, t.epoch, 'h',
+                of_scope, least(case when t.held > 0 then case when t.seq & 15 < 2 and t.next_due > '-infinity'
+            then metered._later_due(t.scope, t.next_due, t.clk) else t.next_due end end, t.clk + (ttl + grace)), of_id, op_tenant,
+                operation, note, t.anchor_at, t.anchor_spent, coalesce(case when t.others = -9223372036854775808 then t.seq else t.others end, 0) + 1
+            from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
+                l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
+            from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1 for key share) t
+            where t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null
+                and units between 1 and 9007199254740992 and (note is null or pg_column_size(note) <= 8192
+                and pg_column_compression(note) is null and not note ? 'use')
+                and (max_units is null or win >= interval '0'
+            and case when win = interval '0' then t.spent - t.refunded - t.credited
+                else t.spent - case when t.anchor_at <= t.clk - win then t.anchor_spent else 0 end end <= max_units - t.held - units)
+                and t.clk + ttl > t.clk and t.clk + (ttl + grace) >= t.clk + ttl
+                and coalesce(ttl <= lifetime and t.clk + ttl <= t.clk + lifetime, true)
+            on conflict do nothing
+            returning y.seq, y.at into at_seq, placed_at;
+            if at_seq is not null then
+                loop
+        insert into metered.holds (placed_at, deadline, due, ceiling, issued_at, version, state,
+            tenant, id, holder, claim, fingerprint, keys, metadata)
+        values (placed_at, placed_at + ttl, placed_at + (ttl + grace), coalesce(placed_at + lifetime, 'infinity'), issued, 1, 'h',
+            of_tenant, of_id, holder, null, of_fingerprint, array[key], metadata)
+        on conflict do nothing
+        returning no into new_no;
+        exit when new_no is not null;
+        if not metered._has_number('holds', currval(metered._numbers('holds'))) then
+            perform metered._collided();     -- this view is older than one that was placed
+        end if;
+        perform metered._raise_sequence('holds');
+    end loop;
+                insert into metered.hold_lines (hold, key, amount, open, due, scope, opened_seq)
+                values (new_no, key, units, units, placed_at + (ttl + grace), of_scope, at_seq);
+                insert into metered.hold_events (hold, at, deadline, version, kind, detail, note, operation_tenant, operation)
+                values (new_no, placed_at, placed_at + ttl, 1, 'h', jsonb_build_object(
+            'tenant', of_tenant, 'holder', holder, 'claim', '', 'grace_us', (extract(epoch from grace) * 1000000)::bigint,
+            'lifetime_us', (extract(epoch from lifetime) * 1000000)::bigint, 'lines', jsonb_build_array(jsonb_build_object('scope', of_scope, 'amount', units, 'captured', 0, 'open', units))),
+                    note, op_tenant, operation);
+                if channel is not null or operation is not null then
+                    if channel is not null then
+                        perform metered._announce(channel, of_tenant, of_id, 1, 'placed');
+                    end if;
+                    unused := case when operation is not null then metered._remember_hold(
+                        metered._created_json(metered.hold_json(new_no, placed_at), '{}', null, null)) end;
+                end if;
+                return array_to_json(array[at_seq, metered._in_us(placed_at)]);
             end if;
         end if;
     end if;
@@ -14547,7 +14527,7 @@ begin
 end
 $$;
 
--- The units of _place_short, as the full functions take them.
+-- The units of a placement of one line, as the full functions take them.
 create function metered._as_held(of_scope text, key bigint, units bigint, max_units bigint, win interval,
     note jsonb) returns metered.new_charge[]
 language sql immutable
@@ -14569,8 +14549,11 @@ set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-    written bigint[];
-    p       record;
+    placed_at timestamptz;
+    at_seq bigint;      -- the entry that was appended, or null
+    new_no bigint;
+    unused text;
+    p      record;
 begin
     if greatest(octet_length(named), octet_length(of_tenant), octet_length(of_id), octet_length(holder), octet_length(of_scope), octet_length(op_tenant), octet_length(operation)) > 255
         or octet_length(of_fingerprint) > 33
@@ -14598,10 +14581,54 @@ begin
             if metered._try_lock(key) is not true then
                 perform metered._lock_all_scopes(array[of_scope], array[key], wait_ms);
             end if;
-            written := metered._place_short(of_tenant, of_id, holder, of_fingerprint, issued, ttl, grace, lifetime,
-                metadata, of_scope, key, units, max_units, win, note, op_tenant, operation, channel);
-            if written is not null then
-                return array_to_json(written);
+            insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind,
+                scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, others)
+            select t.seq + 1, units, t.clk, t.spent, t.refunded, t.credited, t.held + units, t.epoch, 'h',
+                of_scope, least(case when t.held > 0 then case when t.seq & 15 < 2 and t.next_due > '-infinity'
+            then metered._later_due(t.scope, t.next_due, t.clk) else t.next_due end end, t.clk + (ttl + grace)), of_id, op_tenant,
+                operation, note, t.anchor_at, t.anchor_spent, coalesce(case when t.others = -9223372036854775808 then t.seq else t.others end, 0) + 1
+            from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
+                l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
+            from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1 for key share) t
+            where t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null
+                and units between 1 and 9007199254740992 and (note is null or pg_column_size(note) <= 8192
+                and pg_column_compression(note) is null and not note ? 'use')
+                and (max_units is null or win >= interval '0'
+            and case when win = interval '0' then t.spent - t.refunded - t.credited
+                else t.spent - case when t.anchor_at <= t.clk - win then t.anchor_spent else 0 end end <= max_units - t.held - units)
+                and t.clk + ttl > t.clk and t.clk + (ttl + grace) >= t.clk + ttl
+                and coalesce(ttl <= lifetime and t.clk + ttl <= t.clk + lifetime, true)
+            on conflict do nothing
+            returning y.seq, y.at into at_seq, placed_at;
+            if at_seq is not null then
+                loop
+        insert into metered.holds (placed_at, deadline, due, ceiling, issued_at, version, state,
+            tenant, id, holder, claim, fingerprint, keys, metadata)
+        values (placed_at, placed_at + ttl, placed_at + (ttl + grace), coalesce(placed_at + lifetime, 'infinity'), issued, 1, 'h',
+            of_tenant, of_id, holder, null, of_fingerprint, array[key], metadata)
+        on conflict do nothing
+        returning no into new_no;
+        exit when new_no is not null;
+        if not metered._has_number('holds', currval(metered._numbers('holds'))) then
+            perform metered._collided();     -- this view is older than one that was placed
+        end if;
+        perform metered._raise_sequence('holds');
+    end loop;
+                insert into metered.hold_lines (hold, key, amount, open, due, scope, opened_seq)
+                values (new_no, key, units, units, placed_at + (ttl + grace), of_scope, at_seq);
+                insert into metered.hold_events (hold, at, deadline, version, kind, detail, note, operation_tenant, operation)
+                values (new_no, placed_at, placed_at + ttl, 1, 'h', jsonb_build_object(
+            'tenant', of_tenant, 'holder', holder, 'claim', '', 'grace_us', (extract(epoch from grace) * 1000000)::bigint,
+            'lifetime_us', (extract(epoch from lifetime) * 1000000)::bigint, 'lines', jsonb_build_array(jsonb_build_object('scope', of_scope, 'amount', units, 'captured', 0, 'open', units))),
+                    note, op_tenant, operation);
+                if channel is not null or operation is not null then
+                    if channel is not null then
+                        perform metered._announce(channel, of_tenant, of_id, 1, 'placed');
+                    end if;
+                    unused := case when operation is not null then metered._remember_hold(
+                        metered._created_json(metered.hold_json(new_no, placed_at), '{}', null, null)) end;
+                end if;
+                return array_to_json(array[at_seq, metered._in_us(placed_at)]);
             end if;
         end if;
     end if;
@@ -14634,7 +14661,7 @@ declare
     line   json;
     answer json;
     unused text;
-    marked boolean;
+    waited boolean;     -- a job may wait for the units
 begin
     if greatest(octet_length(of_tenant), octet_length(of_id), octet_length(holder), octet_length(of_scope), octet_length(entity), octet_length(op_tenant), octet_length(operation)) > 255
         or pg_column_size(note) > 8196
@@ -14669,15 +14696,13 @@ begin
             returning e.scope, e.seq, e.amount into at_scope, at_seq, taken;
         end if;
         if at_seq > 0 then
+            -- What is open of a line that has not ended is its amount less what was captured.
             update metered.hold_lines l set captured = l.captured + taken, open = 0
-            from (select z.open from metered.hold_lines z where z.hold = was.no and z.scope = at_scope) before
             where l.hold = was.no and l.scope = at_scope
-            returning before.open - taken, metered._line_json(l.scope, l.amount, l.captured, 0, l.refunded, l.at_least)
+            returning l.amount - l.captured, metered._line_json(l.scope, l.amount, l.captured, 0, l.refunded, l.at_least)
             into rest, line;
             if rest > 0 then
                 perform metered._free_rest(at_scope, rest, was.clk, of_id, row(op_tenant, operation, note));
-            else
-                marked := metered._mark_freed(at_scope);
             end if;
             update metered.holds y set version = y.version + 1, entity = coalesce(capture_holds_plain.entity, y.entity), state = 'c',
                 ended_at = was.clk, pending = false
@@ -14686,7 +14711,11 @@ begin
             insert into metered.hold_events (hold, at, version, kind, entity, detail, note, operation_tenant, operation)
             values (was.no, was.clk, was.version + 1, 'c', entity,
                 jsonb_build_array(jsonb_build_object('scope', at_scope, 'amount', taken, 'seq', at_seq, 'at', was.clk)),
-                note, op_tenant, operation);
+                note, op_tenant, operation)
+            returning metered._one_snapshot() or exists (select from metered.parked_scopes p where p.scope = at_scope) into waited;
+            if waited and rest = 0 then
+                perform metered._mark_freed(at_scope);
+            end if;
             if channel is not null or operation is not null then
                 if channel is not null then
                     perform metered._announce(channel, of_tenant, of_id, was.version + 1, 'captured');
@@ -17093,12 +17122,12 @@ begin
             _note_lot,_number_scopes,_numbers,_old_lot,_on_linux,_on_spending,_one_snapshot,_open_wallet,
             _other_lane,_others,_others_fall_due,_others_wait,_overdue,_owe,_owe_use,_owed_before,_own_entry,
             _paid_back,_parked_channel,_parked_json,_parts_of,_pass_ended,_pay_back,_period_at,_period_name,
-            _periods_of,_place_short,_placed_before,_placed_json,_places,_plan_kept,_plan_on,_purge_changes,
-            _purge_feed,_purge_lots,_queued,_raise_moved,_raise_sequence,_raised,_rearmed,_recall_leases,
-            _recorded_events,_recorded_meanwhile,_refund_fate,_refund_hold,_refund_lots,_refund_parts,_refunds_after,
-            _refuse_closed,_refuse_hold,_refuse_moved,_refuse_old_tenant,_refuse_stale,_refuse_unreported,
-            _refusing,_reinstate,_release_job,_release_line,_release_lines,_remember_hold,_renamed_zones,
-            _renew_lot,_repaid,_repeats,_reported_after_repair,_reported_until,_require,_require_plan,_resource_for_write,
+            _periods_of,_placed_before,_placed_json,_places,_plan_kept,_plan_on,_purge_changes,_purge_feed,
+            _purge_lots,_queued,_raise_moved,_raise_sequence,_raised,_rearmed,_recall_leases,_recorded_events,
+            _recorded_meanwhile,_refund_fate,_refund_hold,_refund_lots,_refund_parts,_refunds_after,_refuse_closed,
+            _refuse_hold,_refuse_moved,_refuse_old_tenant,_refuse_stale,_refuse_unreported,_refusing,_reinstate,
+            _release_job,_release_line,_release_lines,_remember_hold,_renamed_zones,_renew_lot,_repaid,
+            _repeats,_reported_after_repair,_reported_until,_require,_require_plan,_resource_for_write,
             _roll_end,_roll_lot,_rolls,_schedule,_scope_key,_seq_of_tally,_settle,_sharded,_shorter,_skip,
             _skippable,_sound_uses,_spend_range,_spent_limits,_spent_since,_start_job,_start_lot,_step_until,
             _sweep_lots,_sweepable,_take_back,_take_lots,_take_units,_taken,_taken_parts,_tallied_units,

@@ -69,11 +69,13 @@ type Reservation struct {
 	// another.
 	Note budget.Note
 
-	// Isolation is the isolation level of Settle, as in Command. So are EarlyRelease and LSN.
+	// Isolation is the isolation level of Settle, as in Command. So is LSN.
 	Isolation pgx.TxIsoLevel
+	LSN       bool
 
+	// EarlyRelease releases the locks of Open, Settle and Cancel before their commits are durable.
+	// Each returns when its own is. A refused Open waits for the disk, too. OpenTx ignores it.
 	EarlyRelease bool
-	LSN          bool
 }
 
 // settling has the fields of a session's command that no other has.
@@ -270,6 +272,7 @@ func (s *session) prepare() (*holdsCall, *command.Operation, error) {
 	op := &command.Operation{
 		Tenant: r.Tenant, ID: r.ID, Name: r.Name,
 		Key: lockkey.OfOperation(s.client.schema.String(), r.Tenant, r.ID), Enter: s.client.home.Statement(),
+		EarlyRelease: r.EarlyRelease,
 	}
 	// The arguments that Settle will send are checked now.
 	if _, err := s.client.prepare(s.command(nil), nil); err != nil {
@@ -575,7 +578,7 @@ func (s *session) release(ctx context.Context, reason string, until time.Time) (
 	var released []holds.Hold
 	step := command.Judged(call, &refusal, func(all []holds.Hold) { released = all })
 	err = c.engine.Once(ctx, &command.Operation{Tenant: s.r.Tenant, ID: s.r.ID, Until: until,
-		Enter: c.home.Statement()}, step)
+		Enter: c.home.Statement(), EarlyRelease: s.r.EarlyRelease}, step)
 	lost, state := (*command.Indefinite)(nil), (*holds.StateError)(nil)
 	switch err = cmp.Or(err, refusal); {
 	case errors.As(err, &lost):

@@ -2,12 +2,14 @@ package metered_test
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -26,29 +28,113 @@ import (
 // The backend is killed, or the answer lost, at each statement of Open: there is one reservation, or none, as was answered.
 func TestOpen_ALostConnectionLeavesOneReservationOrNone(t *testing.T) {
 	t.Parallel()
+	const tag = "C\x00\x00\x00\x0bCOMMIT\x00"
+	untilTag := func(f *pgtest.Flush) {
+		all := f.Ask()
+		f.Conn.Answer = all[: bytes.Index(all, []byte(tag))+len(tag) : len(all)]
+		f.Close()
+	}
 	for what, fault := range map[string]func(owner *pgxpool.Pool, f *pgtest.Flush){
 		"kill before": func(owner *pgxpool.Pool, f *pgtest.Flush) { f.Terminate(t, owner) },
 		"kill after": func(owner *pgxpool.Pool, f *pgtest.Flush) {
 			f.Deliver = func() { f.Conn.Answer = f.Ask(); f.Terminate(t, owner) }
 		},
-		"cut after": func(_ *pgxpool.Pool, f *pgtest.Flush) { f.LoseAnswer() },
+		"cut after":   func(_ *pgxpool.Pool, f *pgtest.Flush) { f.LoseAnswer() },
+		"early, cut":  func(_ *pgxpool.Pool, f *pgtest.Flush) { f.LoseAnswer() },
+		"early, kill": func(owner *pgxpool.Pool, f *pgtest.Flush) { f.Terminate(t, owner) },
+		"early, seen": func(_ *pgxpool.Pool, f *pgtest.Flush) { f.Deliver = func() { untilTag(f) } },
+		"early, and gone": func(owner *pgxpool.Pool, f *pgtest.Flush) { // a crash took it back
+			f.Deliver = func() {
+				untilTag(f)
+				pgtest.Execute(t, owner, "truncate metered.ledger, metered.holds, metered.hold_lines, metered.hold_events")
+			}
+		},
 	} {
 		owner, _ := pgtest.SetUp(t, metered.Config{})
 		pool, w := pgtest.Tap(t, owner, nil)
 		c := pgtest.NewClient(t, pool, metered.Config{})
 		require.NoError(t, pgtest.Do(t, c, "first"))
+		r := stream("1")
+		r.EarlyRelease = strings.HasPrefix(what, "early")
 		w.Once(func(f *pgtest.Flush) bool { return f.Has("open_session") && f.Has("commit") }, func(f *pgtest.Flush) { fault(owner, f) })
-		s, err := metered.Open[usage](t.Context(), c, stream("1"))
+		s, err := metered.Open[usage](t.Context(), c, r)
 		w.Each(nil)
 		if err != nil {
 			require.True(t, metered.Retryable(err), what)
-			s, err = metered.Open[usage](t.Context(), c, stream("1"))
+			s, err = metered.Open[usage](t.Context(), c, r)
 		}
 		require.NoError(t, err, what)
 		require.Equal(t, [2]int64{0, 100}, stands(t, owner, c, "tokens"), what)
 		require.Equal(t, [2]int64{1, 0}, stands(t, owner, c, "requests"), what)
 		_, err = s.Settle(t.Context(), tokensUsed(5), says(5)) // its connection may be the one that was killed
 		require.NoError(t, err, what)
+	}
+}
+
+// Open, Settle and Cancel with EarlyRelease let go of their scopes when their commits are in the log, and return when these are
+// durable. So does an Open that finds what an attempt has placed whose COMMIT was not answered.
+func TestOpen_EarlyReleaseLetsGoBeforeItsAnswerIsDurable(t *testing.T) {
+	t.Parallel()
+	pool, watch, goOn := pgtest.SlowCommits(t)
+	c := pgtest.NewClient(t, pool, metered.Config{})
+	answers := make(chan error, 10)
+	open := func(id string, early bool) {
+		r := stream(id)
+		r.EarlyRelease = early
+		go func() {
+			s, err := metered.Open[usage](t.Context(), c, r)
+			if err == nil {
+				s.Close()
+			}
+			answers <- err
+		}()
+	}
+	waiting := func(n int) {
+		t.Helper()
+		pgtest.WaitFor(t, fmt.Sprint(n, " to wait for the standby"), func() bool {
+			return pgtest.Value[int](t, watch, "select count(*) from pg_stat_activity where wait_event = 'SyncRep'") == n
+		})
+		require.Empty(t, answers)
+	}
+	for i := range 3 { // on the same scopes
+		open(fmt.Sprint("early ", i), true)
+		waiting(i + 1)
+	}
+	require.Equal(t, 3, pgtest.Count(t, watch, "metered.holds"))
+	open("plain", false)
+	waiting(4)
+	require.Equal(t, 3, pgtest.Count(t, watch, "metered.holds"), "without early release it is not seen")
+	// The wait of the plain one ends with its connection, and it is seen. Its next attempt waits again.
+	require.Equal(t, 1, pgtest.Value[int](t, watch, `select count(*)::int from (select pg_terminate_backend(pid) from pg_stat_activity
+		where wait_event = 'SyncRep' and query = 'commit') x`))
+	pgtest.WaitFor(t, "the plain one to be seen", func() bool { return pgtest.Count(t, watch, "metered.holds") == 4 })
+	waiting(4)
+	goOn()
+	for range 4 {
+		require.NoError(t, <-answers)
+	}
+}
+
+// Cancel passes a barrier, too.
+func TestCancel_WithEarlyReleasePassesABarrier(t *testing.T) {
+	t.Parallel()
+	owner, _ := pgtest.SetUp(t, metered.Config{})
+	pool, w := pgtest.Tap(t, owner, nil)
+	c := pgtest.NewClient(t, pool, metered.Config{})
+	for _, early := range []bool{false, true} {
+		r := stream(fmt.Sprint(early))
+		r.EarlyRelease = early
+		s, err := metered.Open[usage](t.Context(), c, r)
+		require.NoError(t, err)
+		var passed atomic.Bool
+		w.Each(func(f *pgtest.Flush) {
+			if f.Has("release_holds") && f.Has("pg_logical_emit_message") && f.Has("'synchronous_commit', 'off'") {
+				passed.Store(true)
+			}
+		})
+		require.NoError(t, s.Cancel(t.Context(), "no more"))
+		w.Each(nil)
+		require.Equal(t, early, passed.Load())
 	}
 }
 

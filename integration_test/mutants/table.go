@@ -42,7 +42,7 @@ var all = []Mutant{
 	{"a tally is no charge yet", "usage_of", "charges := charges + l.charges;", "", "./budget", "TestUsage_CountsTalliesAtOnce"},
 	{"a series has no tally", "usage_before", "+ coalesce(aparts[i], 0)", "", "./budget", "TestUsage_CountsTalliesAtOnce"},
 	{"no entry is counted wrongly", "_others", "then l.seq else l.others end", "then l.seq else 0 end", "./budget", "TestUsage_CountsChargesAndNothingElse"},
-	{"a hold is a charge", "_place_short", "else t.others end, 0) + 1", "else t.others end, 0)", "./holds", "TestCapture_CountsAsOneCharge"},
+	{"a hold is a charge", "place_plain", "else t.others end, 0) + 1", "else t.others end, 0)", "./holds", "TestCapture_CountsAsOneCharge"},
 	{"an excess is a charge beside its capture", "capture_holds", "if take > covered then   --", "if false then   --", "./holds", "TestCapture_CountsAsOneCharge"},
 	{"a minimum that is due is no charge", "usage_of", "charges := charges + metered._minima_due(tip, after, clk);", "", "./holds", "TestCapture_CountsAsOneCharge"},
 	{"a lease is one charge", "settle_lease", "metered._spent_limits(limits), ahead, made)", "metered._spent_limits(limits), ahead, 1)", "./leases", "TestCharge_FromALeaseIsCounted"},

@@ -15,10 +15,12 @@ import (
 // Once does one step of an operation in a transaction of its own at READ COMMITTED, which writes no
 // record: in one flush with BEGIN and COMMIT, unless limits are to be asked for, or there are
 // subscribers, or op is Telling. It retries as Do does. After a COMMIT whose answer was lost it
-// does the step again: the step must find its own earlier work.
+// does the step again: the step must find its own earlier work, which may be seen and not be
+// durable. So that attempt passes a barrier, as each one does with EarlyRelease.
 func (e *Engine) Once(ctx context.Context, op *Operation, step Step) error {
 	op.Isolation = pgx.ReadCommitted
 	_, err := e.repeat(ctx, op, func(ctx context.Context, lost bool) attempt {
+		op.EarlyRelease = op.EarlyRelease || lost
 		op.Attempts++
 		a := e.once(ctx, op, step)
 		a.claimed = a.err == nil // also after a lost COMMIT: the step is done
@@ -80,6 +82,7 @@ func (e *Engine) step(ctx context.Context, t transaction, op *Operation, step St
 		f = &flush{}
 	}
 	telling := op.Telling || step.tell != nil
+	t.early(f)
 	f.row(step.read, step.sql, step.args(ledger.Sending{WaitMS: wait, Tenant: op.Tenant, Operation: op.ID, Telling: telling})...)
 	if telling || refusal != nil {
 		if err := send(ctx, t, f); err != nil {
