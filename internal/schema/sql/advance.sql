@@ -1,7 +1,7 @@
 -- What time alone does in a wallet, in its order. _advance gets lots, due lines and overdraft as arrays
 -- (_load_due), applies the events (duelots.sql), and answers with the entries and moves that say so, and
 -- with the lots after them. A writer appends them (_settle). A reader answers from the lots (lapses.sql).
--- idle.sql says how it skips what plans repeat. _advance_each, here, applies one event after the other.
+-- idle.sql says how it passes over years in which nobody called. _advance_each, here, applies one event after the other.
 --
 -- Events come in the order of their times. At one instant lots end, then lots begin, then holds fall
 -- due, each from the oldest on. A lot that no row has yet has a number below 0: its place in the array.
@@ -90,10 +90,9 @@ $$;
 -- changes, and those on which that depends (_load_due). lines are in their order, and parts first those
 -- of the lines, and then the overdrawn ones of other holds. spent is overdraft that no hold keeps, of
 -- which debts were drawn for uses. unwritten are units of other lots that have ended. The entries
--- remember the thresholds lowered from the first one on that lowers the balance. There are others lots
--- beside these, which take their places in a larger array.
+-- remember the thresholds lowered from the first one on that lowers the balance.
 create function metered._advance_each(inout tip metered.ledger, until timestamptz, lowered jsonb,
-    unwritten bigint, others int, lines metered.due_line[], inout lots metered.lots[],
+    unwritten bigint, lines metered.due_line[], inout lots metered.lots[],
     inout parts metered.lot_holds[], inout debts metered.lot_debts[], inout spent bigint,
     out entries metered.ledger[], out moves metered.lot_moves[])
 language plpgsql stable
@@ -136,15 +135,14 @@ begin
             continue when lots[pos].pending + lots[pos].rest + lots[pos].kept = 0;
             begins := lots[pos].pending > 0;
             if begins then
-                step := metered._start_lot(tip, lots[pos], unwritten, -1 - others - cardinality(lots));
+                step := metered._start_lot(tip, lots[pos], unwritten, -1 - cardinality(lots));
                 came := array[pos];
                 came_seq := (step.tip).seq;
             else
                 tip.crossed := lowered;
                 step := metered._capped(lots[pos], lots, capped);
                 capped := step.capped;
-                step := metered._end_lot(tip, lots[pos], step.units,
-                    -1 - others - cardinality(lots));
+                step := metered._end_lot(tip, lots[pos], step.units, -1 - cardinality(lots));
                 came_seq := case when ((step.made).plan).uses is null then (step.made).granted_seq end;
             end if;
             lots[pos] := step.l;

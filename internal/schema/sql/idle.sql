@@ -1,286 +1,324 @@
--- A wallet that nobody touched for long, with plans whose periods are days. Once each lot of before has
--- ended, what time does in it repeats itself: after some periods its lots are the same, but for their
--- dates. Then _advance skips as many repetitions as there is time for, and applies the last ones event
--- by event. So a call costs a few weeks of such plans, and not the years in which nobody called.
+-- A wallet that nobody touched for long, with plans. Most lots that its plans have brought since are
+-- over by now, and nobody drew of them. _advance writes no entries of these one by one. It looks first
+-- at what becomes of all lots (_foreseen), by their ends and units alone. Then it writes what becomes of
+-- the lots that the wallet had, and of those that are left, at their times and by the rules of duelots.sql
+-- (_awake). The other periods of a plan are one lot, with the units of all of them: it comes and lapses
+-- when the last of them is over. Its reference says from when to when: a plan's, and two times.
 --
--- The skipped repetitions have few entries, of the time at which they are over: for each plan one lot
--- with the units of all its skipped periods, which begins and ends then, and one step from the lots
--- before to those after. All sums are those of the events one by one, and so are the lots that are left.
---
--- A repetition is the same only where nothing else happens in it, and no clock is set forward or back.
--- Months are never the same.
+-- So a call costs a few entries, and not the years in which nobody called. Nothing needs to repeat itself:
+-- periods may be months, and clocks may be set.
 
--- A lot that is so many microseconds later.
-create function metered._later_lot(l metered.lots, micros bigint) returns metered.lots
-language plpgsql immutable
-as $$
-declare
-    longer interval := micros * interval '1 microsecond';
-    first  timestamptz := timestamptz 'epoch' + l.age[1] * interval '1 microsecond';
-begin
-    if l.reference = metered._period_name((l.plan).renewal, l.starts_at) then
-        l.reference := metered._period_name((l.plan).renewal, l.starts_at + longer);
-    end if;
-    if (l.plan).of_reference = metered._period_name((l.plan).renewal, first) then
-        l.plan.of_reference := metered._period_name((l.plan).renewal, first + longer);
-    end if;
-    l.granted_at := l.granted_at + longer;
-    l.starts_at := l.starts_at + longer;
-    l.expires_at := l.expires_at + longer;
-    l.roll_end := l.roll_end + longer;
-    l.age[1] := l.age[1] + micros;
-    return l;
-end
-$$;
+-- Units of one lot in _foreseen, and of those in which they go on, of which the last one counts.
+create type metered.idle_units as (
+    place     int,          -- of the lot, or of the one whose plan brings it
+    nth       int,          -- so many periods later than that
+    born      bigint,       -- the age of the units, in microseconds
+    rank      bigint,       -- the order of those of one age
+    begins    timestamptz,  -- when the lot begins, or null: it has begun
+    ends      timestamptz,  -- when the last one ends
+    links     int,          -- how often they went on
+    since     timestamptz,  -- and since when in the last one
+    units     bigint,
+    held      bigint,
+    roll_cap  bigint,
+    roll_end  timestamptz,
+    roll_again int,
+    shares    text,         -- a cap with the units of this category, or null
+    rolled    boolean);     -- such a cap counts them
 
--- How a lot is part of a repetition: another takes its place (s), its units go on for ever in others
--- (p), it stays (u), or null: it is over. plans are the references of the plans that repeat themselves.
-create function metered._repeats(l metered.lots, plans text[], until timestamptz) returns text
-language plpgsql immutable
-as $$
-begin
-    return case when l.pending + l.rest + l.kept + l.held = 0 then null
-        when metered._turn_at(l) > until or l.drawn + l.held + l.lapsed + l.revoked + l.rolled > 0
-            or ((l.plan).renewal = any (plans)) is not true then 'u'
-        when l.origin = 'r' and (l.plan).roll_again = -1 then 'p'
-        when l.origin in ('g', 'r') then 's'
-        else 'u' end;
-end
-$$;
-
--- A wallet at a time, but for all dates: it repeats itself where two marks are equal.
-create function metered._mark(tip metered.ledger, at timestamptz, lots metered.lots[], plans text[],
-    until timestamptz) returns text
+-- Whether more periods of plans are due in a wallet than one step writes: not where a lot would have more
+-- units than one may have.
+create function metered._is_idle(lots metered.lots[], until timestamptz) returns boolean
 language plpgsql stable
 as $$
-declare
-    micros bigint := -extract(epoch from at) * 1000000;
 begin
-    return concat_ws(' ', tip.credited, tip.spent, tip.held, tip.crossed, (
-        select string_agg(l.how || case when l.how = 'u' then
-                concat_ws(' ', (l.z).no, (l.z).pending, (l.z).rest, (l.z).kept, (l.z).held)
-            else row((l.z).starts_at, (l.z).expires_at, (l.z).roll_end, (l.z).amount,
-                (l.z).pending, (l.z).rest, (l.z).kept, (l.z).roll_cap, (l.z).late,
-                (l.z).priority, (l.z).origin, (l.z).category, (l.z).again,
-                case when l.how = 's' then (l.z).reference end,
-                case when l.how = 's' then (l.z).plan end,
-                case when l.how = 's' then (l.z).age[1:1] else l.age[1:2] end)::text end, ';'
-            order by l.age)
-        from (select metered._later_lot(y, micros) as z, y.age,     -- once for each, by offset
-                  metered._repeats(y, plans, until) as how
-              from unnest(lots) y where y.pending + y.rest + y.kept + y.held > 0 offset 0) l));
+    return (select sum(x.due) > metered._events_per_step() and max(x.due * x.units) < 9007199254740992
+        from (select (y.plan).renew_amount as units,
+                  extract(epoch from until - y.starts_at) / extract(epoch from ((y.plan).renews).every) + 1 as due
+              from unnest(lots) y
+              where y.pending > 0 and y.starts_at <= until and ((y.plan).renews).every is not null) x)
+        and cardinality(lots) < 200;
 end
 $$;
 
--- Microseconds of a period that is as long as any other, but where a clock is set: null for months.
-create function metered._days_of(p metered.period) returns bigint
-language plpgsql immutable
-as $$
-begin
-    return case when p.zone is null or extract(year from p.every) + extract(month from p.every) = 0
-        then extract(epoch from p.every) * 1000000 end;
-end
-$$;
-
--- Plans of lots that may repeat themselves before until: their references, their zones, when the first
--- of them begins, and how long one repetition is at least. No plans: there is not time enough for that.
-create function metered._idle_plans(lots metered.lots[], until timestamptz,
-    out plans text[], out zones text[], out since timestamptz, out micros bigint)
+-- Units of a lot go on in another one at the time at, or lapse: then they are 0. taken are units that a
+-- shared cap counts already.
+create function metered._foreseen_on(u metered.idle_units, plan metered.lot_plan, at timestamptz, taken bigint)
+returns metered.idle_units
 language plpgsql stable
 as $$
-declare
-    l    metered.lots;
-    days numeric;       -- in microseconds: periods of odd lengths coincide after ages
-    all_days numeric := 1;
 begin
-    plans := '{}';
-    zones := '{}';
-    foreach l in array lots loop
-        continue when l.pending = 0 or ((l.plan).renews).every is null
-            or l.starts_at > until - interval '480:00';
-        days := metered._days_of((l.plan).renews);
-        continue when (l.plan).renew_amount * extract(epoch from until - l.starts_at) * 1000000
-            > 9007199254740992 * days;      -- more units than a lot may have
-        if ((l.plan).roll_to).every is not null then
-            days := lcm(days, metered._days_of((l.plan).roll_to)::numeric);
+    u.units := case when u.roll_cap is null then 0 else greatest(0, least(u.units, u.roll_cap - taken)) end;
+    if u.units > 0 then
+        u.links := u.links + 1;
+        u.since := at;
+        u.ends := u.roll_end;
+        u.held := 0;
+        u.rolled := true;
+        if u.roll_again <> 0 then
+            u.roll_end := metered._roll_end(u.ends, plan, plan.roll_for);
+            u.roll_again := greatest(u.roll_again - 1, -1);
+        else
+            u.roll_cap := null;
         end if;
-        if days is not null then
-            plans := plans || (l.plan).renewal;
-            zones := zones || array[((l.plan).renews).zone, ((l.plan).roll_to).zone];
-            since := least(since, l.starts_at);
-            all_days := lcm(all_days, days);
-            if all_days * 12 > extract(epoch from until - since) * 1000000 then
-                plans := '{}';
-                return;
-            end if;
+    end if;
+    return u;
+end
+$$;
+
+-- What becomes of the lots of a wallet until a time, and of those that its plans bring, if nobody touches
+-- them. said has these lots, and of the others those that are left. Of the rest of a plan, by the place
+-- of its lot, skipped counts the periods, the first of which begins at first_at. All these are over at over.
+-- nths has how many periods later the present lot of a plan is.
+create function metered._foreseen(lots metered.lots[], until timestamptz,
+    out said metered.idle_units[], out nths int[], out skipped int[], out first_at timestamptz[],
+    out over timestamptz)
+language plpgsql stable
+as $$
+declare
+    live   metered.idle_units[];
+    ending metered.idle_units[];
+    now    metered.idle_units;
+    next   metered.idle_units;
+    other  metered.idle_units;
+    lot    metered.lots;
+    begins timestamptz[];   -- by place: when the lot of a plan begins, or the next one
+    ranks  bigint[];        -- and in which order
+    count  bigint;
+    taken  bigint;
+    place  int;
+    at     timestamptz;
+begin
+    said := '{}';
+    begins := array_fill(null::timestamptz, array[cardinality(lots)]);
+    first_at := begins;
+    nths := array_fill(-1, array[cardinality(lots)]);
+    skipped := array_fill(0, array[cardinality(lots)]);
+    for now in
+        select x.ordinality, 0, x.age[1], row_number() over (order by x.age),
+            case when x.pending > 0 then x.starts_at end, x.expires_at, 0, null,
+            x.pending + x.rest + x.kept, x.held, x.roll_cap, x.roll_end, (x.plan).roll_again,
+            case when (x.plan).roll_shared then x.category end, x.origin = 'r'
+        from unnest(lots) with ordinality x
+        where x.pending + x.rest + x.kept + x.held > 0 order by x.age
+    loop
+        ranks[now.place] := now.rank;
+        count := now.rank;
+        if now.begins <= until then
+            begins[now.place] := now.begins;
+        else
+            live := live || now;
         end if;
     end loop;
-    micros := all_days;
+    loop
+        at := least((select min(x.ends) from unnest(live) x), (select min(x) from unnest(begins) x));
+        exit when (at <= until) is not true;
+        select array_agg(x order by x.born, x.rank) filter (where x.ends <= at),
+            array_agg(x) filter (where x.ends > at)
+        into ending, live from unnest(live) x;
+        foreach now in array coalesce(ending, '{}') loop
+            taken := 0;
+            if now.shares is not null and now.roll_cap is not null then
+                foreach other in array coalesce(live, '{}') loop
+                    if other.rolled and other.shares = now.shares then
+                        taken := taken + other.units + other.held;
+                    end if;
+                end loop;
+            end if;
+            next := metered._foreseen_on(now, lots[now.place].plan, at, taken);
+            if next.units > 0 then
+                live := live || next;
+            elsif now.nth = 0 then
+                said := said || now;
+            else
+                skipped[now.place] := skipped[now.place] + 1;
+                first_at[now.place] := coalesce(first_at[now.place], now.begins);
+                over := at;
+            end if;
+        end loop;
+        for place in
+            select x.nth from unnest(begins) with ordinality x(due, nth) where x.due = at
+            order by ranks[x.nth]
+        loop
+            lot := lots[place];
+            count := count + 1;
+            ranks[place] := count;
+            nths[place] := nths[place] + 1;
+            begins[place] := case when ((lot.plan).renews).every is not null
+                then (metered._period_at((lot.plan).renews, at))[2] end;
+            if nths[place] > 0 then
+                lot.pending := (lot.plan).renew_amount;
+                lot.expires_at := begins[place];
+                lot.roll_end := case when lot.roll_cap is not null
+                    then metered._roll_end(lot.expires_at, lot.plan, (lot.plan).roll_for) end;
+            end if;
+            live := live || row(place, nths[place], extract(epoch from at) * 1000000, count, at,
+                lot.expires_at, 0, null, lot.pending, 0, lot.roll_cap, lot.roll_end,
+                (lot.plan).roll_again, case when (lot.plan).roll_shared then lot.category end,
+                false)::metered.idle_units;
+        end loop;
+    end loop;
+    said := said || live;
 end
 $$;
 
--- When a clock is set in one of the zones, to a day, between two times: infinity for never.
-create function metered._clock_set(zones text[], since timestamptz, until timestamptz)
-returns timestamptz
+-- The lot that the plan of another one brings for the period from a time on.
+create function metered._lot_from(lot metered.lots, begins timestamptz) returns metered.lots
 language plpgsql stable
 as $$
 begin
-    return coalesce((
-        select min(t) - interval '24:00'
-        from unnest(zones) z, generate_series(since, until, interval '24:00') t
-        where z <> 'UTC' and (t at time zone z) - (since at time zone z) <> t - since), 'infinity');
-exception when invalid_parameter_value then
-    return since;       -- a name that the server does not know
+    lot.starts_at := begins - interval '1 microsecond';
+    return metered._next_lot(lot);
 end
 $$;
 
--- The entry after tip that a move of a lot makes: its units come (d), lapse (e), or roll over (o).
-create function metered._told_move(inout tip metered.ledger, inout l metered.lots, as_kind "char",
-    units bigint, out move metered.lot_moves)
+-- Units that were foreseen end in their lot, after tip, and go on in the last one at once.
+create function metered._end_foreseen(inout tip metered.ledger, inout l metered.lots, units metered.idle_units,
+    new_no bigint, out made metered.lots, out entries metered.ledger[], out moves metered.lot_moves[])
 language plpgsql stable
 as $$
 declare
-    general boolean := (l.plan).uses is null;
-    change  bigint := case when as_kind = 'd' then units else -units end;
-    moved   record;
+    was  metered.lots := l;
+    step record;
 begin
-    tip := metered._lot_entry(tip, case when general then as_kind else 's' end, units,
-        case when general then change else 0 end);
-    moved := metered._moved(l, tip.scope, tip.seq, 1, as_kind, units,
-        case when general then change else 0 end, case when general then 0 else change end);
-    l := moved.l;
-    move := moved.move;
+    if units.links > 0 then
+        l.expires_at := units.since;
+        l.roll_end := units.ends;
+        if (l.plan).roll_again > 0 then
+            l.plan.roll_again := (l.plan).roll_again - units.links + 1;
+        end if;
+    end if;
+    step := metered._end_lot(tip, l,
+        l.roll_cap - case when units.links > 0 then units.units else 0 end, new_no);
+    tip := step.tip;
+    l := step.l;
+    l.expires_at := was.expires_at;
+    l.roll_end := was.roll_end;
+    l.plan := was.plan;
+    made := step.made;
+    entries := step.entries;
+    moves := step.moves;
 end
 $$;
 
--- The skipped repetitions, after tip: micros in all, which are over at landing.
-create function metered._skip(inout tip metered.ledger, landing timestamptz, micros bigint,
-    plans text[], until timestamptz, inout lots metered.lots[],
+-- The lot of so many skipped periods comes, after tip, and lapses. The first of them began at first_at, and the last one is
+-- over at over. l is the lot whose plan brings them.
+create function metered._end_skipped(inout tip metered.ledger, inout l metered.lots, periods int,
+    first_at timestamptz, over timestamptz, lowered jsonb, new_no bigint,
+    out made metered.lots, out entries metered.ledger[], out moves metered.lot_moves[])
+language plpgsql stable
+as $$
+declare
+    step record;
+begin
+    l := metered._lot_from(l, first_at);
+    l.no := new_no;
+    l.amount := l.amount * periods;
+    l.pending := l.amount;
+    l.expires_at := over;
+    l.roll_cap := null;
+    l.roll_end := null;
+    l.again := false;
+    l.reference := left(l.reference || '/' || ltrim(metered._period_name('', over)), 255);
+    l.plan.renews := null;
+    l.plan.renew_amount := null;
+    step := metered._start_lot(metered._own_entry(tip, over), l, 0, null);
+    entries := step.entries;
+    moves := step.moves;
+    tip := step.tip;
+    tip.crossed := lowered;
+    step := metered._end_lot(tip, step.l, null, null);
+    tip := step.tip;
+    l := step.l;
+    entries := entries || step.entries;
+    moves := moves || step.moves;
+end
+$$;
+
+-- Writes what was foreseen, after tip, as _advance has it.
+create function metered._awake(inout tip metered.ledger, until timestamptz, lowered jsonb,
+    unwritten bigint, inout lots metered.lots[], said metered.idle_units[], nths int[],
+    skipped int[], first_at timestamptz[], over timestamptz,
     out entries metered.ledger[], out moves metered.lot_moves[])
 language plpgsql stable
 as $$
 declare
-    places int[] := array(select n from generate_series(1, cardinality(lots)) n
-        where metered._repeats(lots[n], plans, until) in ('s', 'p') order by (lots[n]).age);
-    sums   jsonb := '{}';       -- the place of the lot of all skipped periods, by plan
-    was    metered.lots[] := '{}';
-    l      metered.lots;
-    step   record;
-    pos    int;
-    sum_at int;
+    was   metered.lots[] := lots;
+    own   int[];        -- by units, the place of their lot
+    last  int[];        -- and of the one in which they went on
+    event record;
+    units metered.idle_units;
+    pos   int;
+    step  record;
 begin
     entries := '{}';
     moves := '{}';
-    tip := metered._own_entry(tip, landing);
-    foreach pos in array places loop
-        l := lots[pos];
-        was := was || l;
-        continue when l.pending = 0;
-        sums := sums || jsonb_build_object((l.plan).renewal, pos);
-        l.amount := (l.plan).renew_amount * (micros / metered._days_of((l.plan).renews))
-            - (select coalesce(sum((lots[n]).rest + (lots[n]).kept), 0) from unnest(places) n
-               where ((lots[n]).plan).renewal = (l.plan).renewal and (lots[n]).origin = 'g');
-        l.pending := 0;
-        l.granted_at := l.starts_at;
-        l.granted_seq := tip.seq + 1;
-        l.expires_at := landing;
-        l.roll_cap := null;
-        l.again := false;
-        l.plan.renews := null;
-        l.plan.renew_amount := null;
-        step := metered._told_move(tip, l, 'd', l.amount);
-        tip := step.tip;
-        lots[pos] := step.l;
-        entries := entries || tip;
-        moves := moves || step.move;
-    end loop;
-    for n in 1..cardinality(places) loop
-        l := metered._later_lot(was[n], micros);
-        l.no := -1 - cardinality(lots);
-        l.roll_no := null;
-        l.version := null;
-        if l.pending = 0 then
-            l.rest := 0;
-            l.kept := 0;
-            l.from_lot := null;
-            pos := places[n];
-            sum_at := sums ->> (l.plan).renewal;
-            if metered._repeats(was[n], plans, until) = 'p' then
-                l.no := coalesce(was[n].roll_no, l.no);
-                l.from_lot := was[n].no;
-                l.age[1] := was[n].age[1];
-                l.plan.of_reference := (was[n].plan).of_reference;
-                lots[pos].roll_cap := null;
-                lots[pos].again := false;
-                step := metered._told_move(tip, lots[pos], 'o', l.amount);
+    for event in
+        with x as (select * from unnest(said) with ordinality)
+        select x.ordinality as nth, 'ends' as what, coalesce(x.since, x.ends) as at, 1 as phase,
+            x.born, x.rank
+        from x where x.units > 0 and coalesce(x.since, x.ends) <= until
+        union all
+        select x.ordinality, 'is over', greatest(x.ends, x.since), 2, x.born, x.rank
+        from x where x.links > 0 and x.ends <= until
+        union all
+        select s.place, 'was skipped', over, 2, 0, s.place
+        from unnest(skipped) with ordinality s(periods, place) where s.periods > 0
+        union all
+        select x.ordinality, 'begins', x.begins, 3, x.born, x.rank from x where x.begins <= until
+        order by 3, 4, 5, 6
+    loop
+        units := said[event.nth];
+        pos := coalesce(own[event.nth], cardinality(lots) + 1);
+        case event.what
+            when 'begins' then
+                if units.nth = 0 then
+                    pos := units.place;
+                else
+                    lots[pos] := metered._lot_from(was[units.place], units.begins);
+                    lots[pos].no := -pos;
+                end if;
+                own[event.nth] := pos;
+                if units.nth < nths[units.place] then
+                    lots[pos].plan.renews := null;
+                    lots[pos].plan.renew_amount := null;
+                end if;
+                step := metered._start_lot(tip, lots[pos], unwritten, -1 - cardinality(lots));
+            when 'ends' then
+                pos := coalesce(own[event.nth], units.place);
+                tip.crossed := lowered;
+                step := metered._end_foreseen(tip, lots[pos], units, -1 - cardinality(lots));
+                last[event.nth] := cardinality(lots) + 1;
+            when 'is over' then
+                pos := last[event.nth];
+                tip.crossed := lowered;
+                step := metered._end_lot(tip, lots[pos], lots[pos].roll_cap, null);
             else
-                step := metered._told_move(tip, lots[pos], 'e', l.amount);
-            end if;
-            tip := step.tip;
-            lots[pos] := step.l;
-            entries := entries || tip;
-            moves := moves || step.move;
-            if l.origin = 'r' and l.from_lot is null then
-                step := metered._told_move(tip, lots[sum_at], 'o', l.amount);
-                tip := step.tip;
-                lots[sum_at] := step.l;
-                entries := entries || tip;
-                moves := moves || step.move;
-            end if;
-            step := metered._told_move(tip, l, 'd', l.amount);
-            tip := step.tip;
-            l := step.l;
-            entries := entries || tip;
-            moves := moves || step.move;
-        end if;
-        l.granted_seq := tip.seq;
-        l.last_seq := tip.seq;
-        l.age := array[l.age[1], case when l.from_lot is null then tip.seq else l.age[2] end,
-            tip.seq + case when l.pending > 0 then n else 0 end];   -- which has no entry
-        lots := lots || l;
-    end loop;
-    for pos in select x.value::int from jsonb_each_text(sums) x order by 1 loop
-        continue when lots[pos].rest + lots[pos].kept = 0;
-        step := metered._told_move(tip, lots[pos], 'e', lots[pos].rest + lots[pos].kept);
+                pos := cardinality(lots) + 1;
+                step := metered._end_skipped(tip, was[event.nth], skipped[event.nth],
+                    first_at[event.nth], over, lowered, -pos);
+        end case;
         tip := step.tip;
         lots[pos] := step.l;
-        entries := entries || tip;
-        moves := moves || step.move;
+        entries := entries || step.entries;
+        moves := moves || step.moves;
+        if (step.made).no is not null then
+            lots := lots || step.made;
+        end if;
     end loop;
 end
 $$;
 
--- Microseconds of repetitions, of which one is from since to at, that can be skipped: not past the time
--- from which lots are left at until, nor past the next other event, or past a time at which a clock is
--- set. oldest is the age of the oldest lot that a repetition had, in microseconds, and apart how far
--- apart two of them are at least. next is what comes then.
-create function metered._skippable(since timestamptz, at timestamptz, oldest bigint, apart bigint,
-    zones text[], plans text[], lots metered.lots[], until timestamptz,
-    out micros bigint, out next timestamptz)
-language plpgsql stable
+-- Whether units that come in a wallet pay overdraft.
+create function metered._pays(lots metered.lots[], parts metered.lot_holds[],
+    debts metered.lot_debts[], spent bigint) returns boolean
+language plpgsql immutable
 as $$
-declare
-    ahead  interval;    -- to the last date of a lot that repeats itself, and a day or two more
-    set_at timestamptz;
-    once   bigint := (extract(epoch from at) - extract(epoch from since)) * 1000000;
 begin
-    select coalesce(min(x.turn) filter (where x.how = 'u'), 'infinity'),
-        interval '48:00' + coalesce(extract(epoch from max(x.last) filter (where x.how <> 'u'))
-            - extract(epoch from at), 0) * interval '1 second'
-    into next, ahead
-    from (select metered._turn_at(y) as turn, metered._repeats(y, plans, until) as how,
-              greatest(y.starts_at, nullif(y.expires_at, 'infinity'),
-                  nullif(y.roll_end, 'infinity')) as last
-          from unnest(lots) y) x;
-    set_at := metered._clock_set(zones, since - interval '48:00', until + ahead) - ahead;
-    next := least(next, set_at, until);
-    micros := 1000000 * (extract(epoch from least(next - interval '1 microsecond',
-        until - (oldest + apart) * interval '1 microsecond')) - extract(epoch from at));
-    micros := micros / once * once;
-    if micros < 2 * once or micros <= oldest then
-        micros := 0;
-    end if;
-    next := case when next = set_at then next + ahead + interval '72:00' else next end;
+    return spent + (select coalesce(sum(x.amount), 0) from unnest(parts) x where x.lot = 0) > 0
+        and exists (select from unnest(lots) y
+            where y.pending + y.rest + y.kept > 0 and ((y.plan).uses is null
+                or (y.plan).uses && array(select x.use from unnest(debts) x where x.amount > 0)));
 end
 $$;
 
@@ -296,73 +334,46 @@ create function metered._advance(inout tip metered.ledger, until timestamptz, lo
 language plpgsql stable
 as $$
 declare
-    idle  record := metered._idle_plans(lots, until);
-    at    timestamptz;
-    step  record;
-    jump  record;
-    live  int[];                -- places in lots of those that are not over
-    now   metered.lots[];       -- these lots
-    marks text[] := '{}';       -- at the times since the last obstacle
-    times timestamptz[] := '{}';
-    old   bigint := 0;
-    nth   int;
+    at   timestamptz := tip.at;
+    idle boolean := metered._is_idle(lots, until);
+    seen record;
+    step record;
 begin
     entries := '{}';
     moves := '{}';
-    at := case when idle.plans = '{}' then until
-        else greatest(idle.since, lines[cardinality(lines)].due) end;
-    live := array(select n from generate_series(1, cardinality(lots)) n);
     loop
-        now := array(select lots[n] from unnest(live) with ordinality x(n, nth) order by x.nth);
-        step := metered._advance_each(tip, least(at, until), lowered, unwritten,
-            cardinality(lots) - cardinality(now), lines, now, parts, debts, spent);
+        -- One event after the other, as long as units that come pay overdraft, or holds fall due.
+        if not idle then
+            at := until;
+        elsif lines[1] is not null then
+            at := lines[cardinality(lines)].due;
+        elsif metered._pays(lots, parts, debts, spent) then
+            at := least(until, at + interval '480:00');
+        else
+            begin
+                seen := metered._foreseen(lots, until);
+                step := metered._awake(tip, until, lowered, unwritten, lots, seen.said, seen.nths,
+                    seen.skipped, seen.first_at, seen.over);
+                tip := step.tip;
+                lots := step.lots;
+                entries := entries || step.entries;
+                moves := moves || step.moves;
+                return;
+            exception when sqlstate 'MT010' then
+                at := until;        -- where a zone is lost, the event that meets it says which
+            end;
+        end if;
+        step := metered._advance_each(tip, at, lowered, unwritten, lines, lots, parts, debts, spent);
         tip := step.tip;
+        lots := step.lots;
         parts := step.parts;
         debts := step.debts;
         spent := step.spent;
         entries := entries || step.entries;
         moves := moves || step.moves;
-        now := step.lots;
-        for n in 1..cardinality(now) loop
-            live[n] := coalesce(live[n], cardinality(lots) + 1);
-            lots[live[n]] := now[n];
-        end loop;
         exit when at >= until;
         lines := '{}';
-        live := array(select x.place from unnest(now) with ordinality l
-            join unnest(live) with ordinality x(place, nth) on x.nth = l.ordinality
-            where l.pending + l.rest + l.kept + l.held > 0 order by x.nth);
-        nth := null;
-        if spent + (select coalesce(sum(k.amount), 0) from unnest(parts) k where k.lot = 0) = 0 then
-            marks := marks || metered._mark(tip, at, now, idle.plans, until);
-            times := times || at;
-            old := greatest(old, (extract(epoch from at) * 1000000)::bigint - (
-                select min(x.age[1]) from unnest(now) x
-                where metered._repeats(x, idle.plans, until) = 's'));
-            nth := array_position(marks, marks[cardinality(marks)]);
-        end if;
-        if nth < cardinality(marks) then
-            jump := metered._skippable(times[nth], at, old, idle.micros, idle.zones, idle.plans,
-                now, until);
-            if jump.micros > 0 then
-                at := at + jump.micros * interval '1 microsecond';
-                step := metered._skip(tip, at, jump.micros, idle.plans, until, lots);
-                tip := step.tip;
-                lots := step.lots;
-                entries := entries || step.entries;
-                moves := moves || step.moves;
-                live := array(select n from generate_series(1, cardinality(lots)) n
-                    where (lots[n]).pending + (lots[n]).rest + (lots[n]).kept + (lots[n]).held > 0);
-            end if;
-            at := greatest(jump.next, at + idle.micros * interval '1 microsecond');
-            marks := '{}';
-            times := '{}';
-            old := 0;
-        elsif cardinality(times) = 40 then
-            at := until;
-        else
-            at := at + idle.micros * interval '1 microsecond';
-        end if;
+        idle := metered._is_idle(lots, until);
     end loop;
 end
 $$;
