@@ -23,6 +23,7 @@ var sources = []string{
 	"duelots",
 	"repaid",
 	"advance",
+	"foreseen",
 	"idle",
 	"settle",
 	"lapses",
