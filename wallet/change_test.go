@@ -100,6 +100,21 @@ func TestChange_AtTheEnd(t *testing.T) {
 	f.has(10)
 }
 
+// A plan that is over has no end at which it could be changed: that is refused, where it once ran for ever.
+func TestChange_AtTheEndOfAPlanThatIsOverIsRefused(t *testing.T) {
+	t.Parallel()
+	f := small(t, wallet.Config{})
+	f.change(wallet.Change{Reference: "cancel", Plan: "small"})
+	f.clock.Advance(100 * day)
+	_, err := do(f, func(ctx context.Context, tx pgx.Tx) (wallet.Changed, error) {
+		if _, err := tx.Exec(ctx, "set local statement_timeout = '20s'"); err != nil {
+			return wallet.Changed{}, err
+		}
+		return f.book.Change(ctx, tx, wallet.Change{Wallet: "ann", Reference: "new", Plan: "small", AtEnd: true, To: &wallet.Grant{Amount: 10, Ends: wallet.EachPeriod(monthly)}})
+	})
+	require.ErrorIs(t, err, wallet.ErrExpired)
+}
+
 func TestChange_CancelAndResume(t *testing.T) {
 	t.Parallel()
 	f := small(t, wallet.Config{})

@@ -39,6 +39,8 @@ begin
 end
 $$`
 
+var refusals = []error{budget.ErrRefundExceeds, budget.ErrEntryPurged, wallet.ErrConflict, wallet.ErrExpired, wallet.ErrUnknownLot}
+
 // sleeper is a wallet that lives one history twice: where idle plans are skipped, and where they are not.
 type sleeper struct {
 	*testing.T
@@ -182,7 +184,10 @@ func (s *sleeper) act(n int) {
 	case 7:
 		s.both(fmt.Sprint("roll ", name, " over"), func(_ int, ctx context.Context, tx pgx.Tx, f *fixture) (any, error) {
 			a, err := f.book.Rollover(ctx, tx, wallet.Rollover{Wallet: s.scope, Reference: name, Cap: 3, For: 40 * time.Hour})
-			return []any{a.Amount, a.Expires, a.Replayed}, err
+			if a.Replayed {
+				return a.Replayed, err // it may have gone on again, and then this is the last lot
+			}
+			return []any{a.Amount, a.Expires}, err
 		})
 	case 8:
 		change := wallet.Change{Wallet: s.scope, Reference: fmt.Sprint("change", n), Plan: plan, AtEnd: s.r.IntN(2) == 0}
@@ -274,7 +279,7 @@ func TestIdle_CallsAfterItSayWhatTheyWouldHaveSaid(t *testing.T) {
 	_, err := twice[1].pool.Exec(t.Context(), eachSQL)
 	require.NoError(t, err)
 	skipped := 0
-	for n := range pgtest.Size(4, 300) {
+	for n := range pgtest.Size(2, 300) {
 		s := &sleeper{T: t, r: rand.New(rand.NewPCG(45, uint64(n))), twice: twice, scope: fmt.Sprint("w", n), names: []string{"paid"}}
 		s.now = noon.Add(time.Duration(s.r.IntN(24*365)) * time.Hour)
 		s.advance(0)
@@ -332,4 +337,7 @@ func TestIdle_CallsAfterItSayWhatTheyWouldHaveSaid(t *testing.T) {
 		t.Logf("%s: %d entries in place of %d", s.scope, entries[0], entries[1])
 	}
 	require.Greater(t, skipped, pgtest.Size(1, 100))
+	for _, f := range twice {
+		f.clock.Set(noon.AddDate(9, 0, 0)) // no hold of an earlier wallet is live
+	}
 }

@@ -136,11 +136,24 @@ func TestIdle_ThreeYearsOfFivePlansHaveFewEntries(t *testing.T) {
 			lapsed += line.Amount
 		}
 	}
-	require.Less(t, entries, 400)
+	require.Less(t, entries, 70)
 	_, err := f.book.Sweep(t.Context(), f.pool, wallet.SweepOptions{})
 	require.NoError(t, err)
 	require.EqualValues(t, 5*5*(3*365+1)-5*5-8, told)
 	require.EqualValues(t, told, lapsed)
+
+	plansIdle(5)(f, "ben", 3*365)
+	swept, err := f.book.Sweep(t.Context(), f.pool, wallet.SweepOptions{})
+	require.NoError(t, err)
+	require.EqualValues(t, lapsed, told-int(lapsed), "a sweep writes the same")
+	require.LessOrEqual(t, swept.Batches, 4)
+	ben, err := f.book.Balance(t.Context(), f.pool, "ben")
+	require.NoError(t, err)
+	require.Equal(t, before.Units, ben.Units)
+	var skipped int
+	require.NoError(t, f.pool.QueryRow(t.Context(), `select count(*) from metered.lots where scope = 'ben' and amount > 5000 and lapsed = amount
+		and reference ~ '^plan[0-4] 2023-11-[0-9T:]*Z/2026-11-2[01]T00:00:00Z$'`).Scan(&skipped))
+	require.Equal(t, 5, skipped, "lots that say how much lapsed from when to when")
 }
 
 // Periods that never coincide are skipped as others are. So many units that no lot has them are not: a call on the wallet goes on.
@@ -174,6 +187,7 @@ func TestIdle_EachKindIsWhatHappensEventByEvent(t *testing.T) {
 	f := setUp(t, wallet.Config{Overdraft: 60})
 	local := budget.Per(1, budget.Day, berlin, time.Time{}).Period
 	three := &wallet.Roll{Cap: 4, Lasts: wallet.For(3 * day), Times: 2}
+	shared := &wallet.Roll{Cap: 7, Lasts: wallet.For(50 * time.Hour), Times: 2, Shared: true}
 	for name, kind := range map[string]struct {
 		grants []wallet.Grant
 		draw   int64
@@ -185,9 +199,10 @@ func TestIdle_EachKindIsWhatHappensEventByEvent(t *testing.T) {
 			grants: []wallet.Grant{{Amount: 1, Uses: []string{"images"}, Ends: wallet.EachPeriod(daily), Roll: three}, {Amount: 9, Ends: wallet.EachPeriod(daily)}},
 			draw:   50, use: "images",
 		},
-		"other ends": {grants: []wallet.Grant{{Amount: 3, Ends: wallet.EachPeriod(daily), Roll: three}, {Amount: 9, Ends: wallet.After(50*day + time.Hour)}}},
+		"other ends": {grants: []wallet.Grant{{Amount: 3, Ends: wallet.EachPeriod(daily), Roll: shared}, {Amount: 9, Ends: wallet.After(50*day + time.Hour), Roll: shared}}},
+		"months":     {grants: []wallet.Grant{{Amount: 9, Ends: wallet.EachPeriod(monthly), Roll: shared}, {Amount: 3, Ends: wallet.EachPeriod(local), Roll: shared}}},
 		"other begins": {
-			grants: []wallet.Grant{{Amount: 3, Ends: wallet.EachPeriod(daily), Roll: three}, {Amount: 9, Starts: noon.AddDate(0, 0, -85), Ends: wallet.EachPeriod(daily), Roll: three}},
+			grants: []wallet.Grant{{Amount: 3, Ends: wallet.EachPeriod(daily), Roll: shared}, {Amount: 9, Starts: noon.AddDate(0, 0, -45), Ends: wallet.EachPeriod(daily), Roll: shared}},
 		},
 		"for ever":       {grants: []wallet.Grant{{Amount: 3, Ends: wallet.EachPeriod(daily), Roll: &wallet.Roll{Cap: 8, Lasts: wallet.ToEndOf(daily), Times: -1, Shared: true}}}},
 		"held":           {grants: []wallet.Grant{{Amount: 3, Ends: wallet.EachPeriod(daily), Roll: three}, {Amount: 9, Ends: wallet.After(200 * day)}}, holds: 4},

@@ -6,8 +6,11 @@ const short = 1
 // twins is the test of what time does to a wallet.
 const twins = "TestTwins_NoAnswerDependsOnWhoLooked"
 
-// idle is the test of what repeats in an idle wallet.
+// idle is the test of what is foreseen in an idle wallet.
 const idle = "TestIdle_EachKindIsWhatHappensEventByEvent"
+
+// fiveIdle is the test of what a call and a sweep write there.
+const fiveIdle = "TestIdle_ThreeYearsOfFivePlansHaveFewEntries"
 
 // Parts of statements that several mutants break.
 const collided = "perform metered._collided();"
@@ -349,16 +352,19 @@ var all = []Mutant{
 	{"an end forgets a lot that a hold keeps whole", "_next_end", "where k.scope = of_scope and k.lot > 0", "where false", "./wallet", "TestEnds_OfALotThatAHoldKeptWholeIsNotForgotten"},
 	{"a shared cap counts no held units", "_capped", "+ lots[pos].held", "", "./wallet", "TestRollShared_CountsUnitsThatHoldsKeep"},
 	{"a shared cap forgets lots that holds keep whole", "_load_due", "where k.scope = tip.scope and k.lot > 0) n,", "where k.scope = tip.scope and k.lot < 0) n,", "./wallet", "TestRollShared_CountsUnitsThatHoldsKeep"},
-	{"what repeats is skipped past the lots that are left", "_skippable", "until - (oldest + apart) * interval '1 microsecond')", "until)", "./wallet", idle},
-	{"what repeats is skipped past a clock change", "_skippable", "next := least(next, set_at, until);", "next := least(next, until);", "./wallet", idle},
-	{"a clock is set while lots look ahead", "_skippable", "until + ahead) - ahead;", "until + ahead) + interval '24:00';", "./wallet", idle},
-	{"another lot's end is skipped", "_skippable", "coalesce(min(x.turn) filter (where x.how = 'u'), 'infinity')", "'infinity'::timestamptz", "./wallet", idle},
-	{"the lot of all skipped periods has the present one's units", "_skip", "and (lots[n]).origin = 'g')", "and false)", "./wallet", idle},
-	{"a skipped plan repeats its references", "_later_lot", "l.reference := metered._period_name((l.plan).renewal, l.starts_at + longer);", "null;", "./wallet", idle},
-	{"what rolled over keeps a skipped reference", "_later_lot", "l.plan.of_reference := metered._period_name((l.plan).renewal, first + longer);", "null;", "./wallet", idle},
-	{"units for ever are those of a later period", "_skip", "l.age[1] := was[n].age[1];", "", "./wallet", idle},
-	{"an unlimited plan is skipped", "_idle_plans", "> 9007199254740992 * days;", "> 9223372036854775807 * days;", "./wallet", "TestIdle_OddPeriodsAndUnlimitedPlansAreNotSkipped"},
-	{"odd periods have a common length", "_idle_plans", "all_days := lcm(all_days, days);", "all_days := lcm(all_days::bigint, days::bigint);", "./wallet", "TestIdle_OddPeriodsAndUnlimitedPlansAreNotSkipped"},
+	{"a shared cap forgets what it let through", "_foreseen_at", "where x.rolled and x.shares = now.shares);", "where false);", "./wallet", idle},
+	{"plans that renew at an instant change places", "_foreseen_at", "order by state.ranks[x.nth]", "order by x.nth desc", "./wallet", idle},
+	{"what repeats itself is foreseen past a clock change", "_foreseen", "where x > was.at - interval '48:00')", "where false)", "./wallet", idle},
+	{"another lot's end is foreseen late", "_mark", "min(x.ends) filter (where x.how is null),", "null::timestamptz,", "./wallet", idle},
+	{"another plan's beginning is foreseen late", "_mark", "least(still, min(x.begins) filter (where not x.repeats))", "still", "./wallet", idle},
+	{"units for ever are those of a later period", "_foreseen_later", "continue when how = 'p';", "", "./wallet", idle},
+	{"periods of what repeats itself are lost", "_foreseen_later", "state.skipped[n] := state.skipped[n] + times * (state.skipped[n] - was.skipped[n]);", "null;", "./wallet", idle},
+	{"the lot of all skipped periods has one", "_end_skipped", "l.amount := l.amount * periods;", "null;", "./wallet", idle},
+	{"the lot of all skipped periods says no end", "_end_skipped", "l.reference || '/' || ltrim(metered._period_name('', over))", "l.reference", "./wallet", fiveIdle},
+	{"units that went on twice go on again", "_end_foreseen", "l.plan.roll_again := (l.plan).roll_again - units.links + 1;", "null;", "./wallet", idle},
+	{"overdraft of an idle wallet is not paid", "_advance", "elsif metered._pays(lots, parts, debts, spent) then", "elsif false then", "./wallet", idle},
+	{"a lot has more units than one may have", "_is_idle", "max(x.due * x.units) < 9007199254740992", "max(x.due) > 0", "./wallet", "TestIdle_OddPeriodsAreSkippedAndUnlimitedPlansAreNot"},
+	{"a sweep takes an idle wallet's years in steps", "_step_until", "exit when metered._is_idle(metered._beginning(tip.scope, until), until);", "", "./wallet", fiveIdle},
 	{"a lot that begins in a backlog is left to it", "_advance_each", "if begins and lots[pos].expires_at <= until then", "if false then", "./wallet", "TestLots_ThatBeginInABacklogAreEndedInTheirTurn"},
 	{"a sweep tells of no units that came and went", "_sweep_lots", "and m.seq > tip.seq and m.seq <= e.seq", "and m.seq > tip.seq and m.seq < tip.seq", "./wallet", "TestSweep_TellsOfUnitsThatCameAndWent"},
 	{"a wallet that is behind is swept with others", "sweep_wallets", "if metered._behind(one.scope, clk) then", "if false then", "./wallet", "TestSweep_AWalletThatIsBehindIsSweptAloneAndInSteps"},

@@ -39,7 +39,8 @@ create function metered._is_idle(lots metered.lots[], until timestamptz) returns
 language plpgsql stable
 as $$
 begin
-    return (select sum(x.due) > metered._events_per_step() and max(x.due * x.units) < 9007199254740992
+    return (select coalesce(sum(x.due) > metered._events_per_step()
+            and max(x.due * x.units) < 9007199254740992, false)
         from (select (y.plan).renew_amount as units,
                   extract(epoch from until - y.starts_at) / extract(epoch from ((y.plan).renews).every) + 1 as due
               from unnest(lots) y

@@ -100,7 +100,7 @@ $$;
 -- first time that it shows the start. Only hours are added to a timestamptz: days would be those of
 -- the session's time zone.
 create function metered._period_at(p metered.period, t timestamptz) returns timestamptz[]
-language plpgsql stable
+language plpgsql stable strict
 as $$
 declare
     months  int := extract(year from p.every) * 12 + extract(month from p.every);

@@ -10,7 +10,7 @@ as $$
 $$;
 
 -- The time up to which a step writes what is due in a scope: clk, or earlier if about most events
--- are due by then. tip is the last entry. Events of one instant count as one.
+-- are due by then. tip is the last entry. Events of one instant count as one, and so does what idle plans bring.
 create function metered._step_until(tip metered.ledger, clk timestamptz, most int)
 returns timestamptz
 language plpgsql stable
@@ -45,6 +45,7 @@ begin
         until := least(until, case when cardinality(begun) > most then begun[most] end);
         begin
             for i in 1..coalesce(cardinality(plans), 0) loop
+                exit when metered._is_idle(metered._beginning(tip.scope, until), until);
                 continue when (plans[i]).every is null;
                 nth := begun[i];    -- in each period a lot begins, one ends, and one may go on
                 for n in 1..greatest(1, most / (3 * cardinality(plans))) loop
@@ -61,13 +62,25 @@ begin
 end
 $$;
 
--- Whether more is due in a scope than one step writes.
+-- The lots of a wallet that begin until a time.
+create function metered._beginning(of_scope text, until timestamptz) returns metered.lots[]
+language plpgsql stable
+as $$
+begin
+    return array(select l from (select y.no from metered.lot_rows y
+            where y.scope = of_scope and y.pending > 0 and y.starts_at <= until
+            order by y.starts_at, y.age) x,
+        lateral (select z from metered.lots z where z.no = x.no limit 1) y(l));
+end
+$$;
+
+-- Whether more is due in a scope than one step writes, or than it reads: a wallet that nobody touched for long.
 create function metered._behind(of_scope text, clk timestamptz) returns boolean
 language plpgsql stable
 as $$
 begin
     return metered._step_until(metered._last_entry(of_scope), clk, metered._events_per_step())
-        < clk;
+        < clk or metered._is_idle(metered._beginning(of_scope, clk), clk) is true;
 end
 $$;
 
