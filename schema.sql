@@ -3214,7 +3214,7 @@ $$;
 -- What time alone does in a wallet, in its order. _advance gets lots, due lines and overdraft as arrays
 -- (_load_due), applies the events (duelots.sql), and answers with the entries and moves that say so, and
 -- with the lots after them. A writer appends them (_settle). A reader answers from the lots (lapses.sql).
--- idle.sql says how it skips what plans repeat. _advance_each, here, applies one event after the other.
+-- idle.sql says how it passes over years in which nobody called. _advance_each, here, applies one event after the other.
 --
 -- Events come in the order of their times. At one instant lots end, then lots begin, then holds fall
 -- due, each from the oldest on. A lot that no row has yet has a number below 0: its place in the array.
@@ -3303,10 +3303,9 @@ $$;
 -- changes, and those on which that depends (_load_due). lines are in their order, and parts first those
 -- of the lines, and then the overdrawn ones of other holds. spent is overdraft that no hold keeps, of
 -- which debts were drawn for uses. unwritten are units of other lots that have ended. The entries
--- remember the thresholds lowered from the first one on that lowers the balance. There are others lots
--- beside these, which take their places in a larger array.
+-- remember the thresholds lowered from the first one on that lowers the balance.
 create function metered._advance_each(inout tip metered.ledger, until timestamptz, lowered jsonb,
-    unwritten bigint, others int, lines metered.due_line[], inout lots metered.lots[],
+    unwritten bigint, lines metered.due_line[], inout lots metered.lots[],
     inout parts metered.lot_holds[], inout debts metered.lot_debts[], inout spent bigint,
     out entries metered.ledger[], out moves metered.lot_moves[])
 language plpgsql stable
@@ -3349,15 +3348,14 @@ begin
             continue when lots[pos].pending + lots[pos].rest + lots[pos].kept = 0;
             begins := lots[pos].pending > 0;
             if begins then
-                step := metered._start_lot(tip, lots[pos], unwritten, -1 - others - cardinality(lots));
+                step := metered._start_lot(tip, lots[pos], unwritten, -1 - cardinality(lots));
                 came := array[pos];
                 came_seq := (step.tip).seq;
             else
                 tip.crossed := lowered;
                 step := metered._capped(lots[pos], lots, capped);
                 capped := step.capped;
-                step := metered._end_lot(tip, lots[pos], step.units,
-                    -1 - others - cardinality(lots));
+                step := metered._end_lot(tip, lots[pos], step.units, -1 - cardinality(lots));
                 came_seq := case when ((step.made).plan).uses is null then (step.made).granted_seq end;
             end if;
             lots[pos] := step.l;
@@ -3424,289 +3422,469 @@ begin
 end
 $$;
 
--- A wallet that nobody touched for long, with plans whose periods are days. Once each lot of before has
--- ended, what time does in it repeats itself: after some periods its lots are the same, but for their
--- dates. Then _advance skips as many repetitions as there is time for, and applies the last ones event
--- by event. So a call costs a few weeks of such plans, and not the years in which nobody called.
---
--- The skipped repetitions have few entries, of the time at which they are over: for each plan one lot
--- with the units of all its skipped periods, which begins and ends then, and one step from the lots
--- before to those after. All sums are those of the events one by one, and so are the lots that are left.
---
--- A repetition is the same only where nothing else happens in it, and no clock is set forward or back.
--- Months are never the same.
+-- What becomes of a wallet that nobody touches for long. Most lots that its plans bring are over by then, and
+-- nobody drew of them. _foreseen looks at ends and units alone, and says what becomes of the lots that the
+-- wallet has, which others are left, and how many periods are over. idle.sql writes that. So a call on an idle wallet
+-- writes a few entries, however long nobody called. Periods may be months, and clocks may be set.
 
--- A lot that is so many microseconds later.
-create function metered._later_lot(l metered.lots, micros bigint) returns metered.lots
-language plpgsql immutable
-as $$
-declare
-    longer interval := micros * interval '1 microsecond';
-    first  timestamptz := timestamptz 'epoch' + l.age[1] * interval '1 microsecond';
-begin
-    if l.reference = metered._period_name((l.plan).renewal, l.starts_at) then
-        l.reference := metered._period_name((l.plan).renewal, l.starts_at + longer);
-    end if;
-    if (l.plan).of_reference = metered._period_name((l.plan).renewal, first) then
-        l.plan.of_reference := metered._period_name((l.plan).renewal, first + longer);
-    end if;
-    l.granted_at := l.granted_at + longer;
-    l.starts_at := l.starts_at + longer;
-    l.expires_at := l.expires_at + longer;
-    l.roll_end := l.roll_end + longer;
-    l.age[1] := l.age[1] + micros;
-    return l;
-end
-$$;
+-- Units of one lot in _foreseen, and of those in which they go on, of which the last one counts.
+create type metered.idle_units as (
+    place     int,          -- of the lot, or of the one whose plan brings it
+    nth       int,          -- so many periods later than that
+    born      bigint,       -- the age of the units, in microseconds
+    rank      bigint,       -- the order of those of one age
+    begins    timestamptz,  -- when the lot begins, or null: it has begun
+    ends      timestamptz,  -- when the last one ends
+    went      bigint[],     -- how many of them went on, each time or the last times
+    went_at   timestamptz[],
+    units     bigint,
+    held      bigint,
+    roll_cap  bigint,
+    roll_end  timestamptz,
+    roll_again int,
+    shares    text,         -- a cap with the units of this category, or null
+    rolled    boolean);     -- such a cap counts them
 
--- How a lot is part of a repetition: another takes its place (s), its units go on for ever in others
--- (p), it stays (u), or null: it is over. plans are the references of the plans that repeat themselves.
-create function metered._repeats(l metered.lots, plans text[], until timestamptz) returns text
-language plpgsql immutable
-as $$
-begin
-    return case when l.pending + l.rest + l.kept + l.held = 0 then null
-        when metered._turn_at(l) > until or l.drawn + l.held + l.lapsed + l.revoked + l.rolled > 0
-            or ((l.plan).renewal = any (plans)) is not true then 'u'
-        when l.origin = 'r' and (l.plan).roll_again = -1 then 'p'
-        when l.origin in ('g', 'r') then 's'
-        else 'u' end;
-end
-$$;
+-- What is foreseen at a time, which has passed. The arrays but live and said are by places of lots that have not begun.
+create type metered.idle_state as (
+    at       timestamptz,
+    live     metered.idle_units[],  -- not over
+    said     metered.idle_units[],  -- over, of the lots that the wallet had
+    begins   timestamptz[],         -- when the next lot of its plan begins
+    ranks    bigint[],              -- of the last one
+    nths     int[],                 -- how many periods later it is: -1 for none yet
+    skipped  int[],                 -- periods whose units are over
+    first_at timestamptz[],         -- when the first of these began
+    over     timestamptz);          -- when the last one of all was over
 
--- A wallet at a time, but for all dates: it repeats itself where two marks are equal.
-create function metered._mark(tip metered.ledger, at timestamptz, lots metered.lots[], plans text[],
-    until timestamptz) returns text
+-- Whether more periods of plans are due in a wallet than one step writes: not where a lot would have more
+-- units than one may have.
+create function metered._is_idle(lots metered.lots[], until timestamptz) returns boolean
 language plpgsql stable
 as $$
-declare
-    micros bigint := -extract(epoch from at) * 1000000;
 begin
-    return concat_ws(' ', tip.credited, tip.spent, tip.held, tip.crossed, (
-        select string_agg(l.how || case when l.how = 'u' then
-                concat_ws(' ', (l.z).no, (l.z).pending, (l.z).rest, (l.z).kept, (l.z).held)
-            else row((l.z).starts_at, (l.z).expires_at, (l.z).roll_end, (l.z).amount,
-                (l.z).pending, (l.z).rest, (l.z).kept, (l.z).roll_cap, (l.z).late,
-                (l.z).priority, (l.z).origin, (l.z).category, (l.z).again,
-                case when l.how = 's' then (l.z).reference end,
-                case when l.how = 's' then (l.z).plan end,
-                case when l.how = 's' then (l.z).age[1:1] else l.age[1:2] end)::text end, ';'
-            order by l.age)
-        from (select metered._later_lot(y, micros) as z, y.age,     -- once for each, by offset
-                  metered._repeats(y, plans, until) as how
-              from unnest(lots) y where y.pending + y.rest + y.kept + y.held > 0 offset 0) l));
+    return (select coalesce(sum(x.due) > metered._events_per_step()
+            and max(x.due * x.units) < 9007199254740992, false)
+        from (select (y.plan).renew_amount as units,
+                  extract(epoch from until - y.starts_at) / extract(epoch from ((y.plan).renews).every) + 1 as due
+              from unnest(lots) y
+              where y.pending > 0 and y.starts_at <= until and ((y.plan).renews).every is not null) x)
+        and cardinality(lots) < 200;
 end
 $$;
 
--- Microseconds of a period that is as long as any other, but where a clock is set: null for months.
-create function metered._days_of(p metered.period) returns bigint
-language plpgsql immutable
-as $$
-begin
-    return case when p.zone is null or extract(year from p.every) + extract(month from p.every) = 0
-        then extract(epoch from p.every) * 1000000 end;
-end
-$$;
-
--- Plans of lots that may repeat themselves before until: their references, their zones, when the first
--- of them begins, and how long one repetition is at least. No plans: there is not time enough for that.
-create function metered._idle_plans(lots metered.lots[], until timestamptz,
-    out plans text[], out zones text[], out since timestamptz, out micros bigint)
+-- Units of a lot go on in another one at the time at, or lapse: then they are 0. taken are units that a
+-- shared cap counts already.
+create function metered._foreseen_on(u metered.idle_units, plan metered.lot_plan, at timestamptz, taken bigint)
+returns metered.idle_units
 language plpgsql stable
 as $$
-declare
-    l    metered.lots;
-    days numeric;       -- in microseconds: periods of odd lengths coincide after ages
-    all_days numeric := 1;
 begin
-    plans := '{}';
-    zones := '{}';
-    foreach l in array lots loop
-        continue when l.pending = 0 or ((l.plan).renews).every is null
-            or l.starts_at > until - interval '480:00';
-        days := metered._days_of((l.plan).renews);
-        continue when (l.plan).renew_amount * extract(epoch from until - l.starts_at) * 1000000
-            > 9007199254740992 * days;      -- more units than a lot may have
-        if ((l.plan).roll_to).every is not null then
-            days := lcm(days, metered._days_of((l.plan).roll_to)::numeric);
+    u.units := case when u.roll_cap is null then 0 else greatest(0, least(u.units, u.roll_cap - taken)) end;
+    if u.units > 0 then
+        if cardinality(u.went) >= metered._events_per_step() then
+            u.went := '{}';
+            u.went_at := '{}';
         end if;
-        if days is not null then
-            plans := plans || (l.plan).renewal;
-            zones := zones || array[((l.plan).renews).zone, ((l.plan).roll_to).zone];
-            since := least(since, l.starts_at);
-            all_days := lcm(all_days, days);
-            if all_days * 12 > extract(epoch from until - since) * 1000000 then
-                plans := '{}';
-                return;
-            end if;
+        u.went := u.went || u.units;
+        u.went_at := u.went_at || at;
+        u.ends := u.roll_end;
+        u.held := 0;
+        u.rolled := true;
+        if u.roll_again <> 0 then
+            u.roll_end := metered._roll_end(u.ends, plan, plan.roll_for);
+            u.roll_again := greatest(u.roll_again - 1, -1);
+        else
+            u.roll_cap := null;
+        end if;
+    end if;
+    return u;
+end
+$$;
+
+-- Whether a period is as long as any other, but where a clock is set.
+create function metered._by_days(every metered.period) returns boolean
+language sql immutable
+as $$
+    select every.zone is null or extract(year from every.every) + extract(month from every.every) = 0
+$$;
+
+-- How units repeat themselves as long as no clock is set: others take their place (s), or they go on for ever (p), or
+-- null: they do not.
+create function metered._repeats(units metered.idle_units, plan metered.lot_plan) returns text
+language plpgsql immutable
+as $$
+begin
+    return case when units.roll_cap is not null and (plan.roll_to).every is not null
+            and not metered._by_days(plan.roll_to) then null
+        when units.roll_again = -1 and units.went <> '{}' then 'p'
+        when units.nth > 0 and metered._by_days(plan.renews) then 's' end;
+end
+$$;
+
+-- A state, but for its dates: it repeats itself where two marks are equal, up to the next event that does not repeat
+-- itself, at still. ahead is the last date that counts.
+create function metered._mark(state metered.idle_state, lots metered.lots[],
+    out mark text, out still timestamptz, out ahead timestamptz)
+language plpgsql stable
+as $$
+declare
+    state_at numeric := extract(epoch from state.at);
+begin
+    select string_agg(case x.how
+            when 's' then row(x.place, x.units, extract(epoch from x.begins) - state_at, x.roll_again,
+                extract(epoch from x.ends) - state_at, extract(epoch from x.roll_end) - state_at)
+            when 'p' then row(x.place, x.units, x.nth,
+                extract(epoch from x.ends) - state_at, extract(epoch from x.roll_end) - state_at)
+            else row(x.place, x.units, x.held, x.nth, x.ends) end::text, ';' order by x.born, x.rank),
+        min(x.ends) filter (where x.how is null),
+        max(greatest(x.ends, nullif(x.roll_end, 'infinity'))) filter (where x.ends < 'infinity')
+    into mark, still, ahead
+    from (select y.*, metered._repeats(y, lots[y.place].plan) as how from unnest(state.live) y) x;
+    select concat_ws(';', mark, string_agg((extract(epoch from x.begins) - state_at)::text, ' '
+            order by x.place) filter (where x.repeats)),
+        least(still, min(x.begins) filter (where not x.repeats))
+    into mark, still
+    from (select y.begins, y.place,
+              state.nths[y.place] >= 0 and metered._by_days((lots[y.place].plan).renews) as repeats
+          from unnest(state.begins) with ordinality y(begins, place) where y.begins is not null) x;
+end
+$$;
+
+-- Times up to a day after which a clock is set, or was, in a zone of the plans.
+create function metered._clock_changes(lots metered.lots[], since timestamptz, until timestamptz)
+returns timestamptz[]
+language plpgsql stable
+as $$
+begin
+    return array(
+        select distinct t - interval '24:00'
+        from (select ((x.plan).renews).zone from unnest(lots) x
+              union select ((x.plan).roll_to).zone from unnest(lots) x) z,
+            generate_series(since - interval '48:00', until + interval '96:00', interval '24:00') t
+        where z.zone <> 'UTC' and (t at time zone z.zone)
+            - ((t - interval '24:00') at time zone z.zone) <> interval '24:00');
+exception when invalid_parameter_value then
+    return array[since];        -- a name that the server does not know
+end
+$$;
+
+-- A state so many times as much later as it is later than was, of which it has the mark.
+create function metered._foreseen_later(state metered.idle_state, was metered.idle_state, times bigint,
+    lots metered.lots[]) returns metered.idle_state
+language plpgsql stable
+as $$
+declare
+    micros bigint := (extract(epoch from state.at) - extract(epoch from was.at)) * 1000000 * times;
+    later  interval := micros * interval '1 microsecond';
+    how    text;
+begin
+    for n in 1..cardinality(state.live) loop
+        how := metered._repeats(state.live[n], lots[state.live[n].place].plan);
+        continue when how is null;
+        if how = 'p' then
+            state.live[n].went := array[state.live[n].units];
+            state.live[n].went_at := state.live[n].went_at[cardinality(state.live[n].went_at):];
+        end if;
+        state.live[n].ends := state.live[n].ends + later;
+        state.live[n].roll_end := state.live[n].roll_end + later;
+        state.live[n].went_at := array(select x + later
+            from unnest(state.live[n].went_at) with ordinality y(x, nth) order by y.nth);
+        continue when how = 'p';
+        state.live[n].begins := state.live[n].begins + later;
+        state.live[n].born := state.live[n].born + micros;
+        state.live[n].nth := state.live[n].nth + times
+            * (state.nths[state.live[n].place] - was.nths[state.live[n].place]);
+    end loop;
+    for n in 1..cardinality(lots) loop
+        continue when state.nths[n] = was.nths[n];
+        state.begins[n] := state.begins[n] + later;
+        state.nths[n] := state.nths[n] + times * (state.nths[n] - was.nths[n]);
+        state.skipped[n] := state.skipped[n] + times * (state.skipped[n] - was.skipped[n]);
+    end loop;
+    state.at := state.at + later;
+    if state.over > was.at then
+        state.over := state.over + later;
+    end if;
+    return state;
+end
+$$;
+
+-- All that ends in a state at a time, and then all that begins.
+create function metered._foreseen_at(state metered.idle_state, lots metered.lots[], at timestamptz)
+returns metered.idle_state
+language plpgsql stable
+as $$
+declare
+    live   metered.idle_units[];
+    ending metered.idle_units[];
+    now    metered.idle_units;
+    next   metered.idle_units;
+    lot    metered.lots;
+    taken  bigint;
+    place  int;
+    count  bigint;
+begin
+    state.at := at;
+    select array_agg(x order by x.born, x.rank) filter (where x.ends <= at),
+        array_agg(x) filter (where x.ends > at)
+    into ending, live from unnest(state.live) x;
+    foreach now in array coalesce(ending, '{}') loop
+        taken := 0;
+        if now.shares is not null and now.roll_cap is not null then
+            taken := (select coalesce(sum(x.units + x.held), 0) from unnest(live) x
+                where x.rolled and x.shares = now.shares);
+        end if;
+        next := metered._foreseen_on(now, lots[now.place].plan, at, taken);
+        if next.units > 0 then
+            live := live || next;
+        elsif now.nth = 0 then
+            state.said := state.said || now;
+        else
+            state.skipped[now.place] := state.skipped[now.place] + 1;
+            state.first_at[now.place] := coalesce(state.first_at[now.place], now.begins);
+            state.over := at;
         end if;
     end loop;
-    micros := all_days;
+    for place in
+        select x.nth from unnest(state.begins) with ordinality x(due, nth) where x.due = at
+        order by state.ranks[x.nth]
+    loop
+        lot := lots[place];
+        count := coalesce(count, (select max(x) from unnest(state.ranks) x)) + 1;
+        state.ranks[place] := count;
+        state.nths[place] := state.nths[place] + 1;
+        state.begins[place] := case when ((lot.plan).renews).every is not null
+            then (metered._period_at((lot.plan).renews, at))[2] end;
+        if state.nths[place] > 0 then
+            lot.pending := (lot.plan).renew_amount;
+            lot.expires_at := state.begins[place];
+            lot.roll_end := case when lot.roll_cap is not null
+                then metered._roll_end(lot.expires_at, lot.plan, (lot.plan).roll_for) end;
+        end if;
+        live := live || row(place, state.nths[place], extract(epoch from at) * 1000000, count, at,
+            lot.expires_at, '{}', '{}', lot.pending, 0, lot.roll_cap, lot.roll_end,
+            (lot.plan).roll_again, case when (lot.plan).roll_shared then lot.category end,
+            false)::metered.idle_units;
+    end loop;
+    state.live := live;
+    return state;
 end
 $$;
 
--- When a clock is set in one of the zones, to a day, between two times: infinity for never.
-create function metered._clock_set(zones text[], since timestamptz, until timestamptz)
-returns timestamptz
-language plpgsql stable
-as $$
-begin
-    return coalesce((
-        select min(t) - interval '24:00'
-        from unnest(zones) z, generate_series(since, until, interval '24:00') t
-        where z <> 'UTC' and (t at time zone z) - (since at time zone z) <> t - since), 'infinity');
-exception when invalid_parameter_value then
-    return since;       -- a name that the server does not know
-end
-$$;
-
--- The entry after tip that a move of a lot makes: its units come (d), lapse (e), or roll over (o).
-create function metered._told_move(inout tip metered.ledger, inout l metered.lots, as_kind "char",
-    units bigint, out move metered.lot_moves)
+-- What becomes of the lots of a wallet until a time, and of those that its plans bring, if nobody touches them. Where a state
+-- repeats itself, as many repetitions as there is time for are one step.
+create function metered._foreseen(lots metered.lots[], until timestamptz) returns metered.idle_state
 language plpgsql stable
 as $$
 declare
-    general boolean := (l.plan).uses is null;
-    change  bigint := case when as_kind = 'd' then units else -units end;
-    moved   record;
+    state   metered.idle_state;
+    was     metered.idle_state;     -- an earlier state, of which mark is the mark
+    mark    text;
+    seen    record;
+    steps   int := 0;               -- since that
+    most    int := 1;
+    at      timestamptz;
+    changes timestamptz[];
+    times   bigint;
 begin
-    tip := metered._lot_entry(tip, case when general then as_kind else 's' end, units,
-        case when general then change else 0 end);
-    moved := metered._moved(l, tip.scope, tip.seq, 1, as_kind, units,
-        case when general then change else 0 end, case when general then 0 else change end);
-    l := moved.l;
-    move := moved.move;
+    state.begins := array(select case when x.pending > 0 and x.starts_at <= until then x.starts_at end
+        from unnest(lots) with ordinality x order by x.ordinality);
+    state.ranks := array(select y.rank from (select x.ordinality as place, row_number() over (order by x.age) as rank
+        from unnest(lots) with ordinality x) y order by y.place);
+    state.nths := array_fill(-1, array[cardinality(lots)]);
+    state.skipped := array_fill(0, array[cardinality(lots)]);
+    state.first_at := array_fill(null::timestamptz, array[cardinality(lots)]);
+    select array_agg(row(x.ordinality, 0, x.age[1], state.ranks[x.ordinality],
+            case when x.pending > 0 then x.starts_at end, x.expires_at, '{}', '{}',
+            x.pending + x.rest + x.kept, x.held, x.roll_cap, x.roll_end, (x.plan).roll_again,
+            case when (x.plan).roll_shared then x.category end, x.origin = 'r')::metered.idle_units)
+    into state.live
+    from unnest(lots) with ordinality x
+    where x.pending + x.rest + x.kept + x.held > 0 and state.begins[x.ordinality] is null;
+    loop
+        at := least((select min(x.ends) from unnest(state.live) x),
+            (select min(x) from unnest(state.begins) x));
+        exit when (at <= until) is not true;
+        state := metered._foreseen_at(state, lots, at);
+        seen := metered._mark(state, lots);
+        steps := steps + 1;
+        times := 0;
+        if seen.mark = mark then
+            changes := coalesce(changes,
+                metered._clock_changes(lots, was.at, greatest(until, seen.ahead)));
+            at := least(until, seen.still, (select min(x) from unnest(changes) x where x > was.at - interval '48:00')
+                - (extract(epoch from seen.ahead) - extract(epoch from at)) * interval '1 second');
+            times := greatest(0, div(extract(epoch from at) - extract(epoch from state.at) - 0.000001,
+                extract(epoch from state.at) - extract(epoch from was.at)));
+            state := metered._foreseen_later(state, was, times, lots);
+        end if;
+        if steps >= most or times > 0 then
+            most := case when times > 0 or most >= 256 then 1 else most * 2 end;
+            mark := seen.mark;
+            was := state;
+            steps := 0;
+        end if;
+    end loop;
+    state.said := state.said || state.live;
+    return state;
 end
 $$;
 
--- The skipped repetitions, after tip: micros in all, which are over at landing.
-create function metered._skip(inout tip metered.ledger, landing timestamptz, micros bigint,
-    plans text[], until timestamptz, inout lots metered.lots[],
+-- Writes what becomes of a wallet that nobody touched for long (foreseen.sql): of the lots that it had, and
+-- of those that are left, at their times and by the rules of duelots.sql. The other periods of a plan are one
+-- lot, with the units of all of them. It comes and lapses when the last of them is over. Its reference is
+-- the plan's, and from when to when.
+
+-- The lot that the plan of another one brings for the period from a time on.
+create function metered._lot_from(lot metered.lots, begins timestamptz) returns metered.lots
+language plpgsql stable
+as $$
+begin
+    lot.starts_at := begins - interval '1 microsecond';
+    return metered._next_lot(lot);
+end
+$$;
+
+-- A lot ends, after tip, and so many units of it go on, as was foreseen. If that is at a later time, they
+-- went on before, and do so at once in the lot that lasts from at until ends.
+create function metered._end_foreseen(inout tip metered.ledger, inout l metered.lots, units bigint,
+    at timestamptz, ends timestamptz, new_no bigint,
+    out made metered.lots, out entries metered.ledger[], out moves metered.lot_moves[])
+language plpgsql stable
+as $$
+declare
+    was  metered.lots := l;
+    step record;
+begin
+    if units > 0 and at > l.expires_at then
+        l.expires_at := at;
+        l.roll_end := ends;
+    end if;
+    step := metered._end_lot(tip, l, l.roll_cap - units, new_no);
+    tip := step.tip;
+    l := step.l;
+    l.expires_at := was.expires_at;
+    l.roll_end := was.roll_end;
+    made := step.made;
+    entries := step.entries;
+    moves := step.moves;
+end
+$$;
+
+-- The lot of so many skipped periods comes, after tip, and lapses. The first of them began at first_at, and the last one is
+-- over at over. l is the lot whose plan brings them.
+create function metered._end_skipped(inout tip metered.ledger, inout l metered.lots, periods int,
+    first_at timestamptz, over timestamptz, lowered jsonb, new_no bigint,
+    out made metered.lots, out entries metered.ledger[], out moves metered.lot_moves[])
+language plpgsql stable
+as $$
+declare
+    step record;
+begin
+    l := metered._lot_from(l, first_at);
+    l.no := new_no;
+    l.amount := l.amount * periods;
+    l.pending := l.amount;
+    l.expires_at := over;
+    l.roll_cap := null;
+    l.roll_end := null;
+    l.again := false;
+    l.reference := left(l.reference || '/' || ltrim(metered._period_name('', over)), 255);
+    l.plan.renews := null;
+    l.plan.renew_amount := null;
+    step := metered._start_lot(metered._own_entry(tip, over), l, 0, null);
+    entries := step.entries;
+    moves := step.moves;
+    tip := step.tip;
+    tip.crossed := lowered;
+    step := metered._end_lot(tip, step.l, null, null);
+    tip := step.tip;
+    l := step.l;
+    entries := entries || step.entries;
+    moves := moves || step.moves;
+end
+$$;
+
+-- Writes what was foreseen, after tip, as _advance has it.
+create function metered._awake(inout tip metered.ledger, until timestamptz, lowered jsonb,
+    unwritten bigint, state metered.idle_state, inout lots metered.lots[],
     out entries metered.ledger[], out moves metered.lot_moves[])
 language plpgsql stable
 as $$
 declare
-    places int[] := array(select n from generate_series(1, cardinality(lots)) n
-        where metered._repeats(lots[n], plans, until) in ('s', 'p') order by (lots[n]).age);
-    sums   jsonb := '{}';       -- the place of the lot of all skipped periods, by plan
-    was    metered.lots[] := '{}';
-    l      metered.lots;
-    step   record;
-    pos    int;
-    sum_at int;
+    was   metered.lots[] := lots;
+    last  int[];        -- by units, the place of the last lot that has them
+    event record;
+    units metered.idle_units;
+    pos   int;
+    step  record;
 begin
     entries := '{}';
     moves := '{}';
-    tip := metered._own_entry(tip, landing);
-    foreach pos in array places loop
-        l := lots[pos];
-        was := was || l;
-        continue when l.pending = 0;
-        sums := sums || jsonb_build_object((l.plan).renewal, pos);
-        l.amount := (l.plan).renew_amount * (micros / metered._days_of((l.plan).renews))
-            - (select coalesce(sum((lots[n]).rest + (lots[n]).kept), 0) from unnest(places) n
-               where ((lots[n]).plan).renewal = (l.plan).renewal and (lots[n]).origin = 'g');
-        l.pending := 0;
-        l.granted_at := l.starts_at;
-        l.granted_seq := tip.seq + 1;
-        l.expires_at := landing;
-        l.roll_cap := null;
-        l.again := false;
-        l.plan.renews := null;
-        l.plan.renew_amount := null;
-        step := metered._told_move(tip, l, 'd', l.amount);
-        tip := step.tip;
-        lots[pos] := step.l;
-        entries := entries || tip;
-        moves := moves || step.move;
-    end loop;
-    for n in 1..cardinality(places) loop
-        l := metered._later_lot(was[n], micros);
-        l.no := -1 - cardinality(lots);
-        l.roll_no := null;
-        l.version := null;
-        if l.pending = 0 then
-            l.rest := 0;
-            l.kept := 0;
-            l.from_lot := null;
-            pos := places[n];
-            sum_at := sums ->> (l.plan).renewal;
-            if metered._repeats(was[n], plans, until) = 'p' then
-                l.no := coalesce(was[n].roll_no, l.no);
-                l.from_lot := was[n].no;
-                l.age[1] := was[n].age[1];
-                l.plan.of_reference := (was[n].plan).of_reference;
-                lots[pos].roll_cap := null;
-                lots[pos].again := false;
-                step := metered._told_move(tip, lots[pos], 'o', l.amount);
+    for event in
+        with x as (select * from unnest(state.said) with ordinality)
+        select x.ordinality as nth, 'ends' as what, y.at, 1 as phase, x.born, x.rank, y.units,
+            coalesce(x.went_at[y.n + 1], x.ends) as goes_until
+        from x, unnest(x.went_at, x.went) with ordinality y(at, units, n)
+        union all
+        select x.ordinality, 'ends', x.ends, 1, x.born, x.rank, 0, null
+        from x where x.units > 0 and x.ends <= until
+        union all
+        select s.place, 'was skipped', state.over, 2, 0, s.place, 0, null
+        from unnest(state.skipped) with ordinality s(periods, place) where s.periods > 0
+        union all
+        select x.ordinality, 'begins', x.begins, 3, x.born, x.rank, 0, null
+        from x where x.begins <= until
+        order by 3, 4, 5, 6
+    loop
+        units := state.said[event.nth];
+        pos := cardinality(lots) + 1;
+        case event.what
+            when 'begins' then
+                if units.nth = 0 then
+                    pos := units.place;
+                else
+                    lots[pos] := metered._lot_from(was[units.place], units.begins);
+                    lots[pos].no := -pos;
+                end if;
+                last[event.nth] := pos;
+                if units.nth < state.nths[units.place] then
+                    lots[pos].plan.renews := null;
+                    lots[pos].plan.renew_amount := null;
+                end if;
+                step := metered._start_lot(tip, lots[pos], unwritten, -1 - cardinality(lots));
+            when 'ends' then
+                pos := coalesce(last[event.nth], units.place);
+                tip.crossed := lowered;
+                step := metered._end_foreseen(tip, lots[pos], event.units, event.at,
+                    event.goes_until, -1 - cardinality(lots));
+                last[event.nth] := cardinality(lots) + 1;
             else
-                step := metered._told_move(tip, lots[pos], 'e', l.amount);
-            end if;
-            tip := step.tip;
-            lots[pos] := step.l;
-            entries := entries || tip;
-            moves := moves || step.move;
-            if l.origin = 'r' and l.from_lot is null then
-                step := metered._told_move(tip, lots[sum_at], 'o', l.amount);
-                tip := step.tip;
-                lots[sum_at] := step.l;
-                entries := entries || tip;
-                moves := moves || step.move;
-            end if;
-            step := metered._told_move(tip, l, 'd', l.amount);
-            tip := step.tip;
-            l := step.l;
-            entries := entries || tip;
-            moves := moves || step.move;
-        end if;
-        l.granted_seq := tip.seq;
-        l.last_seq := tip.seq;
-        l.age := array[l.age[1], case when l.from_lot is null then tip.seq else l.age[2] end,
-            tip.seq + case when l.pending > 0 then n else 0 end];   -- which has no entry
-        lots := lots || l;
-    end loop;
-    for pos in select x.value::int from jsonb_each_text(sums) x order by 1 loop
-        continue when lots[pos].rest + lots[pos].kept = 0;
-        step := metered._told_move(tip, lots[pos], 'e', lots[pos].rest + lots[pos].kept);
+                step := metered._end_skipped(tip, was[event.nth], state.skipped[event.nth],
+                    state.first_at[event.nth], state.over, lowered, -pos);
+        end case;
         tip := step.tip;
         lots[pos] := step.l;
-        entries := entries || tip;
-        moves := moves || step.move;
+        entries := entries || step.entries;
+        moves := moves || step.moves;
+        if (step.made).no is not null then
+            lots := lots || step.made;
+        end if;
     end loop;
 end
 $$;
 
--- Microseconds of repetitions, of which one is from since to at, that can be skipped: not past the time
--- from which lots are left at until, nor past the next other event, or past a time at which a clock is
--- set. oldest is the age of the oldest lot that a repetition had, in microseconds, and apart how far
--- apart two of them are at least. next is what comes then.
-create function metered._skippable(since timestamptz, at timestamptz, oldest bigint, apart bigint,
-    zones text[], plans text[], lots metered.lots[], until timestamptz,
-    out micros bigint, out next timestamptz)
-language plpgsql stable
+-- Whether units that come in a wallet pay overdraft.
+create function metered._pays(lots metered.lots[], parts metered.lot_holds[],
+    debts metered.lot_debts[], spent bigint) returns boolean
+language plpgsql immutable
 as $$
-declare
-    ahead  interval;    -- to the last date of a lot that repeats itself, and a day or two more
-    set_at timestamptz;
-    once   bigint := (extract(epoch from at) - extract(epoch from since)) * 1000000;
 begin
-    select coalesce(min(x.turn) filter (where x.how = 'u'), 'infinity'),
-        interval '48:00' + coalesce(extract(epoch from max(x.last) filter (where x.how <> 'u'))
-            - extract(epoch from at), 0) * interval '1 second'
-    into next, ahead
-    from (select metered._turn_at(y) as turn, metered._repeats(y, plans, until) as how,
-              greatest(y.starts_at, nullif(y.expires_at, 'infinity'),
-                  nullif(y.roll_end, 'infinity')) as last
-          from unnest(lots) y) x;
-    set_at := metered._clock_set(zones, since - interval '48:00', until + ahead) - ahead;
-    next := least(next, set_at, until);
-    micros := 1000000 * (extract(epoch from least(next - interval '1 microsecond',
-        until - (oldest + apart) * interval '1 microsecond')) - extract(epoch from at));
-    micros := micros / once * once;
-    if micros < 2 * once or micros <= oldest then
-        micros := 0;
-    end if;
-    next := case when next = set_at then next + ahead + interval '72:00' else next end;
+    return spent + (select coalesce(sum(x.amount), 0) from unnest(parts) x where x.lot = 0) > 0
+        and exists (select from unnest(lots) y
+            where y.pending + y.rest + y.kept > 0 and ((y.plan).uses is null
+                or (y.plan).uses && array(select x.use from unnest(debts) x where x.amount > 0)));
 end
 $$;
 
@@ -3722,73 +3900,44 @@ create function metered._advance(inout tip metered.ledger, until timestamptz, lo
 language plpgsql stable
 as $$
 declare
-    idle  record := metered._idle_plans(lots, until);
-    at    timestamptz;
-    step  record;
-    jump  record;
-    live  int[];                -- places in lots of those that are not over
-    now   metered.lots[];       -- these lots
-    marks text[] := '{}';       -- at the times since the last obstacle
-    times timestamptz[] := '{}';
-    old   bigint := 0;
-    nth   int;
+    at   timestamptz := tip.at;
+    idle boolean := metered._is_idle(lots, until);
+    step record;
 begin
     entries := '{}';
     moves := '{}';
-    at := case when idle.plans = '{}' then until
-        else greatest(idle.since, lines[cardinality(lines)].due) end;
-    live := array(select n from generate_series(1, cardinality(lots)) n);
     loop
-        now := array(select lots[n] from unnest(live) with ordinality x(n, nth) order by x.nth);
-        step := metered._advance_each(tip, least(at, until), lowered, unwritten,
-            cardinality(lots) - cardinality(now), lines, now, parts, debts, spent);
+        -- One event after the other, as long as units that come pay overdraft, or holds fall due.
+        if not idle then
+            at := until;
+        elsif cardinality(lines) > 0 then
+            at := lines[cardinality(lines)].due;
+        elsif metered._pays(lots, parts, debts, spent) then
+            at := least(until, at + interval '480:00');
+        else
+            begin
+                step := metered._awake(tip, until, lowered, unwritten,
+                    metered._foreseen(lots, until), lots);
+                tip := step.tip;
+                lots := step.lots;
+                entries := entries || step.entries;
+                moves := moves || step.moves;
+                return;
+            exception when sqlstate 'MT010' then
+                at := until;        -- where a zone is lost, the event that meets it says which
+            end;
+        end if;
+        step := metered._advance_each(tip, at, lowered, unwritten, lines, lots, parts, debts, spent);
         tip := step.tip;
+        lots := step.lots;
         parts := step.parts;
         debts := step.debts;
         spent := step.spent;
         entries := entries || step.entries;
         moves := moves || step.moves;
-        now := step.lots;
-        for n in 1..cardinality(now) loop
-            live[n] := coalesce(live[n], cardinality(lots) + 1);
-            lots[live[n]] := now[n];
-        end loop;
         exit when at >= until;
         lines := '{}';
-        live := array(select x.place from unnest(now) with ordinality l
-            join unnest(live) with ordinality x(place, nth) on x.nth = l.ordinality
-            where l.pending + l.rest + l.kept + l.held > 0 order by x.nth);
-        nth := null;
-        if spent + (select coalesce(sum(k.amount), 0) from unnest(parts) k where k.lot = 0) = 0 then
-            marks := marks || metered._mark(tip, at, now, idle.plans, until);
-            times := times || at;
-            old := greatest(old, (extract(epoch from at) * 1000000)::bigint - (
-                select min(x.age[1]) from unnest(now) x
-                where metered._repeats(x, idle.plans, until) = 's'));
-            nth := array_position(marks, marks[cardinality(marks)]);
-        end if;
-        if nth < cardinality(marks) then
-            jump := metered._skippable(times[nth], at, old, idle.micros, idle.zones, idle.plans,
-                now, until);
-            if jump.micros > 0 then
-                at := at + jump.micros * interval '1 microsecond';
-                step := metered._skip(tip, at, jump.micros, idle.plans, until, lots);
-                tip := step.tip;
-                lots := step.lots;
-                entries := entries || step.entries;
-                moves := moves || step.moves;
-                live := array(select n from generate_series(1, cardinality(lots)) n
-                    where (lots[n]).pending + (lots[n]).rest + (lots[n]).kept + (lots[n]).held > 0);
-            end if;
-            at := greatest(jump.next, at + idle.micros * interval '1 microsecond');
-            marks := '{}';
-            times := '{}';
-            old := 0;
-        elsif cardinality(times) = 40 then
-            at := until;
-        else
-            at := at + idle.micros * interval '1 microsecond';
-        end if;
+        idle := metered._is_idle(lots, until);
     end loop;
 end
 $$;
@@ -6362,7 +6511,7 @@ $$;
 -- first time that it shows the start. Only hours are added to a timestamptz: days would be those of
 -- the session's time zone.
 create function metered._period_at(p metered.period, t timestamptz) returns timestamptz[]
-language plpgsql stable
+language plpgsql stable strict
 as $$
 declare
     months  int := extract(year from p.every) * 12 + extract(month from p.every);
@@ -9728,7 +9877,7 @@ as $$
 $$;
 
 -- The time up to which a step writes what is due in a scope: clk, or earlier if about most events
--- are due by then. tip is the last entry. Events of one instant count as one.
+-- are due by then. tip is the last entry. Events of one instant count as one, and so does what idle plans bring.
 create function metered._step_until(tip metered.ledger, clk timestamptz, most int)
 returns timestamptz
 language plpgsql stable
@@ -9763,6 +9912,8 @@ begin
         until := least(until, case when cardinality(begun) > most then begun[most] end);
         begin
             for i in 1..coalesce(cardinality(plans), 0) loop
+                exit when (tip.next_due <= clk) is not true and metered._debt(tip) = 0
+                    and metered._is_idle(metered._beginning(tip.scope, until), until);
                 continue when (plans[i]).every is null;
                 nth := begun[i];    -- in each period a lot begins, one ends, and one may go on
                 for n in 1..greatest(1, most / (3 * cardinality(plans))) loop
@@ -9779,13 +9930,25 @@ begin
 end
 $$;
 
--- Whether more is due in a scope than one step writes.
+-- The lots of a wallet that begin until a time.
+create function metered._beginning(of_scope text, until timestamptz) returns metered.lots[]
+language plpgsql stable
+as $$
+begin
+    return array(select l from (select y.no from metered.lot_rows y
+            where y.scope = of_scope and y.pending > 0 and y.starts_at <= until
+            order by y.starts_at, y.age) x,
+        lateral (select z from metered.lots z where z.no = x.no limit 1) y(l));
+end
+$$;
+
+-- Whether more is due in a scope than one step writes, or than it reads: a wallet that nobody touched for long.
 create function metered._behind(of_scope text, clk timestamptz) returns boolean
 language plpgsql stable
 as $$
 begin
     return metered._step_until(metered._last_entry(of_scope), clk, metered._events_per_step())
-        < clk;
+        < clk or metered._is_idle(metered._beginning(of_scope, clk), clk) is true;
 end
 $$;
 
@@ -16720,6 +16883,8 @@ comment on table metered.lot_debts is 'Overdraft that was drawn for uses, and th
 comment on column metered.lot_debts.amount is 'spent units, 1 or more';
 comment on column metered.lot_debts.scope is 'the wallet';
 comment on column metered.lot_debts.use is 'the use in the note of the draw, or of the hold that was captured';
+comment on type metered.idle_units is 'Units of one lot in _foreseen, and of those in which they go on, of which the last one counts.';
+comment on type metered.idle_state is 'What is foreseen at a time, which has passed. The arrays but live and said are by places of lots that have not begun.';
 comment on function metered.revoke_lot(metered.scope_name, bigint, bigint, text, bigint, metered.charge_limit[], int, metered.origin) is 'Takes back units of a lot and of those that it went on in, or all units (null), as far as they are neither drawn nor held: revoked. missing counts units that are drawn or held; lapsed units of a lot that is revoked whole are not missing. Each lot has an entry of its own, and seq is the last. status is revoked (perhaps 0 units), unknown, or crossing: it would cross thresholds of limits, which the caller does not report (_cross_lowered).';
 comment on function metered.roll_over(metered.scope_name, bigint, metered.lot_rollover, metered.charge_limit[], int, metered.origin) is 'Rolls units of a lot over into another one: once. status is rolled, same (it rolled over before, at its end or so, and no and units are that lot), empty (no units are left), unknown, or crossing: it ends other lots, and would cross thresholds of limits, which the caller does not report (_cross_lowered). Units beyond cap stay in the lot.';
 comment on function metered.grant_lot(metered.scope_name, bigint, metered.new_lot, boolean, int, metered.origin) is 'Grants a lot that begins at once and has no plan, for builds of 0.1.0: see plan_lot.';
@@ -17100,60 +17265,61 @@ begin
         select p.oid from pg_proc p
         where p.pronamespace = to_regnamespace('metered') and p.proname = any ('{_absence,_add_leased,_add_lot,_admit,_advance,_advance_each,_after_due,_after_minima,_again,
             _age,_announce,_append,_append_all,_append_as,_append_lot,_apply_lots,_armed,_as_charges,_as_far_as_admitted,
-            _as_held,_as_rest,_as_wallet,_balance,_base,_behind,_beyond_limits,_bound_lock_wait,_by_system,
-            _capped,_capture_lots,_capture_minima,_captured,_change_lines,_charge_anyway,_charge_of,_charged_json,
-            _charges_upto,_check_feed,_check_limits,_check_now,_class_of,_clear_freed,_clear_freed_of,_clock_set,
-            _close_lease,_close_scope,_closed_classes,_collided,_comes_of_kept,_completed_json,_created_json,
-            _credit_lot,_cross_captured,_cross_lowered,_cross_thresholds,_crossed_at,_days_of,_debt,_debt_paid,
-            _due_after,_due_lots,_due_minima,_due_units,_empty_lot,_end_due,_end_line,_end_lost,_end_lot,
-            _end_minima,_end_minima_of,_end_named,_end_tallies,_ends_per_call,_entry_for_write,_events_per_step,
-            _expire_and_check,_expire_due,_expire_rows,_explain_charges,_family,_feed_needs,_feed_server,
-            _find_lot,_first_due,_first_for_write,_first_lot,_fits,_fits_at,_fits_origin,_fold,_fold_all,
-            _free_in_sum,_free_lines,_free_lots,_free_rest,_fresh,_give_back,_given_back,_goes_on,_goes_short,
-            _gone_on,_has_number,_held_here,_hold_as_json,_hold_before,_hold_of_job,_hold_text,_idle_plans,
-            _in_us,_is_job,_join_line,_keep_back,_kept_for,_kept_reports,_key_fits,_keys_of_job,_known_zone,
-            _lags,_lapsing,_largest_number,_last_entry,_later_due,_later_lot,_lease_key,_lease_to_settle,
+            _as_held,_as_rest,_as_wallet,_awake,_balance,_base,_beginning,_behind,_beyond_limits,_bound_lock_wait,
+            _by_days,_by_system,_capped,_capture_lots,_capture_minima,_captured,_change_lines,_charge_anyway,
+            _charge_of,_charged_json,_charges_upto,_check_feed,_check_limits,_check_now,_class_of,_clear_freed,
+            _clear_freed_of,_clock_changes,_close_lease,_close_scope,_closed_classes,_collided,_comes_of_kept,
+            _completed_json,_created_json,_credit_lot,_cross_captured,_cross_lowered,_cross_thresholds,
+            _crossed_at,_debt,_debt_paid,_due_after,_due_lots,_due_minima,_due_units,_empty_lot,_end_due,
+            _end_foreseen,_end_line,_end_lost,_end_lot,_end_minima,_end_minima_of,_end_named,_end_skipped,
+            _end_tallies,_ends_per_call,_entry_for_write,_events_per_step,_expire_and_check,_expire_due,
+            _expire_rows,_explain_charges,_family,_feed_needs,_feed_server,_find_lot,_first_due,_first_for_write,
+            _first_lot,_fits,_fits_at,_fits_origin,_fold,_fold_all,_foreseen,_foreseen_at,_foreseen_later,
+            _foreseen_on,_free_in_sum,_free_lines,_free_lots,_free_rest,_fresh,_give_back,_given_back,_goes_on,
+            _goes_short,_gone_on,_has_number,_held_here,_hold_as_json,_hold_before,_hold_of_job,_hold_text,
+            _in_us,_is_idle,_is_job,_join_line,_keep_back,_kept_for,_kept_reports,_key_fits,_keys_of_job,
+            _known_zone,_lags,_lapsing,_largest_number,_last_entry,_later_due,_lease_key,_lease_to_settle,
             _leased,_leased_units,_leases_channel,_leave_line,_leaves_at,_limits_trouble,_line_before,_line_json,
             _lines,_load_debt,_load_debts,_load_due,_load_lines,_load_rolling,_lock_all_scopes,_lock_charges,
             _lock_each,_lock_holds,_lock_key,_lock_keys,_lock_keys_there,_lock_place,_look_again,_lot_begins,
-            _lot_entry,_lots_now,_make_room,_mark,_mark_freed,_meet_upgrade,_mend_numbers,_minima,_minima_due,
-            _minima_leave,_missing_hold,_missing_lot,_missing_token,_move_lot,_moved,_name_lot,_named_holds,
-            _names_kept,_new_hold_id,_next_end,_next_entry,_next_lot,_next_number,_no_amount,_note_feed_server,
-            _note_lot,_number_scopes,_numbers,_old_lot,_on_linux,_on_spending,_one_snapshot,_open_wallet,
-            _other_lane,_others,_others_fall_due,_others_wait,_overdue,_owe,_owe_use,_owed_before,_own_entry,
-            _paid_back,_parked_channel,_parked_json,_parts_of,_pass_ended,_pay_back,_period_at,_period_name,
-            _periods_of,_placed_before,_placed_json,_places,_plan_kept,_plan_on,_purge_changes,_purge_feed,
-            _purge_lots,_queued,_raise_moved,_raise_sequence,_raised,_rearmed,_recall_leases,_recorded_events,
-            _recorded_meanwhile,_refund_fate,_refund_hold,_refund_lots,_refund_parts,_refunds_after,_refuse_closed,
-            _refuse_hold,_refuse_moved,_refuse_old_tenant,_refuse_stale,_refuse_unreported,_refusing,_reinstate,
-            _release_job,_release_line,_release_lines,_remember_hold,_renamed_zones,_renew_lot,_repaid,
-            _repeats,_reported_after_repair,_reported_until,_require,_require_plan,_resource_for_write,
-            _roll_end,_roll_lot,_rolls,_schedule,_scope_key,_seq_of_tally,_settle,_sharded,_shorter,_skip,
-            _skippable,_sound_uses,_spend_range,_spent_limits,_spent_since,_start_job,_start_lot,_step_until,
-            _sweep_lots,_sweepable,_take_back,_take_lots,_take_units,_taken,_taken_parts,_tallied_units,
-            _tallies_before,_tally,_tally_key,_tenant_key,_threshold_key,_token_fits,_told_move,_told_use,
-            _trouble_job,_try_each,_try_keys,_try_lock,_try_lock_shared,_try_lock_there,_try_start_job,
-            _turn,_turn_at,_unbound_lock_wait,_under_limits,_unknown_use,_unsettled_spends,_untold,_untold_json,
-            _usage_known_from,_use_lots,_use_repaid,_v1_charge,_v1_charge_fully,_v1_hold,_v1_hold_no,_v1_issued,
-            _v1_limit,_v1_no,_v1_print,_v1_refused,_v1_stand,_v1_standings,_wake_releasers,_whole,_with_absent,
-            _with_debt,_with_keys,_with_total,_withdraw,_without_debt,_without_lapsing,_without_tallies,
-            _write_charges,_write_debts,_write_due,_write_exact,_write_for_uses,_write_lines,_write_moves,
-            _write_others,_write_plain,_write_up_to,_written_here,announced,begin_change,begin_command,
-            begin_command_plain,block_commit,capture_holds,capture_holds_plain,carve,change_parked,charge,
-            charge_each,charge_leased,charge_plain,charge_total,charge_up_to,check_charge,claim_job_key,
-            clock,complete_command,complete_command_plain,complete_command_total,consume_feed,consume_token,
-            create_scopes,credit,draw,drop_feed_consumer,drop_parked,due_holds,end_child,end_renewal,enter_tenant,
-            expire_hold,explain_parked,extend_holds,feed_keeps,find_job_key,finish_command,grant_lot,hold_json,
-            inspect_token,judged_scopes,keep_memory,lock_all,lock_scopes,look_place,mint_tokens,next_release,
-            note_change,number_feed,numbers_behind,open_lease,open_session,open_session_plain,park_jobs,
-            place,place_plain,plan_lot,plan_overage,plan_state,purge_holds,purge_job_keys,purge_leases,
-            purge_operations,purge_scope,purge_tokens,read_feed,receive_child,refund,reinstate_lot,release_captured,
-            release_holds,release_jobs,repair_clock,replace_token,rest_jobs,resume_renewal,retire_scopes,
-            return_holds,revoke_lot,revoke_token,revoke_tokens,roll_over,run_command,run_command_plain,
-            run_command_total,search_entries,set_lot_end,settle_away,settle_lease,spend,sweep_due,sweep_holds,
-            sweep_lots,sweep_scope,sweep_wallet,sweep_wallets,take_newest,told_lots,trouble_jobs,usage,
-            usage_at,usage_before,usage_of,v1_answer,v1_balance,v1_capture,v1_charge,v1_check,v1_claim,
-            v1_consume,v1_credit,v1_enqueue,v1_hold,v1_refund,v1_release,v1_usage,wallet_balance,with_sums}')
+            _lot_entry,_lot_from,_lots_now,_make_room,_mark,_mark_freed,_meet_upgrade,_mend_numbers,_minima,
+            _minima_due,_minima_leave,_missing_hold,_missing_lot,_missing_token,_move_lot,_moved,_name_lot,
+            _named_holds,_names_kept,_new_hold_id,_next_end,_next_entry,_next_lot,_next_number,_no_amount,
+            _note_feed_server,_note_lot,_number_scopes,_numbers,_old_lot,_on_linux,_on_spending,_one_snapshot,
+            _open_wallet,_other_lane,_others,_others_fall_due,_others_wait,_overdue,_owe,_owe_use,_owed_before,
+            _own_entry,_paid_back,_parked_channel,_parked_json,_parts_of,_pass_ended,_pay_back,_pays,_period_at,
+            _period_name,_periods_of,_placed_before,_placed_json,_places,_plan_kept,_plan_on,_purge_changes,
+            _purge_feed,_purge_lots,_queued,_raise_moved,_raise_sequence,_raised,_rearmed,_recall_leases,
+            _recorded_events,_recorded_meanwhile,_refund_fate,_refund_hold,_refund_lots,_refund_parts,_refunds_after,
+            _refuse_closed,_refuse_hold,_refuse_moved,_refuse_old_tenant,_refuse_stale,_refuse_unreported,
+            _refusing,_reinstate,_release_job,_release_line,_release_lines,_remember_hold,_renamed_zones,
+            _renew_lot,_repaid,_repeats,_reported_after_repair,_reported_until,_require,_require_plan,_resource_for_write,
+            _roll_end,_roll_lot,_rolls,_schedule,_scope_key,_seq_of_tally,_settle,_sharded,_shorter,_sound_uses,
+            _spend_range,_spent_limits,_spent_since,_start_job,_start_lot,_step_until,_sweep_lots,_sweepable,
+            _take_back,_take_lots,_take_units,_taken,_taken_parts,_tallied_units,_tallies_before,_tally,
+            _tally_key,_tenant_key,_threshold_key,_token_fits,_told_use,_trouble_job,_try_each,_try_keys,
+            _try_lock,_try_lock_shared,_try_lock_there,_try_start_job,_turn,_turn_at,_unbound_lock_wait,
+            _under_limits,_unknown_use,_unsettled_spends,_untold,_untold_json,_usage_known_from,_use_lots,
+            _use_repaid,_v1_charge,_v1_charge_fully,_v1_hold,_v1_hold_no,_v1_issued,_v1_limit,_v1_no,_v1_print,
+            _v1_refused,_v1_stand,_v1_standings,_wake_releasers,_whole,_with_absent,_with_debt,_with_keys,
+            _with_total,_withdraw,_without_debt,_without_lapsing,_without_tallies,_write_charges,_write_debts,
+            _write_due,_write_exact,_write_for_uses,_write_lines,_write_moves,_write_others,_write_plain,
+            _write_up_to,_written_here,announced,begin_change,begin_command,begin_command_plain,block_commit,
+            capture_holds,capture_holds_plain,carve,change_parked,charge,charge_each,charge_leased,charge_plain,
+            charge_total,charge_up_to,check_charge,claim_job_key,clock,complete_command,complete_command_plain,
+            complete_command_total,consume_feed,consume_token,create_scopes,credit,draw,drop_feed_consumer,
+            drop_parked,due_holds,end_child,end_renewal,enter_tenant,expire_hold,explain_parked,extend_holds,
+            feed_keeps,find_job_key,finish_command,grant_lot,hold_json,inspect_token,judged_scopes,keep_memory,
+            lock_all,lock_scopes,look_place,mint_tokens,next_release,note_change,number_feed,numbers_behind,
+            open_lease,open_session,open_session_plain,park_jobs,place,place_plain,plan_lot,plan_overage,
+            plan_state,purge_holds,purge_job_keys,purge_leases,purge_operations,purge_scope,purge_tokens,
+            read_feed,receive_child,refund,reinstate_lot,release_captured,release_holds,release_jobs,repair_clock,
+            replace_token,rest_jobs,resume_renewal,retire_scopes,return_holds,revoke_lot,revoke_token,revoke_tokens,
+            roll_over,run_command,run_command_plain,run_command_total,search_entries,set_lot_end,settle_away,
+            settle_lease,spend,sweep_due,sweep_holds,sweep_lots,sweep_scope,sweep_wallet,sweep_wallets,
+            take_newest,told_lots,trouble_jobs,usage,usage_at,usage_before,usage_of,v1_answer,v1_balance,
+            v1_capture,v1_charge,v1_check,v1_claim,v1_consume,v1_credit,v1_enqueue,v1_hold,v1_refund,v1_release,
+            v1_usage,wallet_balance,with_sums}')
           and exists (select from aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a where a.grantee = 0)
         order by p.oid
     loop

@@ -185,7 +185,7 @@ func (s *sleeper) act(n int) {
 		s.both(fmt.Sprint("roll ", name, " over"), func(_ int, ctx context.Context, tx pgx.Tx, f *fixture) (any, error) {
 			a, err := f.book.Rollover(ctx, tx, wallet.Rollover{Wallet: s.scope, Reference: name, Cap: 3, For: 40 * time.Hour})
 			if a.Replayed {
-				return a.Replayed, err // it may have gone on again, and then this is the last lot
+				return a.Replayed, err // what goes on for ever may have gone on again, and then this is the last lot
 			}
 			return []any{a.Amount, a.Expires}, err
 		})
@@ -321,6 +321,7 @@ func TestIdle_CallsAfterItSayWhatTheyWouldHaveSaid(t *testing.T) {
 				s.advance(time.Duration(s.r.IntN(100)) * time.Hour)
 			}
 		}
+		s.advance(80 * time.Hour) // also where the clock was set back
 		for _, f := range s.twice {
 			f.expire()
 		}

@@ -11,8 +11,8 @@ create type metered.idle_units as (
     rank      bigint,       -- the order of those of one age
     begins    timestamptz,  -- when the lot begins, or null: it has begun
     ends      timestamptz,  -- when the last one ends
-    links     int,          -- how often they went on
-    since     timestamptz,  -- and since when in the last one
+    went      bigint[],     -- how many of them went on, each time or the last times
+    went_at   timestamptz[],
     units     bigint,
     held      bigint,
     roll_cap  bigint,
@@ -58,8 +58,12 @@ as $$
 begin
     u.units := case when u.roll_cap is null then 0 else greatest(0, least(u.units, u.roll_cap - taken)) end;
     if u.units > 0 then
-        u.links := u.links + 1;
-        u.since := at;
+        if cardinality(u.went) >= metered._events_per_step() then
+            u.went := '{}';
+            u.went_at := '{}';
+        end if;
+        u.went := u.went || u.units;
+        u.went_at := u.went_at || at;
         u.ends := u.roll_end;
         u.held := 0;
         u.rolled := true;
@@ -89,7 +93,7 @@ as $$
 begin
     return case when units.roll_cap is not null and (plan.roll_to).every is not null
             and not metered._by_days(plan.roll_to) then null
-        when units.roll_again = -1 and units.links > 0 then 'p'
+        when units.roll_again = -1 and units.went <> '{}' then 'p'
         when units.nth > 0 and metered._by_days(plan.renews) then 's' end;
 end
 $$;
@@ -154,9 +158,14 @@ begin
     for n in 1..cardinality(state.live) loop
         how := metered._repeats(state.live[n], lots[state.live[n].place].plan);
         continue when how is null;
+        if how = 'p' then
+            state.live[n].went := array[state.live[n].units];
+            state.live[n].went_at := state.live[n].went_at[cardinality(state.live[n].went_at):];
+        end if;
         state.live[n].ends := state.live[n].ends + later;
         state.live[n].roll_end := state.live[n].roll_end + later;
-        state.live[n].since := state.live[n].since + later;
+        state.live[n].went_at := array(select x + later
+            from unnest(state.live[n].went_at) with ordinality y(x, nth) order by y.nth);
         continue when how = 'p';
         state.live[n].begins := state.live[n].begins + later;
         state.live[n].born := state.live[n].born + micros;
@@ -230,7 +239,7 @@ begin
                 then metered._roll_end(lot.expires_at, lot.plan, (lot.plan).roll_for) end;
         end if;
         live := live || row(place, state.nths[place], extract(epoch from at) * 1000000, count, at,
-            lot.expires_at, 0, null, lot.pending, 0, lot.roll_cap, lot.roll_end,
+            lot.expires_at, '{}', '{}', lot.pending, 0, lot.roll_cap, lot.roll_end,
             (lot.plan).roll_again, case when (lot.plan).roll_shared then lot.category end,
             false)::metered.idle_units;
     end loop;
@@ -263,7 +272,7 @@ begin
     state.skipped := array_fill(0, array[cardinality(lots)]);
     state.first_at := array_fill(null::timestamptz, array[cardinality(lots)]);
     select array_agg(row(x.ordinality, 0, x.age[1], state.ranks[x.ordinality],
-            case when x.pending > 0 then x.starts_at end, x.expires_at, 0, null,
+            case when x.pending > 0 then x.starts_at end, x.expires_at, '{}', '{}',
             x.pending + x.rest + x.kept, x.held, x.roll_cap, x.roll_end, (x.plan).roll_again,
             case when (x.plan).roll_shared then x.category end, x.origin = 'r')::metered.idle_units)
     into state.live

@@ -13,29 +13,26 @@ begin
 end
 $$;
 
--- Units that were foreseen end in their lot, after tip, and go on in the last one at once.
-create function metered._end_foreseen(inout tip metered.ledger, inout l metered.lots, units metered.idle_units,
-    new_no bigint, out made metered.lots, out entries metered.ledger[], out moves metered.lot_moves[])
+-- A lot ends, after tip, and so many units of it go on, as was foreseen. If that is at a later time, they
+-- went on before, and do so at once in the lot that lasts from at until ends.
+create function metered._end_foreseen(inout tip metered.ledger, inout l metered.lots, units bigint,
+    at timestamptz, ends timestamptz, new_no bigint,
+    out made metered.lots, out entries metered.ledger[], out moves metered.lot_moves[])
 language plpgsql stable
 as $$
 declare
     was  metered.lots := l;
     step record;
 begin
-    if units.links > 0 then
-        l.expires_at := units.since;
-        l.roll_end := units.ends;
-        if (l.plan).roll_again > 0 then
-            l.plan.roll_again := (l.plan).roll_again - units.links + 1;
-        end if;
+    if units > 0 and at > l.expires_at then
+        l.expires_at := at;
+        l.roll_end := ends;
     end if;
-    step := metered._end_lot(tip, l,
-        l.roll_cap - case when units.links > 0 then units.units else 0 end, new_no);
+    step := metered._end_lot(tip, l, l.roll_cap - units, new_no);
     tip := step.tip;
     l := step.l;
     l.expires_at := was.expires_at;
     l.roll_end := was.roll_end;
-    l.plan := was.plan;
     made := step.made;
     entries := step.entries;
     moves := step.moves;
@@ -84,8 +81,7 @@ language plpgsql stable
 as $$
 declare
     was   metered.lots[] := lots;
-    own   int[];        -- by units, the place of their lot
-    last  int[];        -- and of the one in which they went on
+    last  int[];        -- by units, the place of the last lot that has them
     event record;
     units metered.idle_units;
     pos   int;
@@ -95,21 +91,22 @@ begin
     moves := '{}';
     for event in
         with x as (select * from unnest(state.said) with ordinality)
-        select x.ordinality as nth, 'ends' as what, coalesce(x.since, x.ends) as at, 1 as phase,
-            x.born, x.rank
-        from x where x.units > 0 and coalesce(x.since, x.ends) <= until
+        select x.ordinality as nth, 'ends' as what, y.at, 1 as phase, x.born, x.rank, y.units,
+            coalesce(x.went_at[y.n + 1], x.ends) as goes_until
+        from x, unnest(x.went_at, x.went) with ordinality y(at, units, n)
         union all
-        select x.ordinality, 'is over', greatest(x.ends, x.since), 2, x.born, x.rank
-        from x where x.links > 0 and x.ends <= until
+        select x.ordinality, 'ends', x.ends, 1, x.born, x.rank, 0, null
+        from x where x.units > 0 and x.ends <= until
         union all
-        select s.place, 'was skipped', state.over, 2, 0, s.place
+        select s.place, 'was skipped', state.over, 2, 0, s.place, 0, null
         from unnest(state.skipped) with ordinality s(periods, place) where s.periods > 0
         union all
-        select x.ordinality, 'begins', x.begins, 3, x.born, x.rank from x where x.begins <= until
+        select x.ordinality, 'begins', x.begins, 3, x.born, x.rank, 0, null
+        from x where x.begins <= until
         order by 3, 4, 5, 6
     loop
         units := state.said[event.nth];
-        pos := coalesce(own[event.nth], cardinality(lots) + 1);
+        pos := cardinality(lots) + 1;
         case event.what
             when 'begins' then
                 if units.nth = 0 then
@@ -118,23 +115,19 @@ begin
                     lots[pos] := metered._lot_from(was[units.place], units.begins);
                     lots[pos].no := -pos;
                 end if;
-                own[event.nth] := pos;
+                last[event.nth] := pos;
                 if units.nth < state.nths[units.place] then
                     lots[pos].plan.renews := null;
                     lots[pos].plan.renew_amount := null;
                 end if;
                 step := metered._start_lot(tip, lots[pos], unwritten, -1 - cardinality(lots));
             when 'ends' then
-                pos := coalesce(own[event.nth], units.place);
+                pos := coalesce(last[event.nth], units.place);
                 tip.crossed := lowered;
-                step := metered._end_foreseen(tip, lots[pos], units, -1 - cardinality(lots));
+                step := metered._end_foreseen(tip, lots[pos], event.units, event.at,
+                    event.goes_until, -1 - cardinality(lots));
                 last[event.nth] := cardinality(lots) + 1;
-            when 'is over' then
-                pos := last[event.nth];
-                tip.crossed := lowered;
-                step := metered._end_lot(tip, lots[pos], lots[pos].roll_cap, null);
             else
-                pos := cardinality(lots) + 1;
                 step := metered._end_skipped(tip, was[event.nth], state.skipped[event.nth],
                     state.first_at[event.nth], state.over, lowered, -pos);
         end case;
@@ -184,7 +177,7 @@ begin
         -- One event after the other, as long as units that come pay overdraft, or holds fall due.
         if not idle then
             at := until;
-        elsif lines[1] is not null then
+        elsif cardinality(lines) > 0 then
             at := lines[cardinality(lines)].due;
         elsif metered._pays(lots, parts, debts, spent) then
             at := least(until, at + interval '480:00');

@@ -45,7 +45,8 @@ begin
         until := least(until, case when cardinality(begun) > most then begun[most] end);
         begin
             for i in 1..coalesce(cardinality(plans), 0) loop
-                exit when metered._is_idle(metered._beginning(tip.scope, until), until);
+                exit when (tip.next_due <= clk) is not true and metered._debt(tip) = 0
+                    and metered._is_idle(metered._beginning(tip.scope, until), until);
                 continue when (plans[i]).every is null;
                 nth := begun[i];    -- in each period a lot begins, one ends, and one may go on
                 for n in 1..greatest(1, most / (3 * cardinality(plans))) loop
