@@ -18,7 +18,6 @@ import (
 	"github.com/pgmetered/metered/internal/answer"
 	"github.com/pgmetered/metered/internal/pause"
 	"github.com/pgmetered/metered/internal/sqlstate"
-	"github.com/pgmetered/metered/observe"
 )
 
 // FeedCursor is a place in the feed: behind an entry, as text that a program may store anywhere. ""
@@ -259,11 +258,6 @@ func (l *Ledger) RunFeed(ctx context.Context, pool *pgxpool.Pool, consumer strin
 				return err
 			}
 			more = len(page) > 0
-			lag := observe.Event{Kind: observe.FeedLag, Name: consumer}
-			if more {
-				lag.Lag = max(0, time.Since(page[0].At))
-			}
-			l.observer.Event(ctx, lag)
 		}
 		if opts.Poll == 0 && behind { // other scopes were not looked at yet
 			continue

@@ -19,7 +19,6 @@ import (
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/internal/sqlstate"
-	"github.com/pgmetered/metered/observe"
 )
 
 // read reads the feed behind a cursor, and returns "scope/seq" of each entry and the last cursor.
@@ -715,30 +714,4 @@ func TestRunFeed_TriesAgainAfterACollision(t *testing.T) {
 	}))
 	require.Equal(t, 3, consumed)
 	require.Greater(t, pgtest.Value[int64](t, pool, "select last_value from collisions"), int64(2))
-}
-
-func TestRunFeed_SaysHowFarItsConsumerIsBehind(t *testing.T) {
-	t.Parallel()
-	pool := pgtest.Open(t)
-	r := &lags{}
-	l := newLedger(t, budget.Config{Observer: r})
-	mustCharge(t, pool, l, "a", 1)
-	execute(t, pool, "update metered.ledger set at = at - interval '1 hour'")
-	require.NoError(t, l.RunFeed(t.Context(), pool, "mail", budget.FeedOptions{}, func(context.Context, pgx.Tx, []budget.FeedEntry) error { return nil }))
-	require.Len(t, r.lags, 2)
-	require.Greater(t, r.lags[0], time.Hour)
-	require.Zero(t, r.lags[1])
-}
-
-// lags are the lags of the consumer mail.
-type lags struct{ lags []time.Duration }
-
-func (*lags) Start(ctx context.Context, _ observe.Op) (context.Context, func(observe.End)) {
-	return ctx, func(observe.End) {}
-}
-
-func (l *lags) Event(_ context.Context, e observe.Event) {
-	if e.Kind == observe.FeedLag && e.Name == "mail" {
-		l.lags = append(l.lags, e.Lag)
-	}
 }

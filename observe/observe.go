@@ -122,10 +122,6 @@ const (
 	SweepSkipped Kind = "sweep_skipped"
 	SweepFailed  Kind = "sweep_failed"
 
-	// FeedLag is how old the first entry was that a consumer of the feed (Name) had not consumed when
-	// budget.Ledger.RunFeed looked, by the clock of the program, or 0.
-	FeedLag Kind = "feed_lag"
-
 	Purged Kind = "purged" // N rows of a Purge's Name, for each batch
 
 	// Slice is of leases: N units are "opened" for this process, and a slice of N "ended". Of one
@@ -154,6 +150,6 @@ type Event struct {
 	// jobs, and never for the tokens and holds of metered.Do.
 	Pending bool
 
-	// Lag is how late a sweep was, for SweepLag, or a consumer, for FeedLag.
+	// Lag is how late a sweep was, for SweepLag.
 	Lag time.Duration
 }

@@ -55,8 +55,8 @@ type instruments struct {
 	left, purged, leased, recalls, overflow, lots, lapsed,
 	sessions counter
 
-	out       metric.Int64UpDownCounter
-	lag, feed lag
+	out metric.Int64UpDownCounter
+	lag lag
 }
 
 func newInstruments(m metric.Meter) (*instruments, error) {
@@ -139,9 +139,6 @@ func newInstruments(m metric.Meter) (*instruments, error) {
 	all.lag.Float64Gauge, err = m.Float64Gauge("metered.sweep.lag", metric.WithUnit("s"),
 		metric.WithDescription("How late the oldest due hold or lot was when the last sweep began"))
 	failed = append(failed, err)
-	all.feed.sets = &sets{}
-	all.feed.Float64Gauge, err = m.Float64Gauge("metered.feed.lag", metric.WithUnit("s"),
-		metric.WithDescription("How old the first entry was that a consumer of the feed had not consumed"))
 	return &all, errors.Join(append(failed, err)...)
 }
 

@@ -181,8 +181,6 @@ func (o *Observer) Event(ctx context.Context, e observe.Event) {
 		o.m.left.add(ctx, e.N, labels{{labelSweep, e.Name}, {labelReason, "skipped"}})
 	case observe.SweepFailed:
 		o.m.left.add(ctx, e.N, labels{{labelSweep, e.Name}, {labelReason, "failed"}})
-	case observe.FeedLag:
-		o.m.feed.record(ctx, e.Lag, label{labelConsumer, e.Name})
 	case observe.Lots:
 		o.m.lots.add(ctx, e.N, labels{{labelLots, e.Name}, pending})
 	case observe.LotsLapsed:

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"go.opentelemetry.io/otel/metric"
 
@@ -21,6 +22,27 @@ from (select w.waiting, w.oldest_at from metered.parked_scopes_words w limit 100
 // the grants of the application or of reports. schemaName is as in WatchTables. stop ends it.
 func (o *Observer) WatchParked(pool *pgxpool.Pool,
 	schemaName string) (stop func() error, err error) {
+	jobs, err := o.meter.Int64ObservableGauge("metered.parked.jobs", metric.WithUnit("{job}"),
+		metric.WithDescription("Jobs that wait for budget"))
+	age, wrong := o.meter.Float64ObservableGauge("metered.parked.age", metric.WithUnit("s"),
+		metric.WithDescription("How long the oldest parked job has waited"))
+	return o.watch(pool, schemaName, parkedSQL, errors.Join(err, wrong),
+		func(rows pgx.Rows, to metric.Observer) error {
+			var n int64
+			var oldest float64
+			_, err := pgx.ForEachRow(rows, []any{&n, &oldest}, func() error {
+				to.ObserveInt64(jobs, n)
+				to.ObserveFloat64(age, max(0, oldest))
+				return nil
+			})
+			return err
+		}, jobs, age)
+}
+
+// watch gives the rows of a query to read at each collection. made is the error of the instruments.
+func (o *Observer) watch(pool *pgxpool.Pool, schemaName, sql string, made error,
+	read func(rows pgx.Rows, to metric.Observer) error,
+	instruments ...metric.Observable) (stop func() error, err error) {
 	if pool == nil {
 		return nil, errors.New("otelmetered: pool is nil")
 	}
@@ -28,26 +50,16 @@ func (o *Observer) WatchParked(pool *pgxpool.Pool,
 	if err != nil {
 		return nil, fmt.Errorf("otelmetered: schema: %w", err)
 	}
-	sql := name.SQL(parkedSQL)
-	jobs, err := o.meter.Int64ObservableGauge("metered.parked.jobs", metric.WithUnit("{job}"),
-		metric.WithDescription("Jobs that wait for budget"))
-	age, wrong := o.meter.Float64ObservableGauge("metered.parked.age", metric.WithUnit("s"),
-		metric.WithDescription("How long the oldest parked job has waited"))
-	if err = errors.Join(err, wrong); err != nil {
-		return nil, fmt.Errorf("otelmetered: %w", err)
+	if made != nil {
+		return nil, fmt.Errorf("otelmetered: %w", made)
 	}
+	sql = name.SQL(sql)
 	r, err := o.meter.RegisterCallback(func(ctx context.Context, to metric.Observer) error {
 		ctx, cancel := context.WithTimeout(ctx, tablesTimeout)
 		defer cancel()
-		var n int64
-		var oldest float64
-		if err := pool.QueryRow(ctx, sql).Scan(&n, &oldest); err != nil {
-			return err
-		}
-		to.ObserveInt64(jobs, n)
-		to.ObserveFloat64(age, max(0, oldest))
-		return nil
-	}, jobs, age)
+		rows, _ := pool.Query(ctx, sql) // its error is that of the rows, too
+		return read(rows, to)
+	}, instruments...)
 	if err != nil {
 		return nil, fmt.Errorf("otelmetered: %w", err)
 	}

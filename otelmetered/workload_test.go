@@ -77,7 +77,7 @@ func (s *service) work() {
 	s.lease()
 	s.wallets(clock)
 	s.session()
-	s.feed()
+	s.feed(clock)
 	s.parked(clock)
 	s.maintain(clock)
 }
@@ -159,12 +159,26 @@ func (s *service) wallets(clock *pgtest.Clock) {
 	s.w.requireValue(59, "metered_sweep_lag_seconds", "metered_sweep=lots")
 }
 
-// feed consumes the feed, to its end.
-func (s *service) feed() {
+// feed consumes the feed, to its end, stands still for an hour, and goes on.
+func (s *service) feed(clock *pgtest.Clock) {
 	s.T.Helper()
-	require.NoError(s.T, s.client.Budget.RunFeed(s.T.Context(), s.pool, "bill", budget.FeedOptions{},
-		func(context.Context, pgx.Tx, []budget.FeedEntry) error { return nil }))
-	s.w.requireValue(0, "metered_feed_lag_seconds", "metered_consumer=bill")
+	stop, err := s.w.WatchFeed(s.pool, "")
+	require.NoError(s.T, err)
+	s.T.Cleanup(func() { _ = stop() })
+	l := s.client.Budget
+	for range 2 {
+		require.NoError(s.T, l.RunFeed(s.T.Context(), s.pool, "bill", budget.FeedOptions{},
+			func(context.Context, pgx.Tx, []budget.FeedEntry) error { return nil }))
+		s.w.requireValue(0, "metered_feed_lag_seconds", "metered_consumer=bill")
+		_, err := l.ChargeNow(s.T.Context(), s.pool, budget.Charge{Scope: "fed", Amount: 1})
+		require.NoError(s.T, err)
+		clock.Advance(30 * time.Minute)
+		s.w.requireValue(1800, "metered_feed_lag_seconds", "metered_consumer=bill") // it has no number yet
+		_, err = l.NumberFeed(s.T.Context(), s.pool)
+		require.NoError(s.T, err)
+		clock.Advance(30 * time.Minute)
+		s.w.requireValue(3600, "metered_feed_lag_seconds", "metered_consumer=bill")
+	}
 }
 
 // session opens a session, and leaves it.
