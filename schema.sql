@@ -6017,7 +6017,7 @@ begin
     end if;
     next := case when follows.starts_at > at then follows.starts_at end;
     with recursive chain (plan) as (
-        select of_plan
+        select of_plan collate "C"
         union
         select c.plan from metered.plan_changes c join chain n on c.to_plan = n.plan where c.scope = of_scope and c.kind = 'changed')
     select array_agg(y.no order by y.no), sum(y.held) into lots, held
@@ -13281,6 +13281,7 @@ as $$
 declare
     j   metered.parked_jobs;
     was text[];
+    now timestamptz;
 begin
     if of_priority > 4
         or wait_ms > 3600000 then
@@ -13314,7 +13315,8 @@ begin
         j.job := j.job || jsonb_build_object('priority', of_priority);
         update metered.parked_jobs x set priority = of_priority, turn = j.turn, job = j.job where x.job_id = of_job and x.lane = j.lane;
     end loop;
-    update metered.parked_jobs x set trouble = null, troubled_at = null, retry_at = metered.clock() where x.job_id = of_job and x.retry_at is not null;
+    now := metered.clock();
+    update metered.parked_jobs x set trouble = null, troubled_at = null, retry_at = now where x.job_id = of_job and x.retry_at is not null;
     if found then
         perform metered._wake_releasers();
     end if;
@@ -15341,6 +15343,7 @@ as $$
 declare
     was  bigint;    -- the last number before
     made bigint;
+    now  timestamptz := metered.clock();
 begin
     select s.last into was from metered.feed_state s where s.one;
     -- One more number is passed over where entries are missing: they were purged before they had
@@ -15368,7 +15371,7 @@ begin
         insert into metered.feed_purged (no) select r.no - r.entries from runs r where r.lost
     ), upto as (
         insert into metered.feed_scopes as x (scope, seq, new_at)
-        select r.scope, r.seq, metered.clock() from runs r
+        select r.scope, r.seq, now from runs r
         on conflict (scope) do update set seq = excluded.seq, new_at = excluded.new_at
     )
     select max(r.no) - was into made from runs r;
@@ -15398,6 +15401,7 @@ declare
     start  record;      -- the first scope to look at, and its last entry
     scopes text[];
     seqs   bigint[];
+    whole  boolean;     -- all that was committed when the round began has a number now
 begin
     if look > 100000 then
         raise exception 'out of bounds: an argument of number_feed' using errcode = '22023';
@@ -15430,7 +15434,7 @@ begin
     end if;
     -- From the last scope to the first: so one look-up finds the next scope and its last entry.
     with recursive walk(scope, seq, nth) as (
-        select start.scope, start.seq, 1 where start.scope is not null
+        select start.scope collate "C", start.seq, 1 where start.scope is not null
         union all
         select n.scope, n.seq, w.nth + 1
         from walk w cross join lateral (
@@ -15449,10 +15453,10 @@ begin
         where x.seq is not null;
     end if;
     numbered := metered._number_scopes(scopes, seqs);
+    whole := done and not metered._one_snapshot();
     update metered.feed_state s
     set since = coalesce(s.since, state.began_at), began_at = state.began_at,
-        whole_at = case when done and not metered._one_snapshot() then state.began_at
-            else s.whole_at end
+        whole_at = case when whole then state.began_at else s.whole_at end
     where s.one;
     delete from metered.feed_round;
     if not done then
@@ -15520,7 +15524,8 @@ begin
         from metered.feed f where f.no > after order by f.no limit most
     loop
         return query
-        select run.no - run.seq + l.seq, read_feed.history, l from metered.ledger l
+        select run.no - run.seq + l.seq, read_feed.history, row(l.*)::metered.ledger
+        from metered.ledger l
         where l.scope = run.scope and l.seq > run.seq - run.entries and l.seq <= run.seq
         order by l.seq limit rest;
         get diagnostics made = row_count;
@@ -15550,6 +15555,7 @@ as $$
 declare
     upto bigint;
     made bigint;
+    now  timestamptz := metered.clock();
 begin
     if octet_length(of_consumer) > 255
         or most > 1000 then
@@ -15563,7 +15569,7 @@ begin
         insert into metered.feed_consumers as c (consumer, no, patience, moved_at)
         select of_consumer, case when from_now then s.last
                 else coalesce((select max(p.no) from metered.feed_purged p), 0) end,
-            consume_feed.patience, metered.clock()
+            consume_feed.patience, now
         from metered.feed_state s where s.one
         on conflict do nothing;
         select c.no into upto
@@ -15576,9 +15582,9 @@ begin
     get diagnostics made = row_count;
     upto := upto + made;    -- numbers follow one another
     update metered.feed_consumers c
-    set no = upto, patience = consume_feed.patience, moved_at = metered.clock()
+    set no = upto, patience = consume_feed.patience, moved_at = now
     where c.consumer = of_consumer and (c.no <> upto or c.patience <> consume_feed.patience
-        or c.moved_at < metered.clock() - interval '10 seconds');
+        or c.moved_at < now - interval '10 seconds');
 end
 $$;
 

@@ -32,12 +32,16 @@ func TestFunctions_AreWordedForCitus(t *testing.T) {
 	require.NoError(t, err)
 	for wrong, pattern := range map[string]string{
 		"a row as a value, and not row(y.*)::metered.t":     `select (\w+) from metered\.(\w+) (\w+)\b`,
-		"a row as a column, and not row(y.*)::metered.t":    `, (\w+) as \w+ from metered\.(\w+) (\w+)\b`,
+		"a row as a column, and not row(y.*)::metered.t":    `, (\w+)(?: as \w+)?\s+from metered\.(\w+) (\w+)\b`,
 		"a row as an argument, and not row(y.*)::metered.t": `metered\.\w+\((\w+), [^\n;]*\) from metered\.(\w+) (\w+)\b`,
 	} {
 		for _, m := range regexp.MustCompile(pattern).FindAllSubmatch(sql, -1) {
 			require.False(t, string(m[1]) == string(m[3]) && string(m[2]) != "lots", "%s: %s", wrong, m[0]) // lots is a view
 		}
+	}
+	require.NotRegexp(t, `\n +update metered\.[^;]*metered\.clock\(\)`, string(sql), "a volatile function in an UPDATE, and not a variable")
+	for _, m := range regexp.MustCompile(`with recursive \w+ ?\([^)]*\) as \(\s*select .*`).FindAll(sql, -1) {
+		require.Contains(t, string(m), `collate "C"`, "a variable at the head of a recursion has no collation on a worker")
 	}
 	for _, m := range regexp.MustCompile(`(?m)^ +\w+(?:\[[^\]\n]*\]|\.\w+)+ := [^;]*;`).FindAll(sql, -1) {
 		require.NotRegexp(t, `from metered\.\w+`, string(m), "an element is assigned, and not selected into")

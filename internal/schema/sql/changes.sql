@@ -86,7 +86,7 @@ begin
     end if;
     next := case when follows.starts_at > at then follows.starts_at end;
     with recursive chain (plan) as (
-        select of_plan
+        select of_plan collate "C"
         union
         select c.plan from metered.plan_changes c join chain n on c.to_plan = n.plan where c.scope = of_scope and c.kind = 'changed')
     select array_agg(y.no order by y.no), sum(y.held) into lots, held

@@ -64,6 +64,7 @@ as $$
 declare
     j   metered.parked_jobs;
     was text[];
+    now timestamptz;
 begin
     perform metered._require(coalesce(of_priority between 1 and 4, true), 'of_priority');
     was := array(select x.scope from metered.parked_jobs x where x.job_id = of_job order by x.lane);
@@ -93,7 +94,8 @@ begin
         j.job := j.job || jsonb_build_object('priority', of_priority);
         update metered.parked_jobs x set priority = of_priority, turn = j.turn, job = j.job where x.job_id = of_job and x.lane = j.lane;
     end loop;
-    update metered.parked_jobs x set trouble = null, troubled_at = null, retry_at = metered.clock() where x.job_id = of_job and x.retry_at is not null;
+    now := metered.clock();
+    update metered.parked_jobs x set trouble = null, troubled_at = null, retry_at = now where x.job_id = of_job and x.retry_at is not null;
     if found then
         perform metered._wake_releasers();
     end if;

@@ -115,6 +115,7 @@ as $$
 declare
     was  bigint;    -- the last number before
     made bigint;
+    now  timestamptz := metered.clock();
 begin
     select s.last into was from metered.feed_state s where s.one;
     -- One more number is passed over where entries are missing: they were purged before they had
@@ -142,7 +143,7 @@ begin
         insert into metered.feed_purged (no) select r.no - r.entries from runs r where r.lost
     ), upto as (
         insert into metered.feed_scopes as x (scope, seq, new_at)
-        select r.scope, r.seq, metered.clock() from runs r
+        select r.scope, r.seq, now from runs r
         on conflict (scope) do update set seq = excluded.seq, new_at = excluded.new_at
     )
     select max(r.no) - was into made from runs r;
@@ -167,6 +168,7 @@ declare
     start  record;      -- the first scope to look at, and its last entry
     scopes text[];
     seqs   bigint[];
+    whole  boolean;     -- all that was committed when the round began has a number now
 begin
     perform metered._require(look between 1 and 100000, 'number_feed');
     if current_setting('transaction_read_only') = 'on' then     -- a standby, too
@@ -196,7 +198,7 @@ begin
     end if;
     -- From the last scope to the first: so one look-up finds the next scope and its last entry.
     with recursive walk(scope, seq, nth) as (
-        select start.scope, start.seq, 1 where start.scope is not null
+        select start.scope collate "C", start.seq, 1 where start.scope is not null
         union all
         select n.scope, n.seq, w.nth + 1
         from walk w cross join lateral (
@@ -215,10 +217,10 @@ begin
         where x.seq is not null;
     end if;
     numbered := metered._number_scopes(scopes, seqs);
+    whole := done and not metered._one_snapshot();
     update metered.feed_state s
     set since = coalesce(s.since, state.began_at), began_at = state.began_at,
-        whole_at = case when done and not metered._one_snapshot() then state.began_at
-            else s.whole_at end
+        whole_at = case when whole then state.began_at else s.whole_at end
     where s.one;
     delete from metered.feed_round;
     if not done then
@@ -279,7 +281,8 @@ begin
         from metered.feed f where f.no > after order by f.no limit most
     loop
         return query
-        select run.no - run.seq + l.seq, read_feed.history, l from metered.ledger l
+        select run.no - run.seq + l.seq, read_feed.history, row(l.*)::metered.ledger
+        from metered.ledger l
         where l.scope = run.scope and l.seq > run.seq - run.entries and l.seq <= run.seq
         order by l.seq limit rest;
         get diagnostics made = row_count;
@@ -305,6 +308,7 @@ as $$
 declare
     upto bigint;
     made bigint;
+    now  timestamptz := metered.clock();
 begin
     perform metered._require(of_consumer <> '' and most between 1 and 1000 and from_now is not null
         and patience between interval '0' and interval '366 days', 'consume_feed');
@@ -314,7 +318,7 @@ begin
         insert into metered.feed_consumers as c (consumer, no, patience, moved_at)
         select of_consumer, case when from_now then s.last
                 else coalesce((select max(p.no) from metered.feed_purged p), 0) end,
-            consume_feed.patience, metered.clock()
+            consume_feed.patience, now
         from metered.feed_state s where s.one
         on conflict do nothing;
         select c.no into upto
@@ -327,9 +331,9 @@ begin
     get diagnostics made = row_count;
     upto := upto + made;    -- numbers follow one another
     update metered.feed_consumers c
-    set no = upto, patience = consume_feed.patience, moved_at = metered.clock()
+    set no = upto, patience = consume_feed.patience, moved_at = now
     where c.consumer = of_consumer and (c.no <> upto or c.patience <> consume_feed.patience
-        or c.moved_at < metered.clock() - interval '10 seconds');
+        or c.moved_at < now - interval '10 seconds');
 end
 $$;
 
