@@ -382,7 +382,7 @@ create table metered.ledger (
     lots_end timestamptz,             -- no lot of the scope ends or begins before this, or null: the scope has no lots
     crossed jsonb,                    -- the reported thresholds, until they are armed again, or null
     tallied boolean,                  -- true: charges without limits may be rows of tallies, else null
-    others bigint,                    -- seq less this are the charges so far, or null: 0. An entry of version 1 has the least number
+    others bigint,                    -- seq less this are the charges so far, or null: 0. An entry of version 1 has the greatest number
     -- The guard: a writer that did not see the last entry collides here,
     -- whatever its isolation level, even if it never took the lock.
     primary key (scope, seq)
@@ -1550,7 +1550,7 @@ $$;
 create function metered._others(of_scope text, of_seq bigint) returns bigint
 language sql stable
 as $$
-    select case when l.others = -9223372036854775808 then l.seq else l.others end from metered.ledger l where l.scope = of_scope and l.seq = of_seq
+    select int8smaller(l.others, l.seq) from metered.ledger l where l.scope = of_scope and l.seq = of_seq
 $$;
 
 -- The charges of a scope up to an entry, or up to none (0).
@@ -1560,18 +1560,9 @@ as $$
     select of_seq - coalesce(metered._others(of_scope, of_seq), 0)
 $$;
 
--- Appends an entry.
+-- Appends an entry. e.others is of the entry before; in a wallet, whose calls append several, it is looked up.
+-- ON CONFLICT, because callers' retry loops do not retry a unique violation.
 create function metered._append(e metered.ledger) returns void
-language plpgsql volatile
-as $$
-begin
-    perform metered._append_as(e, (e.kind in ('c', 'u'))::int);
-end
-$$;
-
--- Appends an entry that counts as so many charges. ON CONFLICT, because callers' retry loops do not retry a
--- unique violation.
-create function metered._append_as(e metered.ledger, charges bigint) returns void
 language plpgsql volatile
 as $$
 declare
@@ -1580,7 +1571,11 @@ begin
     if e.amount < 1 and e.kind not in ('k', 'z', 's') then
         perform metered._no_amount();
     end if;
-    e.others := nullif(coalesce(metered._others(e.scope, e.seq - 1), 0) + 1 - charges, 0);
+    if e.lots_end is not null then
+        e.others := metered._others(e.scope, e.seq - 1);
+    end if;
+    e.others := case when e.kind in ('c', 'u') then int8smaller(e.others, e.seq - 1)
+        else coalesce(int8smaller(e.others, e.seq - 1), 0) + 1 end;
     insert into metered.ledger values (e.*) on conflict do nothing;
     if not found then
         perform metered._collided();
@@ -1814,7 +1809,7 @@ begin
         from gone g window w as (order by g.at)
     ), entries as (
         insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed, tallied, others, ref)
-        select tip.seq + p.nth, p.amount, greatest(tip.at, p.at), tip.spent + p.sum, tip.refunded, tip.credited, tip.held, tip.epoch, 'c', tip.scope, tip.next_due, p.hold, p.operation_tenant, p.operation, p.note, tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed, tip.tallied, case when tip.others = -9223372036854775808 then tip.seq else tip.others end, metered._in_us(p.at)
+        select tip.seq + p.nth, p.amount, greatest(tip.at, p.at), tip.spent + p.sum, tip.refunded, tip.credited, tip.held, tip.epoch, 'c', tip.scope, tip.next_due, p.hold, p.operation_tenant, p.operation, p.note, tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed, tip.tallied, int8smaller(tip.others, tip.seq), metered._in_us(p.at)
         from placed p
         on conflict do nothing
         returning seq
@@ -1946,6 +1941,7 @@ begin
     e.seq := last.seq;
     e.at := greatest(e.at, last.at);
     e.spent := last.spent;
+    e.others := last.others;
     e.tallied := null;
     return e;
 end
@@ -2137,7 +2133,11 @@ begin
     if deleted > 0 then
         perform metered._purge_feed(of_scope, keep);
         delete from metered.ledger l where l.scope = of_scope and l.seq = 1 returning l.* into first;
-        perform metered._append(first);
+        insert into metered.ledger values (first.*) on conflict do nothing;
+        if not found then
+            perform metered._collided();
+        end if;
+        perform metered._mark_freed(of_scope);
     end if;
     for lv in 0..15 loop
         exit when keep >> (4 * lv) = 0;
@@ -7511,7 +7511,7 @@ begin
                 tip.next_due := metered._due_after(c.scope, tip.seq, tip.held, tip.next_due, at);
             end if;
             insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed, tallied, others)
-            values (tip.seq + 1, c.amount, _write_charges.at, tip.spent + c.amount, tip.refunded, tip.credited, tip.held, tip.epoch, 'c', c.scope, tip.next_due, hold.id, origin.tenant, origin.operation, c.note, tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed, tip.tallied, case when tip.others = -9223372036854775808 then tip.seq else tip.others end)
+            values (tip.seq + 1, c.amount, _write_charges.at, tip.spent + c.amount, tip.refunded, tip.credited, tip.held, tip.epoch, 'c', c.scope, tip.next_due, hold.id, origin.tenant, origin.operation, c.note, tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed, tip.tallied, int8smaller(tip.others, tip.seq))
             on conflict do nothing
             returning array[y.seq], array[y.at], array[y.held], case when standing then used end into seqs, ats, held, used;
             if seqs is null then
@@ -7603,7 +7603,7 @@ begin
             tip.held := tip.held + c.held;
             tip.next_due := least(tip.next_due, at + hold.due_in);
             insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed, tallied, others)
-            values (tip.seq, c.held, tip.at, tip.spent, tip.refunded, tip.credited, tip.held, tip.epoch, 'h', c.scope, tip.next_due, hold.id, origin.tenant, origin.operation, c.note, tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed, tip.tallied, coalesce(case when tip.others = -9223372036854775808 then tip.seq else tip.others end, 0) + 1)
+            values (tip.seq, c.held, tip.at, tip.spent, tip.refunded, tip.credited, tip.held, tip.epoch, 'h', c.scope, tip.next_due, hold.id, origin.tenant, origin.operation, c.note, tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed, tip.tallied, coalesce(int8smaller(tip.others, tip.seq), 0) + 1)
             on conflict do nothing
             returning others into tip.others;
             if not found then
@@ -7617,7 +7617,7 @@ begin
         if units > 0 then
             tip.seq := tip.seq + 1;
             insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed, tallied, others)
-            values (tip.seq, units, tip.at, tip.spent + units, tip.refunded, tip.credited, tip.held, tip.epoch, 'c', c.scope, tip.next_due, hold.id, origin.tenant, origin.operation, c.note, tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed, tip.tallied, case when tip.others = -9223372036854775808 then tip.seq else tip.others end)
+            values (tip.seq, units, tip.at, tip.spent + units, tip.refunded, tip.credited, tip.held, tip.epoch, 'c', c.scope, tip.next_due, hold.id, origin.tenant, origin.operation, c.note, tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed, tip.tallied, int8smaller(tip.others, tip.seq))
             on conflict do nothing;
             if not found then
                 perform metered._collided();
@@ -7817,7 +7817,7 @@ begin
         ends_at := p[2];
         since := coalesce(greatest(clk, tip.at) - windows[i], starts_at - interval '0.000001');
         after := case when windows[i] is distinct from interval '0' then since end;
-        charges := tip.seq - coalesce(case when tip.others = -9223372036854775808 then tip.seq else tip.others end, 0);
+        charges := tip.seq - coalesce(int8smaller(tip.others, tip.seq), 0);
         if after is null then
             used := tip.spent - tip.refunded - tip.credited;
         elsif tip.at <= since then
@@ -8079,7 +8079,7 @@ begin
             refunded := tip.refunded;
             credited := tip.credited;
             refunded_after := 0;
-            charges := tip.seq - coalesce(case when tip.others = -9223372036854775808 then tip.seq else tip.others end, 0) + coalesce(dues[i], 0) + coalesce(aparts[i], 0);
+            charges := tip.seq - coalesce(int8smaller(tip.others, tip.seq), 0) + coalesce(dues[i], 0) + coalesce(aparts[i], 0);
             return next;
             continue;
         end if;
@@ -8629,7 +8629,12 @@ begin
         tip.spent := tip.spent + case when tip.kind in ('u', 'c') then amount else 0 end;
         tip.held := tip.held - case when tip.kind in ('u', 'l') then amount else 0 end;
         tip.next_due := metered._due_after(l.scope, before, tip.held, tip.next_due, clk);
-        perform metered._append_as(tip, case tip.kind when 'u' then charges else 0 end);
+        tip.others := nullif(coalesce(metered._others(l.scope, before), 0) + 1 - case tip.kind when 'u' then charges else 0 end, 0);
+        insert into metered.ledger values (tip.*) on conflict do nothing;
+        if not found then
+            perform metered._collided();
+        end if;
+        perform metered._mark_freed(l.scope);
         before := tip.seq;
         continue when tip.lots_end is null;
         case tip.kind
@@ -9299,7 +9304,7 @@ begin
     where l.hold = any (nos) and l.open <> 0 and (only_scopes is null or l.scope = any (only_scopes));
     with made as (
     insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed, tallied, others)
-    select t.seq + 1, f.units, greatest(case when as_kind = 'x' then least(f.due, clk) else clk end, t.at), t.spent, t.refunded, t.credited, t.held - f.units, t.epoch, as_kind, f.scope, metered._due_after(f.scope, t.seq, t.held - f.units, t.next_due, clk), of_hold, origin.tenant, origin.operation, origin.note, t.anchor_at, t.anchor_spent, t.lots_end, t.crossed, t.tallied, coalesce(case when t.others = -9223372036854775808 then t.seq else t.others end, 0) + 1
+    select t.seq + 1, f.units, greatest(case when as_kind = 'x' then least(f.due, clk) else clk end, t.at), t.spent, t.refunded, t.credited, t.held - f.units, t.epoch, as_kind, f.scope, metered._due_after(f.scope, t.seq, t.held - f.units, t.next_due, clk), of_hold, origin.tenant, origin.operation, origin.note, t.anchor_at, t.anchor_spent, t.lots_end, t.crossed, t.tallied, coalesce(int8smaller(t.others, t.seq), 0) + 1
     from unnest(scopes, sums, dues, firsts) f(scope, units, due, first),
          lateral (select * from metered.ledger l where l.scope = f.scope order by l.seq desc limit 1 for key share) t
     where (t.lots_end <= greatest(clk, t.at) or t.next_due <= clk and (t.lots_end is not null or as_kind <> 'x')) is not true
@@ -9794,7 +9799,7 @@ begin
             window due_order as (order by y.due, y.hold)),
         entries as (
             insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed, tallied, others)
-            select tip.seq + m.nth, m.units, greatest(tip.at, least(m.due, clk)), tip.spent + m.upto, tip.refunded, tip.credited, tip.held - m.upto, tip.epoch, 'u', of_scope, case when tip.next_due = '-infinity' or tip.held > m.upto then tip.next_due end, (select h.id from metered.holds h where h.no = m.hold), e.operation_tenant, e.operation, (metered._by_system()).note, tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed, tip.tallied, case when tip.others = -9223372036854775808 then tip.seq else tip.others end
+            select tip.seq + m.nth, m.units, greatest(tip.at, least(m.due, clk)), tip.spent + m.upto, tip.refunded, tip.credited, tip.held - m.upto, tip.epoch, 'u', of_scope, case when tip.next_due = '-infinity' or tip.held > m.upto then tip.next_due end, (select h.id from metered.holds h where h.no = m.hold), e.operation_tenant, e.operation, (metered._by_system()).note, tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed, tip.tallied, int8smaller(tip.others, tip.seq)
             from minima m, lateral (
                 select v.operation_tenant, v.operation from metered.hold_events v
                 where v.hold = m.hold and v.version = 1 limit 1) e
@@ -9859,6 +9864,7 @@ begin
             e.held := tip.held;
             e.next_due := tip.next_due;
             e.crossed := tip.crossed;
+            e.others := tip.others;
         end if;
     end if;
     return e;
@@ -11348,7 +11354,7 @@ begin
                     into l.seq, l.at, l.spent, l.credited, l.held, l.next_due, l.lots_end, l.others;
                 end if;
                 if take > covered then   -- the excess is no charge beside the capture
-                    l.others := coalesce(case when l.others = -9223372036854775808 then l.seq else l.others end, 0) + 1;
+                    l.others := coalesce(int8smaller(l.others, l.seq), 0) + 1;
                 end if;
                 if covered > 0 then
                     n := array_position(watched, l.scope);
@@ -11361,7 +11367,7 @@ begin
                         crossed := case when w.crossings is null then crossed else coalesce(crossed, '[]') || metered._crossed_at(w.crossings, array[l.seq + 1]) end;
                     end if;
                     insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed, tallied, others)
-                    values (l.seq + 1, covered, greatest(k.clk, l.at), l.spent + covered, l.refunded, l.credited, l.held - covered, l.epoch, 'u', l.scope, metered._due_after(l.scope, l.seq, l.held - covered, l.next_due, k.clk), named.ids[i], origin.tenant, origin.operation, origin.note, l.anchor_at, l.anchor_spent, l.lots_end, l.crossed, l.tallied, case when l.others = -9223372036854775808 then l.seq else l.others end)
+                    values (l.seq + 1, covered, greatest(k.clk, l.at), l.spent + covered, l.refunded, l.credited, l.held - covered, l.epoch, 'u', l.scope, metered._due_after(l.scope, l.seq, l.held - covered, l.next_due, k.clk), named.ids[i], origin.tenant, origin.operation, origin.note, l.anchor_at, l.anchor_spent, l.lots_end, l.crossed, l.tallied, int8smaller(l.others, l.seq))
                     on conflict do nothing;
                     if not found then
                         perform metered._collided();
@@ -11373,7 +11379,7 @@ begin
                 end if;
                 if terms.closing and covered < l.open then
                     insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed, tallied, others)
-                    values (l.seq + case when covered > 0 then 2 else 1 end, l.open - covered, greatest(k.clk, l.at), l.spent + covered, l.refunded, l.credited, l.held - l.open, l.epoch, 'l', l.scope, metered._due_after(l.scope, l.seq, l.held - l.open, l.next_due, k.clk), named.ids[i], origin.tenant, origin.operation, origin.note, l.anchor_at, l.anchor_spent, l.lots_end, l.crossed, l.tallied, coalesce(case when l.others = -9223372036854775808 then l.seq else l.others end, 0) + 1)
+                    values (l.seq + case when covered > 0 then 2 else 1 end, l.open - covered, greatest(k.clk, l.at), l.spent + covered, l.refunded, l.credited, l.held - l.open, l.epoch, 'l', l.scope, metered._due_after(l.scope, l.seq, l.held - l.open, l.next_due, k.clk), named.ids[i], origin.tenant, origin.operation, origin.note, l.anchor_at, l.anchor_spent, l.lots_end, l.crossed, l.tallied, coalesce(int8smaller(l.others, l.seq), 0) + 1)
                     on conflict do nothing;
                     if not found then
                         perform metered._collided();
@@ -13773,7 +13779,7 @@ begin
                 insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, operation_tenant, operation, note,
                     others, anchor_at, anchor_spent)
                 select t.seq + 1, units, t.clk, t.spent + units, t.refunded, t.credited, t.held, t.epoch, 'c', of_scope, t.next_due, of_tenant,
-                    of_id, note, case when t.others = -9223372036854775808 then t.seq else t.others end, t.clk - win, coalesce(b.spent, 0)
+                    of_id, note, int8smaller(t.others, t.seq), t.clk - win, coalesce(b.spent, 0)
                 from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
                 l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
             from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1) t left join lateral (select base.seq, base.spent, base.refunded
@@ -13794,7 +13800,7 @@ begin
                 insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, operation_tenant, operation, note,
                     others, anchor_at, anchor_spent)
                 select t.seq + 1, units, t.clk, t.spent + units, t.refunded, t.credited, t.held, t.epoch, 'c', of_scope, t.next_due, of_tenant,
-                    of_id, note, case when t.others = -9223372036854775808 then t.seq else t.others end, t.anchor_at, t.anchor_spent
+                    of_id, note, int8smaller(t.others, t.seq), t.anchor_at, t.anchor_spent
                 from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
                 l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
             from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1) t
@@ -13931,7 +13937,7 @@ begin
                 insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, operation_tenant, operation, note,
                     others, anchor_at, anchor_spent)
                 select t.seq + 1, units, t.clk, t.spent + units, t.refunded, t.credited, t.held, t.epoch, 'c', of_scope, t.next_due, of_tenant,
-                    of_id, note, case when t.others = -9223372036854775808 then t.seq else t.others end, t.clk - win, coalesce(b.spent, 0)
+                    of_id, note, int8smaller(t.others, t.seq), t.clk - win, coalesce(b.spent, 0)
                 from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
                 l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
             from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1) t left join lateral (select base.seq, base.spent, base.refunded
@@ -13952,7 +13958,7 @@ begin
                 insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, operation_tenant, operation, note,
                     others, anchor_at, anchor_spent)
                 select t.seq + 1, units, t.clk, t.spent + units, t.refunded, t.credited, t.held, t.epoch, 'c', of_scope, t.next_due, of_tenant,
-                    of_id, note, case when t.others = -9223372036854775808 then t.seq else t.others end, t.anchor_at, t.anchor_spent
+                    of_id, note, int8smaller(t.others, t.seq), t.anchor_at, t.anchor_spent
                 from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
                 l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
             from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1) t
@@ -14039,7 +14045,7 @@ begin
                 insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, operation_tenant, operation, note,
                     others, anchor_at, anchor_spent)
                 select t.seq + 1, units, t.clk, t.spent + units, t.refunded, t.credited, t.held, t.epoch, 'c', of_scope, t.next_due, of_tenant,
-                    of_id, note, case when t.others = -9223372036854775808 then t.seq else t.others end, t.clk - win, coalesce(b.spent, 0)
+                    of_id, note, int8smaller(t.others, t.seq), t.clk - win, coalesce(b.spent, 0)
                 from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
                 l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
             from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1) t left join lateral (select base.seq, base.spent, base.refunded
@@ -14060,7 +14066,7 @@ begin
                 insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, operation_tenant, operation, note,
                     others, anchor_at, anchor_spent)
                 select t.seq + 1, units, t.clk, t.spent + units, t.refunded, t.credited, t.held, t.epoch, 'c', of_scope, t.next_due, of_tenant,
-                    of_id, note, case when t.others = -9223372036854775808 then t.seq else t.others end, t.anchor_at, t.anchor_spent
+                    of_id, note, int8smaller(t.others, t.seq), t.anchor_at, t.anchor_spent
                 from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
                 l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
             from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1) t
@@ -14194,7 +14200,7 @@ begin
                 insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, operation_tenant, operation, note,
                     others, anchor_at, anchor_spent)
                 select t.seq + 1, units, t.clk, t.spent + units, t.refunded, t.credited, t.held, t.epoch, 'c', of_scope, t.next_due, of_tenant,
-                    of_id, note, case when t.others = -9223372036854775808 then t.seq else t.others end, t.clk - win, coalesce(b.spent, 0)
+                    of_id, note, int8smaller(t.others, t.seq), t.clk - win, coalesce(b.spent, 0)
                 from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
                 l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
             from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1) t left join lateral (select base.seq, base.spent, base.refunded
@@ -14215,7 +14221,7 @@ begin
                 insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, operation_tenant, operation, note,
                     others, anchor_at, anchor_spent)
                 select t.seq + 1, units, t.clk, t.spent + units, t.refunded, t.credited, t.held, t.epoch, 'c', of_scope, t.next_due, of_tenant,
-                    of_id, note, case when t.others = -9223372036854775808 then t.seq else t.others end, t.anchor_at, t.anchor_spent
+                    of_id, note, int8smaller(t.others, t.seq), t.anchor_at, t.anchor_spent
                 from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
                 l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
             from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1) t
@@ -14303,7 +14309,7 @@ begin
                 insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, operation_tenant, operation, note,
                     others, anchor_at, anchor_spent)
                 select t.seq + 1, units, t.clk, t.spent + units, t.refunded, t.credited, t.held, t.epoch, 'c', of_scope, t.next_due, of_tenant,
-                    of_id, note, case when t.others = -9223372036854775808 then t.seq else t.others end, t.clk - win, coalesce(b.spent, 0)
+                    of_id, note, int8smaller(t.others, t.seq), t.clk - win, coalesce(b.spent, 0)
                 from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
                 l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
             from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1) t left join lateral (select base.seq, base.spent, base.refunded
@@ -14324,7 +14330,7 @@ begin
                 insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, operation_tenant, operation, note,
                     others, anchor_at, anchor_spent)
                 select t.seq + 1, units, t.clk, t.spent + units, t.refunded, t.credited, t.held, t.epoch, 'c', of_scope, t.next_due, of_tenant,
-                    of_id, note, case when t.others = -9223372036854775808 then t.seq else t.others end, t.anchor_at, t.anchor_spent
+                    of_id, note, int8smaller(t.others, t.seq), t.anchor_at, t.anchor_spent
                 from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
                 l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
             from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1) t
@@ -14419,7 +14425,7 @@ begin
                 insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, operation_tenant, operation, note,
                     others, anchor_at, anchor_spent)
                 select t.seq + 1, units, t.clk, t.spent + units, t.refunded, t.credited, t.held, t.epoch, 'c', of_scope, t.next_due, of_tenant,
-                    of_id, note, case when t.others = -9223372036854775808 then t.seq else t.others end, t.clk - win, coalesce(b.spent, 0)
+                    of_id, note, int8smaller(t.others, t.seq), t.clk - win, coalesce(b.spent, 0)
                 from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
                 l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
             from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1) t left join lateral (select base.seq, base.spent, base.refunded
@@ -14440,7 +14446,7 @@ begin
                 insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, operation_tenant, operation, note,
                     others, anchor_at, anchor_spent)
                 select t.seq + 1, units, t.clk, t.spent + units, t.refunded, t.credited, t.held, t.epoch, 'c', of_scope, t.next_due, of_tenant,
-                    of_id, note, case when t.others = -9223372036854775808 then t.seq else t.others end, t.anchor_at, t.anchor_spent
+                    of_id, note, int8smaller(t.others, t.seq), t.anchor_at, t.anchor_spent
                 from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
                 l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
             from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1) t
@@ -14628,7 +14634,7 @@ begin
             select t.seq + 1, units, t.clk, t.spent, t.refunded, t.credited, t.held + units, t.epoch, 'h',
                 of_scope, least(case when t.held > 0 then case when t.seq & 15 < 2 and t.next_due > '-infinity'
             then metered._later_due(t.scope, t.next_due, t.clk) else t.next_due end end, t.clk + (ttl + grace)), of_id, op_tenant,
-                operation, note, t.anchor_at, t.anchor_spent, coalesce(case when t.others = -9223372036854775808 then t.seq else t.others end, 0) + 1
+                operation, note, t.anchor_at, t.anchor_spent, coalesce(int8smaller(t.others, t.seq), 0) + 1
             from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
                 l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
             from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1 for key share) t
@@ -14751,7 +14757,7 @@ begin
             select t.seq + 1, units, t.clk, t.spent, t.refunded, t.credited, t.held + units, t.epoch, 'h',
                 of_scope, least(case when t.held > 0 then case when t.seq & 15 < 2 and t.next_due > '-infinity'
             then metered._later_due(t.scope, t.next_due, t.clk) else t.next_due end end, t.clk + (ttl + grace)), of_id, op_tenant,
-                operation, note, t.anchor_at, t.anchor_spent, coalesce(case when t.others = -9223372036854775808 then t.seq else t.others end, 0) + 1
+                operation, note, t.anchor_at, t.anchor_spent, coalesce(int8smaller(t.others, t.seq), 0) + 1
             from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
                 l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
             from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1 for key share) t
@@ -14849,7 +14855,7 @@ begin
             select t.seq + 1, y.take, was.clk, t.spent + y.take, t.refunded, t.credited, t.held - y.take, t.epoch, 'u',
                 t.scope, case when t.held - y.take > 0 then case when t.seq & 15 < 2 and t.next_due > '-infinity'
             then metered._later_due(t.scope, t.next_due, was.clk) else t.next_due end end, of_id, op_tenant, capture_holds_plain.operation,
-                capture_holds_plain.note, t.anchor_at, t.anchor_spent, t.crossed, case when t.others = -9223372036854775808 then t.seq else t.others end
+                capture_holds_plain.note, t.anchor_at, t.anchor_spent, t.crossed, int8smaller(t.others, t.seq)
             from (select l.scope, coalesce(units, l.open) as take from metered.hold_lines l
                     where l.hold = was.no and coalesce(l.scope = of_scope and units between 1 and l.open, units is null and l.open > 0)
                     and not exists (select from metered.hold_lines z where z.hold = was.no and z.scope <> l.scope)) y,
@@ -14904,7 +14910,7 @@ language plpgsql volatile
 as $$
 begin
     insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed, tallied, others)
-    select t.seq + 1, units, clk, t.spent, t.refunded, t.credited, t.held - units, t.epoch, 'l', t.scope, metered._due_after(t.scope, t.seq, t.held - units, t.next_due, clk), of_hold, origin.tenant, origin.operation, origin.note, t.anchor_at, t.anchor_spent, t.lots_end, t.crossed, t.tallied, coalesce(case when t.others = -9223372036854775808 then t.seq else t.others end, 0) + 1
+    select t.seq + 1, units, clk, t.spent, t.refunded, t.credited, t.held - units, t.epoch, 'l', t.scope, metered._due_after(t.scope, t.seq, t.held - units, t.next_due, clk), of_hold, origin.tenant, origin.operation, origin.note, t.anchor_at, t.anchor_spent, t.lots_end, t.crossed, t.tallied, coalesce(int8smaller(t.others, t.seq), 0) + 1
     from (select * from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1 for key share) t
     on conflict do nothing;
     if not found then
@@ -15040,7 +15046,7 @@ begin
                   offset 0) x) u        -- or the use would be worked out twice
     ), entries as (
         insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed, tallied, others)
-        select j.seq + j.place, j.amount, clk, j.spent + j.before + j.amount, j.refunded, j.credited, j.held, j.epoch, 'c', j.scope, case when j.held > 0 then metered._due_after(j.scope, j.seq + j.place - 1, j.held, j.next_due, clk) else j.next_due end, null, j.tenant, j.id, j.note, j.anchor_at, j.anchor_spent, j.lots_end, j.crossed, j.tallied, case when j.others = -9223372036854775808 then j.seq else j.others end
+        select j.seq + j.place, j.amount, clk, j.spent + j.before + j.amount, j.refunded, j.credited, j.held, j.epoch, 'c', j.scope, case when j.held > 0 then metered._due_after(j.scope, j.seq + j.place - 1, j.held, j.next_due, clk) else j.next_due end, null, j.tenant, j.id, j.note, j.anchor_at, j.anchor_spent, j.lots_end, j.crossed, j.tallied, int8smaller(j.others, j.seq)
         from judged j where j.plain
         on conflict do nothing
         returning 1
@@ -16046,7 +16052,7 @@ begin
                 insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, operation_tenant, operation, note,
                     others, anchor_at, anchor_spent)
                 select t.seq + 1, units, t.clk, t.spent + units, t.refunded, t.credited, t.held, t.epoch, 'c', of_scope, t.next_due, of_tenant,
-                    of_id, note, case when t.others = -9223372036854775808 then t.seq else t.others end, t.clk - win, coalesce(b.spent, 0)
+                    of_id, note, int8smaller(t.others, t.seq), t.clk - win, coalesce(b.spent, 0)
                 from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
                 l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
             from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1) t left join lateral (select base.seq, base.spent, base.refunded
@@ -16067,7 +16073,7 @@ begin
                 insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, operation_tenant, operation, note,
                     others, anchor_at, anchor_spent)
                 select t.seq + 1, units, t.clk, t.spent + units, t.refunded, t.credited, t.held, t.epoch, 'c', of_scope, t.next_due, of_tenant,
-                    of_id, note, case when t.others = -9223372036854775808 then t.seq else t.others end, t.anchor_at, t.anchor_spent
+                    of_id, note, int8smaller(t.others, t.seq), t.anchor_at, t.anchor_spent
                 from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
                 l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
             from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1) t
@@ -16615,7 +16621,7 @@ comment on column metered.ledger.anchor_spent is 'spent at that time: it bounds 
 comment on column metered.ledger.lots_end is 'no lot of the scope ends or begins before this, or null: the scope has no lots';
 comment on column metered.ledger.crossed is 'the reported thresholds, until they are armed again, or null';
 comment on column metered.ledger.tallied is 'true: charges without limits may be rows of tallies, else null';
-comment on column metered.ledger.others is 'seq less this are the charges so far, or null: 0. An entry of version 1 has the least number The guard: a writer that did not see the last entry collides here, whatever its isolation level, even if it never took the lock.';
+comment on column metered.ledger.others is 'seq less this are the charges so far, or null: 0. An entry of version 1 has the greatest number The guard: a writer that did not see the last entry collides here, whatever its isolation level, even if it never took the lock.';
 comment on table metered.tallies is 'Charges without limits of busy scopes that are not in the chain yet: see tallies.sql.';
 comment on column metered.tallies.at is 'when';
 comment on column metered.tallies.amount is 'charged units';
@@ -17270,7 +17276,7 @@ begin
     for f in
         select p.oid from pg_proc p
         where p.pronamespace = to_regnamespace('metered') and p.proname = any ('{_absence,_add_leased,_add_lot,_admit,_advance,_advance_each,_after_due,_after_minima,_again,
-            _age,_announce,_append,_append_all,_append_as,_append_lot,_apply_lots,_armed,_as_charges,_as_far_as_admitted,
+            _age,_announce,_append,_append_all,_append_lot,_apply_lots,_armed,_as_charges,_as_far_as_admitted,
             _as_held,_as_rest,_as_wallet,_awake,_balance,_base,_beginning,_behind,_beyond_limits,_bound_lock_wait,
             _by_days,_by_system,_capped,_capture_lots,_capture_minima,_captured,_change_lines,_charge_anyway,
             _charge_of,_charged_json,_charges_upto,_check_feed,_check_limits,_check_now,_class_of,_clear_freed,

@@ -147,7 +147,7 @@ group by t.seq`
 // excess is counted with it, and the capture of a lease as the spends that no purge took.
 const chargesSQL = `
 select x.seq, x.got, x.want
-from (select c.seq, c.got, case when c.others = -9223372036854775808 or c.kind not in ('c', 'u') then 0
+from (select c.seq, c.got, case when c.others = 9223372036854775807 or c.kind not in ('c', 'u') then 0
         when c.hold like 'lease/%' then coalesce((
             select case when c.kind = 'c' then 0 when y.mode <> 's' then 1
                 when y.settled_at > (select min(z.settled_at) from metered.leases z where z.settled_at is not null) then s.spends
@@ -159,8 +159,8 @@ from (select c.seq, c.got, case when c.others = -9223372036854775808 or c.kind n
         else 1 end as want
     from (select l.seq, l.kind, l.hold, l.at, l.others,
             case when lag(l.seq, 1, 0::bigint) over w = l.seq - 1 then n.upto - lag(n.upto, 1, 0::bigint) over w end as got
-          from metered.ledger l, lateral (select l.seq - case when l.others = -9223372036854775808 then l.seq
-              else coalesce(l.others, 0) end as upto) n
+          from metered.ledger l, lateral (
+              select l.seq - coalesce(int8smaller(l.others, l.seq), 0) as upto) n
           where l.scope = $1 window w as (order by l.seq)) c) x
 where x.got <> x.want
 order by x.seq`

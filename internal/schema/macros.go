@@ -54,8 +54,8 @@ var templates = map[string]string{
 	// Then no purge takes the last entry before this call has appended to it. To lock its row would write to its
 	// page, and to the log. Another writer's entry collides.
 	"locked": `metered._key_fits(key, of_scope) and current_setting('transaction_isolation') = 'read committed'`,
-	// Before version 2 no entry is counted as a charge.
-	"others": `case when $tip.others = -9223372036854775808 then $tip.seq else $tip.others end`,
+	// Up to an entry of version 1, which has the greatest number, none is counted. Strict: null stays null.
+	"others": `int8smaller($tip.others, $tip.seq)`,
 	// With two of 16 entries a scope with held units moves its next_due on (_due_after).
 	"usual": `($tip.held = 0 or $tip.seq & 15 > 1) and {usual hold: tip = $tip, at = $at, amount = $amount, note = $note}`,
 	"usual hold": `{settled: tip = $tip, at = $at} and $tip.crossed is null

@@ -324,7 +324,12 @@ begin
         tip.spent := tip.spent + case when tip.kind in ('u', 'c') then amount else 0 end;
         tip.held := tip.held - case when tip.kind in ('u', 'l') then amount else 0 end;
         tip.next_due := metered._due_after(l.scope, before, tip.held, tip.next_due, clk);
-        perform metered._append_as(tip, case tip.kind when 'u' then charges else 0 end);
+        tip.others := nullif(coalesce(metered._others(l.scope, before), 0) + 1 - case tip.kind when 'u' then charges else 0 end, 0);
+        insert into metered.ledger values (tip.*) on conflict do nothing;
+        if not found then
+            perform metered._collided();
+        end if;
+        perform metered._mark_freed(l.scope);
         before := tip.seq;
         continue when tip.lots_end is null;
         case tip.kind

@@ -201,18 +201,9 @@ as $$
     select of_seq - coalesce(metered._others(of_scope, of_seq), 0)
 $$;
 
--- Appends an entry.
+-- Appends an entry. e.others is of the entry before; in a wallet, whose calls append several, it is looked up.
+-- ON CONFLICT, because callers' retry loops do not retry a unique violation.
 create function metered._append(e metered.ledger) returns void
-language plpgsql volatile
-as $$
-begin
-    perform metered._append_as(e, (e.kind in ('c', 'u'))::int);
-end
-$$;
-
--- Appends an entry that counts as so many charges. ON CONFLICT, because callers' retry loops do not retry a
--- unique violation.
-create function metered._append_as(e metered.ledger, charges bigint) returns void
 language plpgsql volatile
 as $$
 declare
@@ -221,7 +212,11 @@ begin
     if e.amount < 1 and e.kind not in ('k', 'z', 's') then
         perform metered._no_amount();
     end if;
-    e.others := nullif(coalesce(metered._others(e.scope, e.seq - 1), 0) + 1 - charges, 0);
+    if e.lots_end is not null then
+        e.others := metered._others(e.scope, e.seq - 1);
+    end if;
+    e.others := case when e.kind in ('c', 'u') then int8smaller(e.others, e.seq - 1)
+        else coalesce(int8smaller(e.others, e.seq - 1), 0) + 1 end;
     insert into metered.ledger values (e.*) on conflict do nothing;
     if not found then
         perform metered._collided();

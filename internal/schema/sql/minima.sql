@@ -190,6 +190,7 @@ begin
             e.held := tip.held;
             e.next_due := tip.next_due;
             e.crossed := tip.crossed;
+            e.others := tip.others;
         end if;
     end if;
     return e;

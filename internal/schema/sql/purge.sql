@@ -60,7 +60,11 @@ begin
     if deleted > 0 then
         perform metered._purge_feed(of_scope, keep);
         delete from metered.ledger l where l.scope = of_scope and l.seq = 1 returning l.* into first;
-        perform metered._append(first);
+        insert into metered.ledger values (first.*) on conflict do nothing;
+        if not found then
+            perform metered._collided();
+        end if;
+        perform metered._mark_freed(of_scope);
     end if;
     for lv in 0..15 loop
         exit when keep >> (4 * lv) = 0;

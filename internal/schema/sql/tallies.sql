@@ -155,6 +155,7 @@ begin
     e.seq := last.seq;
     e.at := greatest(e.at, last.at);
     e.spent := last.spent;
+    e.others := last.others;
     e.tallied := null;
     return e;
 end
