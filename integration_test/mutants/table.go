@@ -186,7 +186,6 @@ var all = []Mutant{
 
 	// Tallies.
 	{"a limit counts no tallies", "_write_charges", "tip := metered._fold(tip);", "null;", "./budget", "TestTally_SumsOfABusyScopeWaitForNobodyAndCountAtOnce"},
-	{"a total beside a limit is written above READ COMMITTED", "charge_total", "and current_setting('transaction_isolation') = 'read committed'", "", "./budget", "TestTotal_BesideALimitWaitsForNobody"},
 	{"a total beside a limit is written under the tallies' lock", "charge_total", "and pg_try_advisory_xact_lock_shared(t_lock)", "", "./budget", "TestTotal_BesideALimitWaitsForNobody"},
 	{"a total beside a limit has any amount", "charge_total", "total_units between 1 and 1099511627776 and", "", "./budget", "TestTotal_BesideALimitHasBoundsInSQL"},
 	{"a total beside a limit is for a use", "charge_total", " and not total_note ? 'use'", "", "./budget", "TestTotal_BesideALimitHasBoundsInSQL"},
