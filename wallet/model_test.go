@@ -300,13 +300,6 @@ func mLater(a, b time.Time) time.Time {
 	return b
 }
 
-func mSum(parts []mPart) (units int64) {
-	for _, p := range parts {
-		units += p.amount
-	}
-	return units
-}
-
 // payBy has a lot pay units that are overdrawn.
 func (m *model) payBy(lot int, units int64) {
 	m.lots[lot].drawn += units
