@@ -116,11 +116,16 @@ const (
 	Hold Kind = "hold" // N holds changed: a holds.EventKind
 	Job  Kind = "job"  // N jobs are "created", or their keys' are "existing". Of those created some are "parked", then "released" or "dropped", and "troubled" at each try that failed
 
-	// These are of sweeps, of "holds" or "lots": how late the oldest was when the sweep began, or 0,
-	// and N that are left for the next one, in use or because a subscriber failed.
-	SweepLag     Kind = "sweep_lag"
+	// SweepLag is how late the oldest was when a sweep of "holds" or "lots" began, or 0.
+	SweepLag Kind = "sweep_lag"
+
+	// SweepSkipped counts the N "holds" or "lots" that a sweep left for the next one, since a
+	// transaction uses their scope.
 	SweepSkipped Kind = "sweep_skipped"
-	SweepFailed  Kind = "sweep_failed"
+
+	// SweepFailed counts the N "holds" or "lots" that a sweep left for the next one, since a
+	// subscriber failed.
+	SweepFailed Kind = "sweep_failed"
 
 	Purged Kind = "purged" // N rows of a Purge's Name, for each batch
 
