@@ -204,6 +204,12 @@ func TestIdle_EachKindIsWhatHappensEventByEvent(t *testing.T) {
 		"other begins": {
 			grants: []wallet.Grant{{Amount: 3, Ends: wallet.EachPeriod(daily), Roll: shared}, {Amount: 9, Starts: noon.AddDate(0, 0, -45), Ends: wallet.EachPeriod(daily), Roll: shared}},
 		},
+		"a roll begins": { // it takes room, so a later day has less of it
+			grants: []wallet.Grant{
+				{Amount: 1, Ends: wallet.EachPeriod(daily), Roll: &wallet.Roll{Cap: 35, Lasts: wallet.For(30*day + 2*time.Hour), Times: 1, Shared: true}},
+				{Amount: 9, Starts: noon.AddDate(0, 0, -45), Ends: wallet.After(5 * day), Roll: &wallet.Roll{Cap: 35, Lasts: wallet.For(60 * day), Times: 1, Shared: true}},
+			},
+		},
 		"for ever":       {grants: []wallet.Grant{{Amount: 3, Ends: wallet.EachPeriod(daily), Roll: &wallet.Roll{Cap: 8, Lasts: wallet.ToEndOf(daily), Times: -1, Shared: true}}}},
 		"held":           {grants: []wallet.Grant{{Amount: 3, Ends: wallet.EachPeriod(daily), Roll: three}, {Amount: 9, Ends: wallet.After(200 * day)}}, holds: 4},
 		"a clock is set": {grants: []wallet.Grant{{Amount: 3, Ends: wallet.EachPeriod(local), Roll: three}, {Amount: 2, Ends: wallet.EachPeriod(local)}}},
