@@ -172,11 +172,14 @@ func TestWork_OfACallIsAsMuchHoweverMuchIsDue(t *testing.T) {
 		t.Run(b.name, func(t *testing.T) {
 			t.Parallel()
 			f := setUp(t, wallet.Config{})
-			for scope, n := range map[string]int{"little": b.few, "much": b.many} {
+			for _, of := range []struct {
+				scope string
+				n     int
+			}{{"much", b.many}, {"little", b.few}} {
 				if !b.plain && !b.since {
-					f.grant(wallet.Grant{Wallet: scope, Amount: 1_000_000, Reference: "paid"})
+					f.grant(wallet.Grant{Wallet: of.scope, Amount: 1_000_000, Reference: "paid"})
 				}
-				b.fill(f, scope, n)
+				b.fill(f, of.scope, of.n)
 			}
 			f.clock.Advance(b.then)
 			_, err := f.pool.Exec(t.Context(), "analyze metered.ledger; analyze metered.lot_rows; analyze metered.lot_moves; analyze metered.lot_holds; analyze metered.hold_lines")
@@ -189,8 +192,8 @@ func TestWork_OfACallIsAsMuchHoweverMuchIsDue(t *testing.T) {
 				t.Logf("%s: %+v, and of much %+v", name, little, much)
 				require.LessOrEqual(t, much.written, 2*little.written+10, "%s: rows written", name)
 				require.LessOrEqual(t, much.calls, 2*little.calls+10, "%s: calls of functions", name)
-				if i < len(b.flat) {
-					require.LessOrEqual(t, much.read, 2*little.read+10, "%s: rows read", name)
+				if i < len(b.flat) { // the beginning of a window is found among 16 entries, whichever of them it is
+					require.LessOrEqual(t, much.read, 2*little.read+16, "%s: rows read", name)
 				}
 			}
 			for name, each := range b.grows {
