@@ -382,7 +382,7 @@ create table metered.ledger (
     lots_end timestamptz,             -- no lot of the scope ends or begins before this, or null: the scope has no lots
     crossed jsonb,                    -- the reported thresholds, until they are armed again, or null
     tallied boolean,                  -- true: charges without limits may be rows of tallies, else null
-    others bigint,                    -- seq less this are the charges so far, or null: 0. An entry of version 1 has the greatest number
+    others bigint default 9223372036854775807,  -- seq less this are the charges so far, or null: 0. An entry of version 1 has the greatest number
     -- The guard: a writer that did not see the last entry collides here,
     -- whatever its isolation level, even if it never took the lock.
     primary key (scope, seq)
@@ -7603,7 +7603,7 @@ begin
             tip.held := tip.held + c.held;
             tip.next_due := least(tip.next_due, at + hold.due_in);
             insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed, tallied, others)
-            values (tip.seq, c.held, tip.at, tip.spent, tip.refunded, tip.credited, tip.held, tip.epoch, 'h', c.scope, tip.next_due, hold.id, origin.tenant, origin.operation, c.note, tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed, tip.tallied, coalesce(int8smaller(tip.others, tip.seq), 0) + 1)
+            values (tip.seq, c.held, tip.at, tip.spent, tip.refunded, tip.credited, tip.held, tip.epoch, 'h', c.scope, tip.next_due, hold.id, origin.tenant, origin.operation, c.note, tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed, tip.tallied, coalesce(int8smaller(tip.others, tip.seq - 1), 0) + 1)
             on conflict do nothing
             returning others into tip.others;
             if not found then
@@ -7617,7 +7617,7 @@ begin
         if units > 0 then
             tip.seq := tip.seq + 1;
             insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed, tallied, others)
-            values (tip.seq, units, tip.at, tip.spent + units, tip.refunded, tip.credited, tip.held, tip.epoch, 'c', c.scope, tip.next_due, hold.id, origin.tenant, origin.operation, c.note, tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed, tip.tallied, int8smaller(tip.others, tip.seq))
+            values (tip.seq, units, tip.at, tip.spent + units, tip.refunded, tip.credited, tip.held, tip.epoch, 'c', c.scope, tip.next_due, hold.id, origin.tenant, origin.operation, c.note, tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed, tip.tallied, int8smaller(tip.others, tip.seq - 1))
             on conflict do nothing;
             if not found then
                 perform metered._collided();

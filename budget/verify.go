@@ -147,7 +147,8 @@ group by t.seq`
 // excess is counted with it, and the capture of a lease as the spends that no purge took.
 const chargesSQL = `
 select x.seq, x.got, x.want
-from (select c.seq, c.got, case when c.others = 9223372036854775807 or c.kind not in ('c', 'u') then 0
+from (select c.seq, c.got, case when c.others = 9223372036854775807 then c.got
+        when c.kind not in ('c', 'u') then 0
         when c.hold like 'lease/%' then coalesce((
             select case when c.kind = 'c' then 0 when y.mode <> 's' then 1
                 when y.settled_at > (select min(z.settled_at) from metered.leases z where z.settled_at is not null) then s.spends

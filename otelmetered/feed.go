@@ -9,7 +9,7 @@ import (
 // feedSQL reads a few rows a consumer. Before whole_at all entries have numbers. Later ones may have
 // none, and the consumer cannot have them either.
 const feedSQL = `
-select f.consumer, coalesce(extract(epoch from metered.clock() - least(f.unread_since, f.whole_at)), 0)::float8
+select f.consumer, coalesce(extract(epoch from metered.clock() - least(f.unread_since, f.whole_at)), 0)
 from metered.feed_lag f limit 1000`
 
 // WatchFeed measures how late the consumers of the feed are, up to 1,000: metered.feed.lag, with one

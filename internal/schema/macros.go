@@ -266,6 +266,9 @@ func expandOnce(sql string) string {
 		}
 		if given["others"] == "" {
 			given["others"] = "{others: tip = " + m[2] + "}"
+			if given["seq"] == "" { // tip has that of the new entry already
+				given["others"] = "int8smaller(" + m[2] + ".others, " + m[2] + ".seq - 1)"
+			}
 			if given["kind"] != "'c'" && given["kind"] != "'u'" {
 				given["others"] = "coalesce(" + given["others"] + ", 0) + 1"
 			}

@@ -35,7 +35,7 @@ create table metered.ledger (
     lots_end timestamptz,             -- no lot of the scope ends or begins before this, or null: the scope has no lots
     crossed jsonb,                    -- the reported thresholds, until they are armed again, or null
     tallied boolean,                  -- true: charges without limits may be rows of tallies, else null
-    others bigint,                    -- seq less this are the charges so far, or null: 0. An entry of version 1 has the greatest number
+    others bigint default 9223372036854775807,  -- seq less this are the charges so far, or null: 0. An entry of version 1 has the greatest number
     -- The guard: a writer that did not see the last entry collides here,
     -- whatever its isolation level, even if it never took the lock.
     primary key (scope, seq)

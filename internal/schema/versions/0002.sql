@@ -365,9 +365,9 @@ create table metered.packed_rows (
 
 alter table metered.ledger add column tallied boolean;
 
--- Charges are counted from here on. Entries of before say so, and no row is rewritten.
+-- Charges are counted from here on. Entries of before say so, and no row is rewritten. So do entries of calls
+-- of version 1 that wait for this transaction, and go on after it.
 alter table metered.ledger add column others bigint default 9223372036854775807;
-alter table metered.ledger alter column others drop default;
 
 -- Charges without limits of busy scopes that are not in the chain yet: see tallies.sql.
 create table metered.tallies (
