@@ -67,6 +67,9 @@ func runExample(t *testing.T, pool *pgxpool.Pool, name, example string) {
 	if (name == "serve" || name == "demo") && !slices.Contains(words, "--listen") {
 		words = append(words, "--listen", "127.0.0.1:0") // the port of the default may be in use
 	}
+	if i := slices.Index(words, "--after"); name == "feed" && i > 0 { // a cursor of this server
+		words[i+1] = cli(t, pool).objects("feed", "--limit", "2")[1]["cursor"].(string)
+	}
 	r := l.exits(exitDone, words[1:]...)
 	require.NotEmpty(t, r.out, example)
 }

@@ -29,7 +29,7 @@ The first call begins the feed. With the application's grants it gives new entri
 it reads what has one. --consumers lists who consumes the feed in a program, and how far each one is.`,
 		Example: `  metered feed
   metered feed --limit 0 --json
-  metered feed --after 1.2 --limit 3
+  metered feed --after 427187.2 --limit 3
   metered feed --consumers`,
 		Args: cobra.NoArgs,
 	}
