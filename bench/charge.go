@@ -12,8 +12,8 @@ import (
 // many bytes as true ones.
 const (
 	floorChargeSQL = `
-insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, operation_tenant, operation)
-values (nextval('metered.bench_seq'), 1, clock_timestamp(), 1, 0, 0, 0, 0, 'c', $1, $2, $3)`
+insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, operation_tenant, operation, others)
+values (nextval('metered.bench_seq'), 1, clock_timestamp(), 1, 0, 0, 0, 0, 'c', $1, $2, $3, null)`
 	lockSQL = `select pg_advisory_xact_lock($1)`
 )
 

@@ -30,8 +30,8 @@ var windowFigures = []figure{
 // loadChainSQL writes a chain of $2 charges of one unit, one a second, the last of them $3 ago,
 // with the same rows as single charges.
 const loadChainSQL = `
-insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope)
-select g, 1, clock_timestamp() - $3::interval - ($2 - g) * interval '1 s', g, 0, 0, 0, 0, 'c', $1
+insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, others)
+select g, 1, clock_timestamp() - $3::interval - ($2 - g) * interval '1 s', g, 0, 0, 0, 0, 'c', $1, null
 from generate_series(1, $2::bigint) g`
 
 // refundChainSQL refunds every hundredth of the charges.
@@ -176,8 +176,8 @@ func refusalCost(ctx context.Context, b *bench) (samples, error) {
 
 // loadScopesSQL writes one entry for each scope, in no order, as they would come.
 const loadScopesSQL = `
-insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope)
-select 1, 1, clock_timestamp() - interval '1 minute', 1, 0, 0, 0, 0, 'c', 'scope/' || lpad(g::text, 18, '0')
+insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, others)
+select 1, 1, clock_timestamp() - interval '1 minute', 1, 0, 0, 0, 0, 'c', 'scope/' || lpad(g::text, 18, '0'), null
 from generate_series(0, $1::int - 1) g order by hashint8(g)`
 
 // chargeByScopes charges scopes at random. It begins after a checkpoint, so that the
