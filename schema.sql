@@ -1560,7 +1560,8 @@ as $$
     select of_seq - coalesce(metered._others(of_scope, of_seq), 0)
 $$;
 
--- Appends an entry. e.others is of the entry before; in a wallet, whose calls append several, it is looked up.
+-- Appends an entry. e.others is of the entry before. It is looked up in a wallet, whose calls append several, and after an
+-- entry of version 1, whose calls may do so while the schema is upgraded.
 -- ON CONFLICT, because callers' retry loops do not retry a unique violation.
 create function metered._append(e metered.ledger) returns void
 language plpgsql volatile
@@ -1571,7 +1572,7 @@ begin
     if e.amount < 1 and e.kind not in ('k', 'z', 's') then
         perform metered._no_amount();
     end if;
-    if e.lots_end is not null then
+    if e.lots_end is not null or e.others = 9223372036854775807 then
         e.others := metered._others(e.scope, e.seq - 1);
     end if;
     e.others := case when e.kind in ('c', 'u') then int8smaller(e.others, e.seq - 1)
