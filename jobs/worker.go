@@ -108,7 +108,7 @@ type WorkerOptions struct {
 //   - If the worker dies, or the job is cancelled or discarded elsewhere, the hold expires.
 //
 // A job without an open hold is cancelled. So the hold's TTL must be longer than a job waits in its
-// queue, and holds.Config.MaxLifetime longer than all its attempts. A Options.Hold without a
+// queue, and holds.Config.MaxLifetime longer than all its attempts. An Options.Hold without a
 // TTL lasts until the job ends. A job whose hold has moved with its tenant (package cells) is
 // snoozed for WorkerOptions.RetryAfter, until the tenant is back.
 //

@@ -116,7 +116,7 @@ const (
 	Hold Kind = "hold" // N holds changed: a holds.EventKind
 	Job  Kind = "job"  // N jobs are "created", or their keys' are "existing". Of those created some are "parked", then "released" or "dropped", and "troubled" at each try that failed
 
-	// SweepLag is how late the oldest was when a sweep of "holds" or "lots" began, or 0.
+	// SweepLag is how late the oldest hold or lot was when a sweep of "holds" or "lots" began, or 0.
 	SweepLag Kind = "sweep_lag"
 
 	// SweepSkipped counts the N "holds" or "lots" that a sweep left for the next one, since a
