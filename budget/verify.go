@@ -144,12 +144,13 @@ where x.scope = $1 and (t.tallied and t.lots_end is null and x.amount > 0) is no
 group by t.seq`
 
 // chargesSQL compares how many charges each entry is counted as with its kind. The capture after an
-// excess is counted with it, and the capture of a lease as the spends that no purge took.
+// excess is counted with it, and the capture of a lease as the spends that no purge took, or as one
+// by a call of version 1 that waited for the upgrade and went on after it.
 const chargesSQL = `
 select x.seq, x.got, x.want
 from (select c.seq, c.got, case when c.others = 9223372036854775807 then c.got
         when c.kind not in ('c', 'u') then 0
-        when c.hold like 'lease/%' and c.before = 9223372036854775807 then c.got
+        when c.hold like 'lease/%' and c.got = 1 then 1
         when c.hold like 'lease/%' then coalesce((
             select case when c.kind = 'c' then 0 when y.mode <> 's' then 1
                 when y.settled_at > (select min(z.settled_at) from metered.leases z where z.settled_at is not null) then s.spends
@@ -159,7 +160,7 @@ from (select c.seq, c.got, case when c.others = 9223372036854775807 then c.got
         when c.got = 0 and c.kind = 'u' and exists (select from metered.ledger e
             where e.scope = $1 and e.seq between c.seq - 1000 and c.seq - 1 and e.kind = 'c' and e.hold = c.hold and e.at = c.at) then 0
         else 1 end as want
-    from (select l.seq, l.kind, l.hold, l.at, l.others, lag(l.others) over w as before,
+    from (select l.seq, l.kind, l.hold, l.at, l.others,
             case when lag(l.seq, 1, 0::bigint) over w = l.seq - 1 then n.upto - lag(n.upto, 1, 0::bigint) over w end as got
           from metered.ledger l, lateral (
               select l.seq - coalesce(int8smaller(l.others, l.seq), 0) as upto) n
