@@ -152,7 +152,7 @@ func printMisses(w io.Writer, results []result) {
 
 // figures are measured in this order.
 var figures = slices.Concat(chargeFigures, snapshotFigures, thresholdFigures, batchFigures, windowFigures, walletFigures, dueFigures, commandFigures, leaseFigures,
-	allowFigures, pieceFigures, parkedFigures, holdFigures, seatFigures, carveFigures, observerFigures, pageFigures)
+	allowFigures, feedFigures, pieceFigures, parkedFigures, holdFigures, seatFigures, carveFigures, observerFigures, pageFigures)
 
 // median returns 0 of nothing.
 func median(values []float64) float64 { return quantile(values, 0.5) }

@@ -10,7 +10,7 @@ import (
 )
 
 // pages quote figures. The first one has the table of them, too.
-var pages = []string{"README.md", "../README.md", "../docs/scale.md"}
+var pages = []string{"README.md", "../README.md", "../docs/scale.md", "../docs/feed.md"}
 
 // quoted is a value in a page, behind a comment that says which one it is:
 //

@@ -26,6 +26,7 @@ type way struct {
 	open   func(t *testing.T, owner *pgxpool.Pool) *pgxpool.Pool
 	schema string
 	sql    bool              // transactions are those of database/sql
+	begin  string            // runs once the clients have found their schema whole
 	fails  map[string]string // calls that fail, with a part of the error. All others must work
 	works  []string          // if not empty, all calls but these fail, since Postgres refuses the role
 }
@@ -46,6 +47,19 @@ const tenants = `
 create table notes (tenant text not null, body text not null);
 alter table notes enable row level security;
 create policy own on notes using (tenant = current_setting('app.tenant', true));`
+
+// withoutFeed takes the feed's tables away from the functions of the schema.
+const withoutFeed = `
+do $$
+declare
+    name text;
+begin
+    for name in select c.relname from pg_class c
+        where c.relnamespace = 'metered'::regnamespace and c.relkind in ('r', 'v') and c.relname ~ '^feed'
+    loop
+        execute format('alter table metered.%I rename to %I', name, 'no_' || name);
+    end loop;
+end $$`
 
 func ways() map[string]way {
 	notGranted := map[string]string{}
@@ -80,6 +94,14 @@ func ways() map[string]way {
 			return pgtest.AsRole(t, owner, pgtest.Grants(metered.GrantSQL, metered.GrantJobsSQL), pgtest.RiverGrantSQL+"; grant select, insert on notes to $role;")
 		}},
 	}
+	feed := way{begin: withoutFeed, fails: map[string]string{"metered.Migrate": "column feed.no is missing"}, open: func(t *testing.T, owner *pgxpool.Pool) *pgxpool.Pool {
+		return pgtest.Reopen(t, owner, func(*pgxpool.Config) {})
+	}}
+	for _, call := range []string{"Ledger.NumberFeed", "Ledger.Feed", "Ledger.ConsumeFeed", "Ledger.RunFeed", "Ledger.FeedConsumers", "Ledger.DropFeedConsumer",
+		"Ledger.Purge", "Register.Export", "Register.Pseudonymize"} {
+		feed.fails[call] = "42P01" // undefined table
+	}
+	all["without the feed's tables"] = feed
 	for _, level := range []string{"repeatable read", "serializable"} {
 		at := inMode(pgx.QueryExecModeCacheStatement, map[string]string{"default_transaction_isolation": level})
 		at.fails = map[string]string{"metered.OpenTx": "is not READ COMMITTED", "sqlmetered.DoTx": "is not READ COMMITTED",
@@ -119,13 +141,13 @@ var unusual = map[string]map[string]string{
 
 // Each public call works each way: in each mode of pgx, through database/sql, in transactions of each isolation level, as the role of an application
 // with row-level security on a table of its own, in a schema of another name, and without a search_path. The roles of maintenance and of reporting
-// make some calls, and are refused all others. TestPgBouncer_EveryCallInEveryMode has the ways through PgBouncer.
+// make some calls, and are refused all others. No call but the feed's needs the feed's tables. TestPgBouncer_EveryCallInEveryMode has the ways through PgBouncer.
 func TestMatrix_EveryCallEachWay(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
 	all := ways()
 	if !pgtest.Long {
-		require.Len(t, all, 7+len(sampled))
+		require.Len(t, all, 8+len(sampled))
 	}
 	for name, w := range all {
 		t.Run(name, func(t *testing.T) {
@@ -147,6 +169,13 @@ func TestMatrix_EveryCallEachWay(t *testing.T) {
 			pool := w.open(t, owner)
 			c := client(pool)
 			b := &behind{t: t, direct: owner, d: client(owner), pool: pool, c: c, schema: w.schema, sql: w.sql}
+			if w.begin != "" {
+				for _, client := range []*metered.Client{b.d, b.c} {
+					_, err := client.Lookup(t.Context(), owner, "", "none")
+					require.ErrorIs(t, err, metered.ErrUnknownOperation)
+				}
+				pgtest.Execute(t, owner, w.begin)
+			}
 			failed := everyCallBy(b, 1)
 			if w.works != nil {
 				var can []string
