@@ -9,7 +9,6 @@ import (
 	"maps"
 	"net"
 	"net/url"
-	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -76,14 +75,17 @@ func tryCluster(ctx context.Context, opts Options, in installation, as account, 
 		s.connString += "&port=" + strconv.Itoa(port)
 	}
 
-	conf, making, command, made := opts.conf(dir, port), "initdb", "init "+password, ""
+	conf, making, command := opts.conf(dir, port), "initdb", "init "+password
+	var made, prepared, from string // where what is made is kept, and what is copied
 	if primary == nil {
 		made = madeDir(opts.cache, in, as)
+		if opts.Prepared != "" && made != "" {
+			prepared = made + "-" + opts.Prepared
+		}
+		from = cmp.Or(isKept(prepared), isKept(made))
 	}
-	_, err = os.Stat(made)
-	kept := err == nil
-	if kept {
-		making, command = "cp", "unpack "+cmp.Or(password, "-")+" "+made
+	if from != "" {
+		making, command = "cp", "unpack "+cmp.Or(password, "-")+" "+from
 	}
 	if primary != nil {
 		conninfo, err := primary.conninfo()
@@ -101,13 +103,16 @@ func tryCluster(ctx context.Context, opts Options, in installation, as account, 
 		err = fmt.Errorf("%s in %s as %s failed:\n%s", making, dir, as.name, s.logTail())
 	}
 	if err == nil {
-		if made != "" && !kept && password == "" {
+		if from == "" && password == "" {
 			keepMade(made, filepath.Join(dir, "data"), conf)
 		}
 		err = s.launch(ctx)
 	}
-	if err != nil && kept && ctx.Err() == nil { // what was kept may be at fault
-		if err := errors.Join(s.Stop(), discardMade(made)); err != nil {
+	if err == nil && opts.Prepare != nil && primary == nil && (prepared == "" || from != prepared) {
+		err = s.prepare(ctx, opts.Prepare, prepared, conf)
+	}
+	if err != nil && from != "" && ctx.Err() == nil { // what was kept may be at fault
+		if err := errors.Join(s.Stop(), discardMade(from)); err != nil {
 			return nil, err
 		}
 		return tryCluster(ctx, opts, in, as, primary)
@@ -116,6 +121,18 @@ func tryCluster(ctx context.Context, opts Options, in installation, as account, 
 		return nil, errors.Join(err, s.Stop())
 	}
 	return s, nil
+}
+
+// prepare calls with, and keeps the cluster that this left behind. One with a password is not kept.
+func (s *Server) prepare(ctx context.Context, with func(context.Context, *Server) error, keep, conf string) error {
+	if err := with(ctx, s); err != nil || keep == "" || s.password != "" {
+		return err
+	}
+	if err := s.shutDown(ctx); err != nil {
+		return err
+	}
+	keepMade(keep, filepath.Join(s.dir, "data"), conf)
+	return errors.Join(dropPrepared(keep), s.launch(ctx))
 }
 
 func freePort() (int, error) {

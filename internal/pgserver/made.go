@@ -6,9 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
+	"time"
 )
 
 // madeDir returns the place for the cluster that initdb of these binaries makes, or "". A copy of
@@ -31,9 +34,41 @@ func madeDir(cache string, in installation, as account) string {
 	return filepath.Join(cache, fmt.Sprintf("initdb-%x", hash.Sum(nil)[:8]))
 }
 
-// keepMade copies a cluster that initdb just made, without the settings that were added. If that
-// fails the next cluster is made anew.
+// isKept is the place if a cluster is kept there, or "". It notes the use.
+func isKept(made string) string {
+	if _, err := os.Stat(made); err != nil {
+		return ""
+	}
+	_ = os.Chtimes(made, time.Time{}, time.Now())
+	return made
+}
+
+// mostPrepared is how many prepared clusters are kept for one that initdb made: each new name, such
+// as that of another schema, adds one.
+const mostPrepared = 4
+
+// dropPrepared drops the prepared clusters that were not used for the longest time.
+func dropPrepared(kept string) error {
+	all, err := filepath.Glob(kept[:strings.LastIndexByte(kept, '-')] + "-*")
+	used := map[string]time.Time{}
+	for _, made := range all {
+		if info, err := os.Stat(made); err == nil { // or another process dropped it
+			used[made] = info.ModTime()
+		}
+	}
+	all = slices.SortedFunc(maps.Keys(used), func(a, b string) int { return used[b].Compare(used[a]) })
+	for _, made := range all[min(len(all), mostPrepared):] {
+		err = errors.Join(err, discardMade(made))
+	}
+	return err
+}
+
+// keepMade copies a cluster that initdb just made or that was prepared, without the settings that
+// were added. If that fails the next cluster is made anew.
 func keepMade(made, data, conf string) {
+	if made == "" {
+		return
+	}
 	partial, err := os.MkdirTemp(filepath.Dir(made), "partial-")
 	if err != nil {
 		return

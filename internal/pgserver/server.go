@@ -54,6 +54,12 @@ type Options struct {
 	// Settings.
 	Private bool
 
+	// Prepare makes something in a new cluster, such as databases to copy. The cluster is kept with
+	// it under the name Prepared, and the next cluster of that name is a copy, for which Prepare is
+	// not called. Ignored for DATABASE_URL.
+	Prepare  func(context.Context, *Server) error
+	Prepared string
+
 	// Log gets a line on each server started, with its source. Defaults to none.
 	Log io.Writer
 
@@ -176,18 +182,28 @@ func (s *Server) Restart(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
-	if s.running() != 0 {
-		_ = syscall.Kill(s.pid, syscall.SIGINT) // it may crash at this moment
-		select {
-		case <-s.gone:
-		case <-ctx.Done():
-			return fmt.Errorf("pgserver: restart: waiting for the shutdown: %w", ctx.Err())
-		}
+	err := s.shutDown(ctx)
+	if err == nil {
+		err = s.launch(ctx)
 	}
-	if err := s.launch(ctx); err != nil {
+	if err != nil {
 		return fmt.Errorf("pgserver: restart: %w", err)
 	}
 	return nil
+}
+
+// shutDown shuts the server down fast, if it runs. The caller holds s.mu or is alone.
+func (s *Server) shutDown(ctx context.Context) error {
+	if s.running() == 0 {
+		return nil
+	}
+	_ = syscall.Kill(s.pid, syscall.SIGINT) // it may crash at this moment
+	select {
+	case <-s.gone:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("waiting for the shutdown: %w", ctx.Err())
+	}
 }
 
 func (s *Server) usable() error {

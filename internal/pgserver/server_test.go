@@ -3,6 +3,7 @@ package pgserver
 import (
 	"bytes"
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -203,6 +204,40 @@ func TestStart_CopiesWhatInitdbMade(t *testing.T) {
 	second := identify(Options{})
 	require.NotEqual(t, first, second)
 	require.Equal(t, second, identify(Options{}))
+}
+
+// A prepared cluster is a copy of the first one of its name, with what this one was given, and a few names are kept.
+func TestStart_CopiesWhatWasPrepared(t *testing.T) {
+	t.Parallel()
+	cache := sharedDir(t, 0o755)
+	calls := 0
+	made := func(name string, opts Options) string {
+		opts.cache, opts.Prepared = cache, name
+		opts.Prepare = func(_ context.Context, s *Server) error {
+			calls++
+			run(t, s, "create database made_"+name)
+			return nil
+		}
+		return query(t, start(t, opts), `select string_agg(datname, ' ') from pg_database where datname like 'made\_%'`)
+	}
+	require.Equal(t, "made_a", made("a", Options{Settings: map[string]string{"work_mem": "5MB"}}))
+	require.Equal(t, "made_a", made("a", Options{}))
+	require.Equal(t, "made_a", made("a", Options{TCP: true}))
+	require.Equal(t, 1, calls)
+	require.Equal(t, "made_b", made("b", Options{TCP: true}))
+	require.Equal(t, "made_b", made("b", Options{}), "one with a password was not kept")
+	require.Equal(t, 3, calls)
+	for _, name := range []string{"c", "d", "e"} {
+		require.Equal(t, "made_"+name, made(name, Options{}))
+	}
+	require.Equal(t, "made_b", made("b", Options{}))
+	require.Equal(t, 6, calls)
+	require.Equal(t, "made_a", made("a", Options{}))
+	require.Equal(t, 7, calls, "four were used after it")
+
+	_, err := Start(t.Context(), Options{Private: true, cache: cache, Prepared: "f",
+		Prepare: func(context.Context, *Server) error { return errors.New("not now") }})
+	require.ErrorContains(t, err, "not now")
 }
 
 func start(t *testing.T, opts Options) *Server {

@@ -8,6 +8,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -55,14 +56,32 @@ var shared = sync.OnceValues(func() (*cluster, error) {
 	// default after a second. Autovacuum would go round hundreds of databases that live for
 	// seconds. Compiled statements (jit) cost a tenth of the tests' time: tests of what is compiled
 	// switch it on.
-	server, err := pgserver.Start(ctx, pgserver.Options{Settings: map[string]string{
+	opts := pgserver.Options{Settings: map[string]string{
 		"deadlock_timeout": "100ms", "autovacuum": "off", "jit": "off", "max_prepared_transactions": "16",
-	}})
+	}}
+	if os.Getenv(MutantEnv) == "" { // or each mutant would be kept
+		hash, err := schemaHash()
+		if err != nil {
+			return nil, fmt.Errorf("rendering the schema: %w", err)
+		}
+		opts.Prepared, opts.Prepare = hash, makeTemplate
+	}
+	server, err := pgserver.Start(ctx, opts)
 	if err != nil {
 		return nil, err
 	}
 	return newCluster(ctx, server)
 })
+
+// makeTemplate makes the template that newCluster then finds on each copy of the server.
+func makeTemplate(ctx context.Context, server *pgserver.Server) error {
+	c, err := newCluster(ctx, server)
+	if err != nil {
+		return err
+	}
+	c.admin.Close()
+	return c.session.Close(ctx)
+}
 
 func newCluster(ctx context.Context, server *pgserver.Server) (*cluster, error) {
 	hash, err := schemaHash()
@@ -112,8 +131,14 @@ func (c *cluster) makeTemplate(ctx context.Context) error {
 	if err := c.exec(ctx, "create database %s template template0 encoding 'UTF8' lc_collate 'C' lc_ctype 'C'", making); err != nil {
 		return err
 	}
-	if err := fill(ctx, pgserver.WithDatabase(c.server.ConnString(), making), prepare); err != nil {
+	connString := pgserver.WithDatabase(c.server.ConnString(), making)
+	if err := fill(ctx, connString, prepare); err != nil {
 		return err
+	}
+	if c.server.Owned() {
+		if err := fill(ctx, connString, pack); err != nil {
+			return err
+		}
 	}
 	return c.exec(ctx, "alter database %s rename to %s", making, c.template)
 }
