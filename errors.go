@@ -103,11 +103,6 @@ func (e *RunningError) Error() string {
 
 func (e *RunningError) Unwrap() error { return errRunning }
 
-// RetryAfterSeconds is RetryAfter rounded up, always ok.
-func (e *RunningError) RetryAfterSeconds() (seconds int64, ok bool) {
-	return int64((e.RetryAfter + time.Second - 1) / time.Second), true
-}
-
 // LostError says that a session's hold fell due or was ended, or that another session settled the
 // operation.
 type LostError struct {

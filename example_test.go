@@ -212,8 +212,7 @@ func ExampleTx_Claim() {
 	_, err = claim("request-1", "visitor-2")
 	var taken *holds.TakenError
 	if errors.As(err, &taken) { // 409
-		seconds, ok := taken.RetryAfterSeconds()
-		fmt.Println("taken, may be free within 10 minutes:", ok && seconds <= 600)
+		fmt.Println("taken, may be free within 10 minutes:", !taken.Confirmed && taken.RetryAfter <= 10*time.Minute)
 	}
 	_, err = metered.Do(ctx, client, metered.Command{ID: "request-2", Input: 1, Tenant: "visitor-1", Name: "confirm"},
 		func(_ context.Context, tx *metered.Tx) (any, error) {

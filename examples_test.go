@@ -19,8 +19,8 @@ import (
 
 const modulePath = "github.com/pgmetered/metered"
 
-// The methods that the standard library, encoders, River and httpmetered call by an interface.
-var ofInterfaces = strings.Fields(`Kind Error Unwrap Code Reason RetryAfterSeconds String GoString Format LogValue MarshalJSON UnmarshalJSON MarshalText UnmarshalText IsZero`)
+// The methods that the standard library, encoders and River call by an interface.
+var ofInterfaces = strings.Fields(`Kind Error Unwrap Code Reason String GoString Format LogValue MarshalJSON UnmarshalJSON MarshalText UnmarshalText IsZero`)
 
 // Each public call has a use that readers can copy: in an Example whose output is compared, or in a program of examples/ or cmd/,
 // all of which are tested.

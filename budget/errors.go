@@ -174,15 +174,6 @@ func (e *ExceededError) RetryAfter() time.Duration {
 	return longest
 }
 
-// RetryAfterSeconds is RetryAfter rounded up, and not ok for Never.
-func (e *ExceededError) RetryAfterSeconds() (seconds int64, ok bool) {
-	after := e.RetryAfter()
-	if after == Never {
-		return 0, false
-	}
-	return int64((after + time.Second - 1) / time.Second), true
-}
-
 // failed turns the error of a statement into the package's own, keeping the
 // Postgres error underneath, whose Detail (scopes, limits) is never printed.
 func failed(doing string, err error) error {

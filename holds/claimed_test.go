@@ -134,28 +134,22 @@ func claimedIsByIndex(t *testing.T, few int, analysed bool) {
 	require.Equal(t, before, scans())
 }
 
-func TestTaken_SaysInSecondsWhenToComeAgain(t *testing.T) {
+func TestTaken_SaysWhenToComeAgain(t *testing.T) {
 	t.Parallel()
-	for after, want := range map[time.Duration]int64{0: 0, time.Microsecond: 1, time.Second: 1, time.Second + 1: 2, time.Minute: 60} {
-		seconds, ok := (&holds.TakenError{RetryAfter: after}).RetryAfterSeconds()
-		require.True(t, ok)
-		require.Equal(t, want, seconds)
-	}
 	f := setUp(t, holds.Config{})
 	h, err := f.claim(holds.Claim{Key: seat("a"), Holder: "ann", TTL: time.Minute})
 	require.NoError(t, err)
 	var taken *holds.TakenError
 	_, err = f.claim(holds.Claim{Key: seat("a"), Holder: "ben"})
 	require.ErrorAs(t, err, &taken)
-	seconds, ok := taken.RetryAfterSeconds()
-	require.True(t, ok)
-	require.Equal(t, int64(60), seconds)
+	require.False(t, taken.Confirmed)
+	require.Equal(t, time.Minute, taken.RetryAfter)
 	_, err = f.capture(holds.Capture{IDs: []string{h.ID}, All: true})
 	require.NoError(t, err)
 	_, err = f.claim(holds.Claim{Key: seat("a"), Holder: "ben"})
 	require.ErrorAs(t, err, &taken)
-	_, ok = taken.RetryAfterSeconds()
-	require.False(t, ok)
+	require.True(t, taken.Confirmed)
+	require.Zero(t, taken.RetryAfter)
 }
 
 // Two calls in one transaction, against two in another the other way round, and the same as one call each.

@@ -117,14 +117,6 @@ func (e *TakenError) Error() string {
 
 func (e *TakenError) Unwrap() error { return errTaken }
 
-// RetryAfterSeconds is RetryAfter rounded up, and not ok if Confirmed.
-func (e *TakenError) RetryAfterSeconds() (seconds int64, ok bool) {
-	if e.Confirmed {
-		return 0, false
-	}
-	return int64((e.RetryAfter + time.Second - 1) / time.Second), true
-}
-
 // ExcessError is a capture or return of more than the Open units.
 type ExcessError struct {
 	ID, Scope       string

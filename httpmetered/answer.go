@@ -5,9 +5,11 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"time"
 
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/fault"
 )
 
@@ -170,16 +172,22 @@ func refusal(e *budget.ExceededError, attempts bool) Problem {
 // wait is the number of seconds, at least 1, after which an error may pass. It is 0 if that is
 // unknown, or never.
 func wait(err error) int64 {
-	var waits interface {
-		RetryAfterSeconds() (seconds int64, ok bool)
+	var exceeded *budget.ExceededError
+	var taken *holds.TakenError
+	var running *metered.RunningError
+	after := budget.Never
+	switch {
+	case errors.As(err, &exceeded):
+		after = exceeded.RetryAfter()
+	case errors.As(err, &taken) && !taken.Confirmed:
+		after = taken.RetryAfter
+	case errors.As(err, &running):
+		after = running.RetryAfter
 	}
-	if !errors.As(err, &waits) {
+	if after == budget.Never {
 		return 0
 	}
-	if seconds, ok := waits.RetryAfterSeconds(); ok {
-		return max(seconds, 1)
-	}
-	return 0
+	return max(1, int64((after+time.Second-1)/time.Second))
 }
 
 // ProblemOf is the function ProblemOf, with the names of policies that refused, also shared ones.

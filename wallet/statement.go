@@ -24,56 +24,38 @@ type StatementLine struct {
 
 // MoveKind says what an entry did to a lot: a participle, such as "lapsed". The entry itself is of a
 // budget.EntryKind, a verb, such as "lapse".
+//
+//	credited      a new lot has units
+//	taken         by a charge
+//	paid back     for an earlier overdraft
+//	given back    by a refund
+//	held          by a hold
+//	held after    for overdrawn units of an earlier hold
+//	captured      held units were spent
+//	freed         held units were freed
+//	lapsed        the lot ended
+//	revoked       by Book.Revoke
+//	reinstated    by Book.Reinstate
+//	rolled over   into another lot
+//	scheduled     the lot begins later, or its end was set
+//	withdrawn     before the lot began
+//	applied       units of a lot with Uses, to the next entry
+//	kept          for Uses again, after a release or a refund
 type MoveKind string
 
-// Kinds of moves (LotMove.Kind).
-const (
-	MoveCredited   MoveKind = "credited"    // a new lot has units
-	MoveTaken      MoveKind = "taken"       // by a charge
-	MovePaidBack   MoveKind = "paid back"   // for an earlier overdraft
-	MoveGivenBack  MoveKind = "given back"  // by a refund
-	MoveHeld       MoveKind = "held"        // by a hold
-	MoveHeldAfter  MoveKind = "held after"  // for overdrawn units of an earlier hold
-	MoveCaptured   MoveKind = "captured"    // held units were spent
-	MoveFreed      MoveKind = "freed"       // held units were freed
-	MoveLapsed     MoveKind = "lapsed"      // the lot ended
-	MoveRevoked    MoveKind = "revoked"     // by Book.Revoke
-	MoveRolledOver MoveKind = "rolled over" // into another lot
-	MoveScheduled  MoveKind = "scheduled"   // the lot begins later, or its end was set
-	MoveWithdrawn  MoveKind = "withdrawn"   // before the lot began
-	MoveApplied    MoveKind = "applied"     // units of a lot with Uses, to the next entry
-	MoveKept       MoveKind = "kept"        // for Uses again, after a release or a refund
-	MoveReinstated MoveKind = "reinstated"  // by Book.Reinstate
-)
-
 var moveKinds = map[string]MoveKind{
-	"d": MoveCredited,
-	"t": MoveTaken,
-	"p": MovePaidBack,
-	"g": MoveGivenBack,
-	"h": MoveHeld,
-	"q": MoveHeldAfter,
-	"u": MoveCaptured,
-	"f": MoveFreed,
-	"e": MoveLapsed,
-	"v": MoveRevoked,
-	"o": MoveRolledOver,
-	"s": MoveScheduled,
-	"w": MoveWithdrawn,
-	"a": MoveApplied,
-	"b": MoveKept,
-	"n": MoveReinstated,
-	"m": MoveReinstated,
+	"d": "credited", "t": "taken", "p": "paid back", "g": "given back", "h": "held", "q": "held after",
+	"u": "captured", "f": "freed", "e": "lapsed", "v": "revoked", "n": "reinstated", "m": "reinstated",
+	"o": "rolled over", "s": "scheduled", "w": "withdrawn", "a": "applied", "b": "kept",
 }
 
 // LotMove is the effect of an entry on a lot.
 type LotMove struct {
-	Lot       int64  `json:"lot"` // 0 for units that no lot covers
-	Reference string `json:"reference,omitempty"`
-	Category  string `json:"category,omitempty"`
-	// Kind is one of MoveCredited, MoveTaken and so on.
-	Kind   MoveKind `json:"kind,omitempty"`
-	Amount int64    `json:"amount"`
+	Lot       int64    `json:"lot"` // 0 for units that no lot covers
+	Reference string   `json:"reference,omitempty"`
+	Category  string   `json:"category,omitempty"`
+	Kind      MoveKind `json:"kind,omitempty"`
+	Amount    int64    `json:"amount"`
 }
 
 const movesSQL = `

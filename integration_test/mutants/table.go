@@ -164,7 +164,7 @@ var all = []Mutant{
 	{"a hold that is due is captured", "_lock_holds", "(h.state <> 'h' or h.due > clk) then\n                nos", "true then\n                nos", "./holds", "TestExpiry_GraceIsForCaptures"},
 	{"another's hold can be ended", "_lock_holds", "and case when of_holder = '' or y.holder = of_holder then metered._try_keys(y.keys) end", "and metered._try_keys(y.keys)", "./holds", "TestHolder_AnothersHoldLooksLikeNone"},
 	{"a hold's id stands for two contents", "_hold_before", "case when was.fingerprint = hold.fingerprint then 'same' else 'conflict' end", "'same'", "./holds", "TestPlace_TheSameIDIsPlacedOnce"},
-	{"a claim has two holders", "_hold_before", "elsif state = 'c' or was.holder <> hold.holder then", "elsif false then", "./holds", "TestTaken_SaysInSecondsWhenToComeAgain"},
+	{"a claim has two holders", "_hold_before", "elsif state = 'c' or was.holder <> hold.holder then", "elsif false then", "./holds", "TestTaken_SaysWhenToComeAgain"},
 	{"a purge frees a confirmed claim", "purge_holds", "(h.claim is null or h.state <> 'c' or h.returned)", "true", "./holds", "TestPurge_KeepsAClaimThatStands"},
 	{"a horizon goes back", "purge_holds", "where z.one and z.at < latest;", "where z.one;", "./holds", "TestPurge_OfAnOlderIDTakesNothingBack"},
 	{"a capture takes more than is held", "capture_holds", "elsif u.amount > l.open and terms.policy = 'refuse' then", "elsif false then", "./holds", "TestHolds_AgreeWithTheModel"},
