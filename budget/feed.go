@@ -224,8 +224,8 @@ func (l *Ledger) ConsumeFeed(ctx context.Context, tx pgx.Tx, consumer string,
 		interval(cmp.Or(opts.Patience, defaultPatience)), opts.FromNow)
 }
 
-// RunFeed numbers the feed and consumes it, until nothing is new: in a job of River's, or by cron.
-// With Poll it goes on until ctx ends, whose error it then returns. It calls do with each page of
+// RunFeed numbers the feed and consumes it, until nothing is new: by cron, or as a River job, for
+// which package feedjobs is. With Poll it goes on until ctx ends, whose error it then returns. It calls do with each page of
 // entries, in a transaction of its own, in which they are consumed. do may write in tx, and must
 // not end it. Its error ends RunFeed, and leaves the page unconsumed.
 //

@@ -164,7 +164,7 @@ func TestModules_RequireACommitThatIsThere(t *testing.T) {
 }
 
 // names are a name of each module, which a consumer uses.
-var names = map[string]string{"": "Do[any]", "/cells": "New", "/console": "New", "/jobs/citusjobs": "New", "/leases/carvejobs": "New", "/maintain/maintainjobs": "NewWorker",
+var names = map[string]string{"": "Do[any]", "/budget/feedjobs": "NewWorker", "/cells": "New", "/console": "New", "/jobs/citusjobs": "New", "/leases/carvejobs": "New", "/maintain/maintainjobs": "NewWorker",
 	"/notary": "New", "/otelmetered": "New", "/privacy": "New"}
 
 // Each command of the README that gets a module, or installs the command, is all that is needed: without a tag on main, a package of one file builds
@@ -200,7 +200,7 @@ func TestModules_AreHadThroughAProxy(t *testing.T) {
 	readme, err := os.ReadFile("../README.md")
 	require.NoError(t, err)
 	commands := regexp.MustCompile(`(?m)^ +(go (get|install) `+core+`([a-z/]*)@main)\b`).FindAllStringSubmatch(string(readme), -1)
-	for _, of := range []string{"/jobs/citusjobs", "/leases/carvejobs", "/maintain/maintainjobs"} {
+	for _, of := range []string{"/budget/feedjobs", "/jobs/citusjobs", "/leases/carvejobs", "/maintain/maintainjobs"} {
 		commands = append(commands, []string{"", "go get " + core + of + "@main", "get", of})
 	}
 	require.Len(t, commands, len(names)+1)
