@@ -61,6 +61,9 @@ type DB interface {
 //go:embed catalog.sql
 var catalogSQL string
 
+//go:embed usable.sql
+var usableSQL string
+
 // Read reads the objects of the schema n. It changes nothing, even in a transaction passed to it.
 func (r *Release) Read(ctx context.Context, db DB, n Name) (Catalog, error) {
 	return r.read(ctx, db, n, true)
@@ -88,7 +91,11 @@ func (r *Release) read(ctx context.Context, db DB, n Name, whole bool) (c Catalo
 		return c, err
 	}
 	batch := &pgx.Batch{}
-	batch.Queue(catalogSQL, n.plain, whole).Query(func(rows pgx.Rows) error {
+	sql := usableSQL
+	if whole {
+		sql = catalogSQL
+	}
+	batch.Queue(sql, n.plain).Query(func(rows pgx.Rows) error {
 		all, err := pgx.CollectRows(rows, pgx.RowToStructByName[Object])
 		for _, o := range all {
 			o.Name, o.Definition = n.unqualified(o.Name), n.unqualified(o.Definition)

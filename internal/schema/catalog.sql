@@ -1,6 +1,5 @@
 -- What is installed in the schema $1, one row for each object. Run with search_path = pg_catalog, so that
--- each name of the schema is qualified; and it says the same on each version of Postgres. Without $2 it leaves out
--- indexes, constraints, columns of views, bodies of functions and their grants.
+-- each name of the schema is qualified; and it says the same on each version of Postgres.
 with ours as (
     select n.oid, coalesce(v.relowner, n.nspowner) as owner
     from pg_namespace n left join pg_class v on v.relnamespace = n.oid and v.relname = 'schema_version'
@@ -18,7 +17,7 @@ with ours as (
     from relations r join pg_attribute a on a.attrelid = r.oid join pg_type t on t.oid = a.atttypid
         left join pg_attrdef d on d.adrelid = r.oid and d.adnum = a.attnum
         left join pg_collation l on l.oid = a.attcollation and l.oid <> t.typcollation
-    where a.attnum > 0 and not a.attisdropped and ($2 or r.relkind not in ('v', 'm'))
+    where a.attnum > 0 and not a.attisdropped
 ), functions as (
     select p.*, p.proowner <> o.owner as lost, oidvectortypes(p.proargtypes) as takes
     from ours o join pg_proc p on p.pronamespace = o.oid
@@ -46,10 +45,10 @@ select 'type', t.typname, case t.typtype
 from ours o join pg_type t on t.typnamespace = o.oid where t.typtype in ('d', 'e')
 union all
 select 'index', i.relname, pg_get_indexdef(i.oid) || case when x.indisvalid then '' else ' not valid' end, false, false
-from relations r join pg_index x on x.indrelid = r.oid join pg_class i on i.oid = x.indexrelid where $2
+from relations r join pg_index x on x.indrelid = r.oid join pg_class i on i.oid = x.indexrelid
 union all
 select 'constraint', r.relname || '.' || c.conname, pg_get_constraintdef(c.oid), false, false
-from relations r join pg_constraint c on c.conrelid = r.oid where c.contype <> 'n' and $2
+from relations r join pg_constraint c on c.conrelid = r.oid where c.contype <> 'n'
 union all
 select 'trigger', r.relname || '.' || g.tgname, pg_get_triggerdef(g.oid) || case when g.tgenabled = 'O' then '' else ' not enabled' end, false, false
 from relations r join pg_trigger g on g.tgrelid = r.oid where not g.tgisinternal and r.relkind <> 'v'   -- Citus leaves those of views on one node
@@ -62,7 +61,7 @@ select 'function', proname || '(' || takes || ')',
         case proparallel when 'u' then null else 'parallel ' || proparallel::text end,
         'set ' || replace(array_to_string(proconfig, ' set '), 'plan_cache_mode=auto', 'plan_cache_mode=force_generic_plan'),   -- see onCitusSQL
         -- Whatever the schema's name, which stands before names and in what lock keys are made of, and however lines end.
-        case when $2 then 'body ' || left(encode(sha256(convert_to(regexp_replace(replace(replace(case when proname = '_sharded' then '' else prosrc end, '"' || $1::text || '".', 'metered.'), chr(13), ''),
-            '(''metered/[a-z]+/)' || $1::text || '\M', '\1metered', 'g'), getdatabaseencoding())), 'hex'), 16) end),
-    lost, $2 and exists (select from aclexplode(coalesce(proacl, acldefault('f', proowner))) a where a.grantee = 0)
+        'body ' || left(encode(sha256(convert_to(regexp_replace(replace(replace(case when proname = '_sharded' then '' else prosrc end, '"' || $1::text || '".', 'metered.'), chr(13), ''),
+            '(''metered/[a-z]+/)' || $1::text || '\M', '\1metered', 'g'), getdatabaseencoding())), 'hex'), 16)),
+    lost, exists (select from aclexplode(coalesce(proacl, acldefault('f', proowner))) a where a.grantee = 0)
 from functions
