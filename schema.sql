@@ -13422,7 +13422,8 @@ $$;
 -- Claiming waits for the transaction that holds the operation id. status is new, replay (the
 -- columns up to at are its record), retired (its time is at or before the
 -- horizon) or future (its time is further ahead than max_future). The transaction of
--- a new one is marked, guarded against COMMIT, and bounded by timeout_ms (0 leaves
+-- a new one is marked, guarded against COMMIT (unless its marker begins with a minus, since nobody
+-- gets at it before it is complete), and bounded by timeout_ms (0 leaves
 -- the session's timeouts, and null all settings of a caller's session). The claim
 -- is an advisory lock, which writes nothing, and comes before the command's locks of
 -- scopes. The record's primary key makes it exact.
@@ -13520,7 +13521,9 @@ begin
                 null;
             end;
         end if;
-        execute 'declare metered_command cursor with hold for select metered.block_commit()';
+        if left(command.marker, 1) is distinct from '-' then
+            execute 'declare metered_command cursor with hold for select metered.block_commit()';
+        end if;
     end if;
     status := 'new';
     if not opening then
@@ -13626,7 +13629,9 @@ begin
     end if;
     if finishing then
         unused := set_config('metered_tx.command', '', true) || set_config('metered_tx.holds', '', true);
-        close command_cursor;
+        if left(command.marker, 1) <> '-' then
+            close command_cursor;
+        end if;
     end if;
 end
 $$;
@@ -13825,7 +13830,7 @@ $$;
 
 -- Claims the id of a command without a token and without charges to look at. Null: it is new, and
 -- begun. Else begin_command's answer, whose arguments these are, or with raising an error, after which the
--- server skips the rest of the flush.
+-- server skips the rest of the flush. Then the marker begins with a minus, and there is no guard.
 create function metered.begin_command_plain(of_tenant text, of_id text, key bigint, issued timestamptz,
     max_future interval, timeout_ms int, marker text, wait_ms int, raising boolean) returns json
 language plpgsql volatile
@@ -13862,7 +13867,8 @@ begin
                 || set_config('idle_in_transaction_session_timeout',
                     metered._shorter(current_setting('idle_in_transaction_session_timeout'), timeout_ms), true);
             end if;
-            execute 'declare metered_command cursor with hold for select metered.block_commit()';
+            execute case when raising then '' else     -- then nobody gets at the transaction
+                'declare metered_command cursor with hold for select metered.block_commit()' end;
             return null;
         end if;
     end if;
@@ -13912,7 +13918,6 @@ declare
     e_at     timestamptz;
     e_held   bigint;
     e_used   bigint;        -- units that counted before it
-    unused  text;
     command_cursor refcursor := 'metered_command';  -- CLOSE by a variable is not parsed anew
 begin
     if greatest(octet_length(of_tenant), octet_length(of_id), octet_length(marker), octet_length(name), octet_length(of_scope)) > 255
@@ -13982,8 +13987,11 @@ begin
             if done_at is null then
                 perform metered._recorded_meanwhile();
             end if;
-            unused := set_config('metered_tx.command', '', true) || set_config('metered_tx.holds', '', true);
-            close command_cursor;
+            if left(set_config('metered_tx.command', '', true) || set_config('metered_tx.holds', '', true)
+                || marker, 1) <> '-'
+            then
+                close command_cursor;
+            end if;
             return array_to_json(case when of_scope is null then array[done_at] else array[done_at, e_seq, metered._in_us(e_at), e_held, e_used] end);
         end if;
     end if;
@@ -14274,7 +14282,6 @@ declare
     e_used   bigint;        -- units that counted before it
     t_lock   bigint := metered._tally_key(total_scope);
     t_at     timestamptz;   -- of the tally that was written, or null
-    unused  text;
     command_cursor refcursor := 'metered_command';  -- CLOSE by a variable is not parsed anew
 begin
     if greatest(octet_length(of_tenant), octet_length(of_id), octet_length(marker), octet_length(name), octet_length(of_scope), octet_length(total_scope)) > 255
@@ -14360,9 +14367,11 @@ begin
             if done_at is null then
                 perform metered._recorded_meanwhile();
             end if;
-            unused := set_config('metered_tx.command', '', true)
-                || set_config('metered_tx.holds', '', true);
-            close command_cursor;
+            if left(set_config('metered_tx.command', '', true) || set_config('metered_tx.holds', '', true)
+                || marker, 1) <> '-'
+            then
+                close command_cursor;
+            end if;
             return array_to_json(array[done_at, e_seq, metered._in_us(e_at), e_held, e_used, -metered._in_us(t_at)]);
         end if;
     end if;
@@ -17011,7 +17020,7 @@ comment on function metered.complete_command(metered.new_command, metered.finger
 comment on function metered.finish_command(text) is 'Lets COMMIT pass for a command that was completed without finishing, if this is still its transaction.';
 comment on function metered.purge_operations(timestamptz, timestamptz, int, int) is 'Deletes records of operations completed and issued before cutoff, at most max_rows, oldest first, and moves the horizon to the latest time that their ids carry, in the same transaction. A horizon beyond these would refuse new ids, after a clock was ahead, for as long. after is the last of the batch before, as in purge_tokens. It waits for another purge''s move, as long as wait_ms. It also deletes at most max_rows newest events of keys that took effect before cutoff, which deleted does not count.';
 comment on function metered.charge_plain(text, bigint, bigint, bigint, interval, jsonb, boolean, interval, int) is 'A charge of one scope without a command, as charge makes it: JSON, [seq, time in microseconds, held units, used units], or charge''s answer as an object. It has at most one limit: max_units in each win, or in its lifetime, if win is 0. The columns that it leaves out are null in a usual scope.';
-comment on function metered.begin_command_plain(text, text, bigint, timestamptz, interval, int, text, int, boolean) is 'Claims the id of a command without a token and without charges to look at. Null: it is new, and begun. Else begin_command''s answer, whose arguments these are, or with raising an error, after which the server skips the rest of the flush.';
+comment on function metered.begin_command_plain(text, text, bigint, timestamptz, interval, int, text, int, boolean) is 'Claims the id of a command without a token and without charges to look at. Null: it is new, and begun. Else begin_command''s answer, whose arguments these are, or with raising an error, after which the server skips the rest of the flush. Then the marker begins with a minus, and there is no guard.';
 comment on function metered.complete_command_plain(text, text, text, bytea, timestamptz, bytea, text, bigint[], text, bigint, bigint, bigint, interval, jsonb, boolean, interval, int) is 'Ends a command that has at most one charge of its own, as complete_command does with finishing: JSON, the time of the record in microseconds and the array of charge_plain, or complete_command''s answer as an object.';
 comment on function metered.run_command_plain(text, text, bigint, bytea, timestamptz, interval, bytea, text, text, bigint, bigint, bigint, interval, jsonb, boolean, interval, int) is 'A whole command that does nothing but its one charge: the answer of begin_command_plain, if that is not null, or else that of complete_command_plain. The short way needs no guard against a COMMIT, since nobody gets at the transaction before it is complete.';
 comment on function metered.run_command(metered.new_command, bytea, bytea, metered.new_charge[], interval, int) is 'A whole command that does nothing but its charges, of any kind, as run_command_plain does it, by the full functions.';

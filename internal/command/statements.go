@@ -32,13 +32,14 @@ func (e *StatementError) Unwrap() error { return e.Cause }
 
 // declared makes an attempt in one flush, with COMMIT, at an operation of statements and charges.
 // The claim raises unless the id is new, so that the server skips the rest. Then declared is false,
-// and nothing was done.
+// and nothing was done. Nobody gets at the transaction, so it has no guard: its marker says so. A
+// text that may be the name of a prepared COMMIT is sent the guarded way.
 func (e *Engine) declared(ctx context.Context, op *Operation, t *owned, end Ending) (a attempt, declared bool) {
 	defer t.undo(ctx)
 	op.Failed = false
 	op.Attempts++
 	a.ending, a.end = true, end
-	f, b := &flush{}, &begun{marker: newMarker()}
+	f, b := &flush{}, &begun{marker: "-" + newMarker()}
 	t.first(f)
 	wait, left := e.timeouts(ctx)
 	f.row(b.scanPlain, e.sql.beginPlain, op.Tenant, op.ID, op.Key, op.IssuedAt, e.cfg.MaxFuture, t.settings(left), b.marker, wait, true)
@@ -47,6 +48,10 @@ func (e *Engine) declared(ctx context.Context, op *Operation, t *owned, end Endi
 		if err != nil {
 			op.Failed, a.err = true, &StatementError{i, err}
 			return a, true
+		}
+		if !guardtx.IsStatement(q.SQL) {
+			op.Attempts--
+			return attempt{}, false
 		}
 		f.batch.Queue(checked.SQL, checked.Arguments...)
 		f.reads = append(f.reads, func(r pgx.BatchResults) error { _, err := r.Exec(); return ofStatement(i, err) })

@@ -2,6 +2,7 @@ package command_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"testing"
@@ -199,6 +200,7 @@ func TestStatements_AreRefusedWhereTheyCannotBeAllOrNothing(t *testing.T) {
 		func(b *pgx.Batch) { b.Queue("commit") },
 		func(b *pgx.Batch) { b.Queue("rollback") },
 		func(b *pgx.Batch) { b.Queue("close metered_command") },
+		func(b *pgx.Batch) { b.Queue("select '") },
 		func(b *pgx.Batch) { b.Queue("select 'rewritten'", rewritten("commit")) },
 	} {
 		cmd := writes(fmt.Sprint("control ", i), "")
@@ -260,4 +262,35 @@ func TestStatements_GoWithWhateverElseACommandHas(t *testing.T) {
 	}))
 	require.Equal(t, 10, count(t, pool, "uploads"))
 	require.EqualValues(t, 5, used(t, pool, c, "statements"))
+}
+
+// In one flush the server does not guard the transaction. A statement that was prepared under a name can be a
+// COMMIT, so it goes the guarded way.
+func TestStatements_APreparedCommitIsRefused(t *testing.T) {
+	t.Parallel()
+	pool, _, c, _ := onWire(t, metered.Config{}, func(cfg *pgxpool.Config) {
+		cfg.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
+			_, err := conn.Prepare(ctx, "finish", "commit")
+			_, again := conn.Prepare(ctx, "finish it", "commit")
+			_, own := conn.Prepare(ctx, "upload", "insert into uploads values ($1)")
+			return errors.Join(err, again, own)
+		}
+	})
+	for _, name := range []string{"finish", "finish it"} {
+		cmd := writes(name, "")
+		cmd.Statements.Queue(name)
+		_, err := metered.Do[any](t.Context(), c, cmd, nil)
+		require.ErrorContains(t, err, "the command of this transaction is not complete")
+	}
+	cmd := writes("rewritten", "")
+	cmd.Statements.Queue("select 1", rewritten("finish"))
+	_, err := metered.Do[any](t.Context(), c, cmd, nil)
+	require.Error(t, err)
+	require.Zero(t, count(t, pool, "uploads"))
+	require.Zero(t, count(t, pool, "metered.operations where id = 'rewritten'"))
+	cmd = writes("named", "")
+	cmd.Statements.Queue("upload", "by name")
+	_, err = metered.Do[any](t.Context(), c, cmd, nil)
+	require.NoError(t, err)
+	require.Equal(t, 3, count(t, pool, "uploads"))
 }

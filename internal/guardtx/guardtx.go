@@ -82,10 +82,16 @@ func readable(conn *pgx.Conn, sql string) error {
 }
 
 // Checked is a query for a batch of conn that begins and ends a transaction, unless the query would
-// end it. The text that a rewriter makes of it is checked before the batch is sent.
+// end it. The text that a rewriter makes of it is checked before the batch is sent. The server does
+// not guard this transaction, so the text is a statement, and none that was prepared under a name.
 func Checked(conn *pgx.Conn, q *pgx.QueuedQuery) (*pgx.QueuedQuery, error) {
-	check := func(sql string) error { return readable(conn, sql) }
-	if err := check(q.SQL); err != nil {
+	check := func(sql string) error {
+		if !IsStatement(sql) {
+			return fmt.Errorf("%w: %q may be the name of a statement that would", ErrControl, sql)
+		}
+		return readable(conn, sql)
+	}
+	if err := readable(conn, q.SQL); err != nil {
 		return nil, err
 	}
 	return &pgx.QueuedQuery{SQL: q.SQL, Arguments: options(q.Arguments, check)}, nil
@@ -95,6 +101,17 @@ func Checked(conn *pgx.Conn, q *pgx.QueuedQuery) (*pgx.QueuedQuery, error) {
 func Several(sql string) bool {
 	_, rest, _ := statement(sql, false)
 	return strings.TrimSpace(rest) != ""
+}
+
+// IsStatement reports whether a text is one of the usual statements, by its first word. Another one
+// may be the name of a prepared statement, and that one a COMMIT.
+func IsStatement(sql string) bool {
+	words, _, _ := statement(sql, false)
+	switch words[0] {
+	case "select", "insert", "update", "delete", "merge", "with", "values", "call", "do", "set", "lock", "notify", "truncate", "create":
+		return true
+	}
+	return false
 }
 
 // options wraps the rewriters among pgx's options, which come before the arguments, so that the

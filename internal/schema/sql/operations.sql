@@ -13,7 +13,8 @@ $$;
 -- Claiming waits for the transaction that holds the operation id. status is new, replay (the
 -- columns up to at are its record), retired (its time is at or before the
 -- horizon) or future (its time is further ahead than max_future). The transaction of
--- a new one is marked, guarded against COMMIT, and bounded by timeout_ms (0 leaves
+-- a new one is marked, guarded against COMMIT (unless its marker begins with a minus, since nobody
+-- gets at it before it is complete), and bounded by timeout_ms (0 leaves
 -- the session's timeouts, and null all settings of a caller's session). The claim
 -- is an advisory lock, which writes nothing, and comes before the command's locks of
 -- scopes. The record's primary key makes it exact.
@@ -88,7 +89,9 @@ begin
                 null;
             end;
         end if;
-        execute 'declare metered_command cursor with hold for select metered.block_commit()';
+        if left(command.marker, 1) is distinct from '-' then
+            execute 'declare metered_command cursor with hold for select metered.block_commit()';
+        end if;
     end if;
     status := 'new';
     if not opening then
@@ -174,7 +177,9 @@ begin
     end if;
     if finishing then
         unused := set_config('metered_tx.command', '', true) || set_config('metered_tx.holds', '', true);
-        close command_cursor;
+        if left(command.marker, 1) <> '-' then
+            close command_cursor;
+        end if;
     end if;
 end
 $$;

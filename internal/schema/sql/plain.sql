@@ -74,7 +74,7 @@ $$;
 
 -- Claims the id of a command without a token and without charges to look at. Null: it is new, and
 -- begun. Else begin_command's answer, whose arguments these are, or with raising an error, after which the
--- server skips the rest of the flush.
+-- server skips the rest of the flush. Then the marker begins with a minus, and there is no guard.
 create function metered.begin_command_plain(of_tenant text, of_id text, key bigint, issued timestamptz,
     max_future interval, timeout_ms int, marker text, wait_ms int, raising boolean) returns json
 language plpgsql volatile
@@ -98,7 +98,8 @@ begin
             if timeout_ms > 0 then
                 begun := {shorter timeouts: ms = timeout_ms};
             end if;
-            execute 'declare metered_command cursor with hold for select metered.block_commit()';
+            execute case when raising then '' else     -- then nobody gets at the transaction
+                'declare metered_command cursor with hold for select metered.block_commit()' end;
             return null;
         end if;
     end if;
@@ -141,7 +142,6 @@ as $$
 declare
     done_at bigint;
     {short variables}
-    unused  text;
     command_cursor refcursor := 'metered_command';  -- CLOSE by a variable is not parsed anew
 begin
     if metered._goes_short() and current_setting('metered_tx.command', true) = marker
@@ -158,8 +158,11 @@ begin
             if done_at is null then
                 perform metered._recorded_meanwhile();
             end if;
-            unused := set_config('metered_tx.command', '', true) || set_config('metered_tx.holds', '', true);
-            close command_cursor;
+            if left(set_config('metered_tx.command', '', true) || set_config('metered_tx.holds', '', true)
+                || marker, 1) <> '-'
+            then
+                close command_cursor;
+            end if;
             return array_to_json(case when of_scope is null then array[done_at] else array[done_at, {short answer}] end);
         end if;
     end if;

@@ -54,7 +54,6 @@ as $$
 declare
     done_at bigint;
     {pair variables}
-    unused  text;
     command_cursor refcursor := 'metered_command';  -- CLOSE by a variable is not parsed anew
 begin
     if metered._goes_short() and current_setting('metered_tx.command', true) = marker then
@@ -65,9 +64,11 @@ begin
             if done_at is null then
                 perform metered._recorded_meanwhile();
             end if;
-            unused := set_config('metered_tx.command', '', true)
-                || set_config('metered_tx.holds', '', true);
-            close command_cursor;
+            if left(set_config('metered_tx.command', '', true) || set_config('metered_tx.holds', '', true)
+                || marker, 1) <> '-'
+            then
+                close command_cursor;
+            end if;
             return array_to_json(array[done_at, {pair answer}]);
         end if;
     end if;
