@@ -2,6 +2,7 @@ package schema
 
 import (
 	"fmt"
+	"maps"
 	"regexp"
 	"slices"
 	"strings"
@@ -234,6 +235,7 @@ var inArrays = strings.Fields("period charge_limit new_charge hold_ids used_unit
 // withBounds puts the check of the bounds at the beginning of each function that roles may execute.
 func withBounds(sql string) string {
 	_, types := bounded(sql)
+	guards := map[int]string{} // by where they stand
 	for _, f := range Functions {
 		start := strings.Index(sql, "create function metered."+f.Name+"(")
 		head := functionHead.FindStringSubmatch(sql[start:])
@@ -245,10 +247,15 @@ func withBounds(sql string) string {
 			continue
 		}
 		guard := fmt.Sprintf(guardBoundsSQL, strings.Join(together(conditions), "\n        or "), f.Name)
-		body := start + strings.Index(sql[start:], "\nbegin\n") + len("\nbegin\n")
-		sql = sql[:body] + guard + sql[body:]
+		guards[start+strings.Index(sql[start:], "\nbegin\n")+len("\nbegin\n")] = guard
 	}
-	return sql
+	var with strings.Builder
+	done := 0
+	for _, body := range slices.Sorted(maps.Keys(guards)) {
+		with.WriteString(sql[done:body] + guards[body])
+		done = body
+	}
+	return with.String() + sql[done:]
 }
 
 var lengthBound = regexp.MustCompile(`^(octet_length\([\w.()]+\)) > (\d+)$`)
