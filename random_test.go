@@ -89,7 +89,7 @@ var setsSeed = regexp.MustCompile(`(?m)^func TestMain[^\n]*\n(?:[^}].*\n)*\tpgte
 // tests, and at the programs that only they run.
 func TestRandomNumbers_OfTestsHaveASeed(t *testing.T) {
 	t.Parallel()
-	fset, asked := token.NewFileSet(), 0
+	fset, asked, seeded := token.NewFileSet(), 0, map[string]bool{}
 	require.NoError(t, filepath.WalkDir(".", func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() && strings.HasPrefix(d.Name(), ".") && path != "." {
 			return fs.SkipDir
@@ -101,15 +101,17 @@ func TestRandomNumbers_OfTestsHaveASeed(t *testing.T) {
 		f, err := parser.ParseFile(fset, path, nil, 0)
 		require.NoError(t, err)
 		asked++
-		main, err := filepath.Glob(filepath.Join(filepath.Dir(path), "*_test.go"))
-		require.NoError(t, err)
-		seeded := false
-		for _, name := range main {
-			text, err := os.ReadFile(name)
+		dir := filepath.Dir(path)
+		if _, known := seeded[dir]; !known {
+			main, err := filepath.Glob(filepath.Join(dir, "*_test.go"))
 			require.NoError(t, err)
-			seeded = seeded || setsSeed.Match(text)
+			for _, name := range main {
+				text, err := os.ReadFile(name)
+				require.NoError(t, err)
+				seeded[dir] = seeded[dir] || setsSeed.Match(text)
+			}
 		}
-		require.Empty(t, unseeded(fset, f, seeded))
+		require.Empty(t, unseeded(fset, f, seeded[dir]))
 		return nil
 	}))
 	require.Greater(t, asked, 300)

@@ -104,12 +104,12 @@ func TestChargePlain_AnswersAsTheFullFunctionDoes(t *testing.T) {
 		require.Equal(t, answers[1], answers[0], what)
 	}
 	berlin, origin := location(t, "Europe/Berlin"), time.Date(2020, 1, 1, 0, 0, 0, 0, time.UTC)
-	day := budget.Per(1200, budget.Day, berlin, time.Time{})
+	day := budget.Per(pgtest.Sizes[int64](150, 1200, 1200), budget.Day, berlin, time.Time{})
 	limits := [][]budget.Limit{nil, {budget.PerWindow(40, time.Hour)}, {budget.PerWindow(9, time.Minute)}, {budget.Lifetime(90)}, {budget.Prepaid(50)},
 		{day}, {budget.PerWindow(1000, time.Hour), budget.PerPeriod(100, 10*time.Minute, origin)}} // the full way, in one chain
 	seq := int64(0)
 	admitted, refused := make([]int, len(limits)), make([]int, len(limits))
-	for step := range 120 {
+	for step := range pgtest.Sizes(40, 120, 120) {
 		for i, set := range limits {
 			for _, quiet := range []bool{false, true} {
 				c := budget.Charge{Scope: "a", Amount: int64(1 + step%3), Limits: set, NoStandings: quiet}
@@ -142,7 +142,7 @@ func TestChargePlain_AnswersAsTheFullFunctionDoes(t *testing.T) {
 			w.clock.Advance(time.Duration(step%7) * 13 * time.Second)
 		}
 	}
-	require.Greater(t, seq, int64(200))
+	require.Greater(t, seq, int64(pgtest.Sizes(70, 200, 200)))
 	for i, set := range limits {
 		require.Positive(t, admitted[i], set)
 		require.True(t, set == nil || refused[i] > 0, set)

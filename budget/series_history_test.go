@@ -324,8 +324,8 @@ func (x *life) moment() time.Time {
 	return at.Truncate(24 * time.Hour)
 }
 
-// seriesSeeds is how many histories there are: enough for each of the breaks below to be found.
-var seriesSeeds = pgtest.Size(uint64(10), 60)
+// seriesSeeds is how many histories there are: enough in CI for each of the breaks below to be found, and elsewhere for the first.
+var seriesSeeds = pgtest.Sizes(uint64(4), 10, 60)
 
 // The plain list finds each way to break the look-ups, too.
 func TestSeries_AgreesWithAPlainList(t *testing.T) {
@@ -350,6 +350,9 @@ func TestSeries_AgreesWithAPlainList(t *testing.T) {
 		"spends of leases count at once":      {"_unsettled_spends", "y.settled_at is null", "true"},
 		"spends of leases do not count":       {"usage_before", "tip.held > 0", "false"},
 	} {
+		if !pgtest.CI && name != "an edge belongs to the range before" {
+			continue
+		}
 		var whole string
 		require.NoError(t, pool.QueryRow(t.Context(), `select pg_get_functiondef(oid) from pg_proc
 			where pronamespace = 'metered'::regnamespace and proname = $1`, change[0]).Scan(&whole))

@@ -106,7 +106,7 @@ func TestTally_SumsOfABusyScopeWaitForNobodyAndCountAtOnce(t *testing.T) {
 
 func TestTally_FinalSumsAreExactAtEachIsolationLevel(t *testing.T) {
 	t.Parallel()
-	const workers, each, most = 6, 25, 60
+	workers, each, most := pgtest.Sizes(4, 6, 6), pgtest.Sizes(20, 25, 25), pgtest.Sizes[int64](20, 60, 60)
 	for _, iso := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable} {
 		t.Run(string(iso), func(t *testing.T) {
 			t.Parallel()

@@ -119,7 +119,7 @@ func TestFault_AKilledBackendLeavesTheOldStateOrTheNew(t *testing.T) {
 				}
 				before := f.dump()
 				kills := 0
-				for at := pgtest.Size(1+pgtest.Random(t).IntN(3), 1); ; at += pgtest.Size(2+pgtest.Random(t).IntN(5), 1) { // at each write, or at some
+				for at := pgtest.Size(1+pgtest.Random(t).IntN(3), 1); ; at += pgtest.Sizes(4, 2, 0) + pgtest.Size(pgtest.Random(t).IntN(5), 1) { // at each write, or at some
 					execute(t, f.pool, `select setval('fault_at', $1::bigint)`, -at)
 					err := s.run(f)
 					if err == nil {

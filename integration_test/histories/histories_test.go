@@ -179,6 +179,7 @@ func TestHistories_AreThoseOfOneCallAfterTheOther(t *testing.T) {
 // A standby that is behind loses commits, and the judge sees that they are missing.
 func TestHistories_FindTheLossOfAnAsynchronousStandby(t *testing.T) {
 	t.Parallel()
+	pgtest.InCI(t)
 	w := newWorld(t, setting{standby: "async"})
 	w.calls = min(w.calls, 300)
 	require.NotEmpty(t, w.run())

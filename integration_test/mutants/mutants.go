@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"regexp"
 	"strings"
 )
 
@@ -58,10 +57,14 @@ const theFullWay = "create or replace function metered._goes_short() returns boo
 
 // definitions returns the statements that make the functions of a name.
 func definitions(schema, name string) string {
-	all := regexp.MustCompile(`(?ms)^create (function metered\.`+regexp.QuoteMeta(name)+`\(.*?\n\$\$;)$`).FindAllStringSubmatch(schema, -1)
 	var out strings.Builder
-	for _, one := range all {
-		out.WriteString("create or replace " + one[1] + "\n")
+	for {
+		_, rest, found := strings.Cut(schema, "\ncreate function metered."+name+"(")
+		if !found {
+			return out.String()
+		}
+		var definition string
+		definition, schema, _ = strings.Cut(rest, "\n$$;\n")
+		out.WriteString("create or replace function metered." + name + "(" + definition + "\n$$;\n")
 	}
-	return out.String()
 }

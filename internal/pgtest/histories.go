@@ -8,12 +8,13 @@ import (
 )
 
 // Histories sets how many random histories each test of pgregory.net/rapid tries, unless
-// -rapid.checks does: quick, full where Long is true, or under -short a quarter of quick. It also
+// -rapid.checks does: quick in CI, full where Long is true, elsewhere a half of quick, and under
+// -short a quarter. It also
 // sets -rapid.seed, as Seed has it: the same histories in each run, and others where Long is true.
 // A failure prints the seed that repeats it, so there is no need for a file of it.
 func Histories(quick, full int) {
 	flag.Parse()
-	checks := Size(quick, full)
+	checks := Sizes(quick/2, quick, full)
 	if testing.Short() {
 		checks = quick / 4 * 5 // of which rapid then makes a fifth
 	}

@@ -35,6 +35,15 @@ func Size[T any](quick, full T) T {
 // Long is true.
 var CI = Long || os.Getenv("METERED_CI") != ""
 
+// Sizes is Size where CI is true. Elsewhere it returns brief, at which the test still sees each kind
+// of outcome that it looks for.
+func Sizes[T any](brief, quick, full T) T {
+	if CI {
+		return Size(quick, full)
+	}
+	return brief
+}
+
 // InCI marks a test that takes seconds of processor time, and whose promise a shorter test keeps in
 // another form: a load beside faults, a program that is killed, plans of large tables. Elsewhere than
 // in CI it skips the test.
