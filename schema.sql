@@ -15920,7 +15920,7 @@ from metered.parked_jobs j;
 
 -- A refusal as an answer.
 create function metered._v1_no(code text, status int) returns jsonb
-language sql immutable
+language sql stable
 as $$
     select jsonb_build_object('ok', false, 'code', code, 'status', status)
 $$;
@@ -15930,12 +15930,10 @@ create function metered._v1_limit(given jsonb) returns metered.charge_limit
 language plpgsql stable
 as $$
 declare
-    kind text := (select min(k) from unnest('{window,period,lifetime,prepaid}'::text[]) k
-                  where given ? k having count(*) = 1);
+    kind text := case when given ? 'window' then 'window' when given ? 'period' then 'period'
+        when given ? 'prepaid' then 'prepaid' else 'lifetime' end;
     most bigint := coalesce((given ->> 'max')::bigint, case kind when 'prepaid' then 0 end);
-    win  interval := case kind when 'window' then interval '1 second'
-            * extract(epoch from (given ->> 'window')::interval)::float8
-        when 'period' then null else interval '0' end;
+    win  interval := case kind when 'window' then interval '1 second' * date_part('epoch', (given ->> 'window')::interval) when 'period' then null else interval '0' end;
 begin
     if (most >= 0 and given - (case kind when 'period' then '{name,max,period,time_zone,anchor}'
             else array['name', 'max', kind] end)::text[] = '{}'
@@ -15954,27 +15952,21 @@ begin
 end
 $$;
 
--- The charge of a scope as the functions below take it. Without limits it may be a tally.
+-- The charge of a scope as the functions below take it. Without limits it may be a tally. Null is no
+-- list of limits.
 create function metered._v1_charge(of_scope text, amount bigint, held bigint, limits jsonb,
     note jsonb, must_exist boolean) returns metered.new_charge[]
-language plpgsql stable
+language sql stable
 as $$
-begin
-    if (jsonb_typeof(limits) = 'array' and jsonb_array_length(limits) <= 16
-        and coalesce(jsonb_typeof(note) = 'object', true)) is not true
-    then
-        perform metered._require(false, 'limits');
-    end if;
-    return array[row(of_scope, metered._scope_key(of_scope), amount, held,
+    select array[row(of_scope, metered._scope_key(of_scope), amount, held,
         (select array_agg(metered._v1_limit(x) order by n)
-         from jsonb_array_elements(limits) with ordinality y(x, n)),
-        note, must_exist, null, null)::metered.new_charge];
-end
+         from jsonb_array_elements(coalesce(limits, '0')) with ordinality y(x, n)),
+        note, must_exist, null, null)::metered.new_charge]
 $$;
 
 -- A limit as it stands.
 create function metered._v1_stand(given jsonb, used numeric, held bigint) returns jsonb
-language sql immutable
+language sql stable
 as $$
     select given || jsonb_build_object('used', used, 'held', held, 'available',
         greatest(0, coalesce((given ->> 'max')::numeric, 0) - used - held))
@@ -15983,7 +15975,7 @@ $$;
 -- The limits as they stand, with more units that were let in.
 create function metered._v1_standings(limits jsonb, used bigint[], held bigint, more bigint)
     returns jsonb
-language sql immutable
+language sql stable
 as $$
     select coalesce(jsonb_agg(metered._v1_stand(x, used[n] + more, held) order by n), '[]')
     from jsonb_array_elements(limits) with ordinality y(x, n)
@@ -15992,7 +15984,7 @@ $$;
 -- The refusal of charges of a scope. retry_after has whole seconds, and is missing if waiting alone
 -- does not help.
 create function metered._v1_refused(refused jsonb, limits jsonb) returns jsonb
-language sql immutable
+language sql stable
 as $$
     select case refused -> 0 ->> 'absent' when 'unknown' then metered._v1_no('scope_unknown', 404)
         when 'retired' then metered._v1_no('scope_retired', 410)
@@ -16031,20 +16023,22 @@ declare
     e_at     timestamptz;
     e_held   bigint;
     e_used   bigint;        -- units that counted before it
+    posted    metered.charged;  -- where anything is unusual
 begin
     if octet_length(scope) > 255
         or pg_column_size(limits) > 65540
         or pg_column_compression(limits) is not null and octet_length(limits::text) > 65536
+        or jsonb_array_length(limits) > 16
         or pg_column_size(note) > 8196
-        or pg_column_compression(note) is not null and octet_length(note::text) > 8192 then
+        or pg_column_compression(note) is not null and octet_length(note::text) > 8192
+        or jsonb_typeof(note) <> 'object' then
         raise exception 'out of bounds: an argument of v1_charge' using errcode = '22023';
     end if;
     one := limits -> 0;
-    if one - '{name,max,window}'::text[] = '{}' then
-        max_units := (one ->> 'max')::bigint;
-        win := interval '1 second' * extract(epoch from (one ->> 'window')::interval)::float8;
-        standing := max_units >= 0 and win > interval '0' and win <= interval '3660 days'
-            and jsonb_array_length(limits) = 1;
+    if one - '{name,max,window}'::text[] = '{}' and jsonb_array_length(limits) = 1 then
+        max_units := one ->> 'max';
+        win := interval '1 second' * date_part('epoch', (one ->> 'window')::interval);
+        standing := max_units >= 0 and win > interval '0' and win <= interval '3660 days';
     elsif limits in ('[]', '[{"prepaid": true}]') then
         standing := true;
         max_units := case when one is not null then 0 end;
@@ -16052,7 +16046,6 @@ begin
     end if;
     key := metered._scope_key(scope);
     if standing and metered._goes_short() and must_exist is not true
-        and (note is null or jsonb_typeof(note) = 'object')
         and (one is not null or metered._try_lock(key))     -- a mere sum waits for nobody
     then
         if metered._try_lock(key) is not true then
@@ -16074,7 +16067,7 @@ begin
                 order by y.seq desc limit 1) base) b on true
                 where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null
                 and units between 1 and 9007199254740992 and (note is null or pg_column_size(note) <= 8192
-                and pg_column_compression(note) is null and not note ? 'use') and true and metered._key_fits(key, of_scope) and current_setting('transaction_isolation') = 'read committed'
+                and pg_column_compression(note) is null and not note ? 'use') and true and current_setting('transaction_isolation') = 'read committed'
                     and coalesce(b.refunded, 0) = t.refunded and (b.seq > 1 or b.seq = t.seq or t.epoch = 0 and (t.seq <= 16 and b.seq is null
                         or (select l.seq from metered.ledger l where l.scope = of_scope and l.seq = 2) > 0)) and t.spent - coalesce(b.spent, 0) <= max_units - t.held - units
                 on conflict do nothing
@@ -16089,35 +16082,22 @@ begin
             from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1) t
                 where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null
                 and units between 1 and 9007199254740992 and (note is null or pg_column_size(note) <= 8192
-                and pg_column_compression(note) is null and not note ? 'use') and true and metered._key_fits(key, of_scope) and current_setting('transaction_isolation') = 'read committed'
+                and pg_column_compression(note) is null and not note ? 'use') and true and current_setting('transaction_isolation') = 'read committed'
                     and (max_units is null or win >= interval '0'
             and case when win = interval '0' then t.spent - t.refunded - t.credited
                 else t.spent - case when t.anchor_at <= t.clk - win then t.anchor_spent else 0 end end <= max_units - t.held - units)
                 on conflict do nothing
                 returning y.seq, y.at, y.held, y.spent - units - y.refunded - y.credited into e_seq, e_at, e_held, e_used;
             end if;
-        if one is null and e_seq > 0 then
-            return jsonb_build_object('ok', true, 'seq', e_seq, 'at', e_at, 'limits', limits);
-        elsif e_seq > 0 then
-            return format('{"ok": true, "seq": %s, "at": %s, "limits": [%s, "used": %s, "held": %s, '
-                '"available": %s}]}', e_seq, to_json(e_at), left(one::text, -1), e_used + units, e_held,
+        if e_seq > 0 then
+            return format(case when one is null then '{"ok": true, "seq": %s, "at": %s, "limits": []}' else
+                '{"ok": true, "seq": %s, "at": %s, "limits": [%s, "used": %s, "held": %s, "available": %s}]}' end,
+                e_seq, to_json(e_at), left(one::text, -1), e_used + units, e_held,
                 max_units - e_used - units - e_held)::jsonb;
         end if;
     end if;
-    return metered._v1_charge_fully(scope, amount, limits, note, must_exist);
-end
-$$;
-
--- v1_charge, where anything is unusual.
-create function metered._v1_charge_fully(of_scope text, amount bigint, limits jsonb, note jsonb,
-    must_exist boolean) returns jsonb
-language plpgsql volatile
-as $$
-declare
-    posted metered.charged := metered._write_charges(
-        metered._v1_charge(of_scope, amount, 0, limits, note, must_exist),
-        interval '1 minute', 5000, null, 'answer', null, true);
-begin
+    posted := metered._write_charges(metered._v1_charge(scope, amount, 0, limits, note, must_exist),
+        interval '1 minute', wait_ms, null, 'answer', null, true);
     return case when posted.refused is not null then metered._v1_refused(posted.refused, limits)
         else jsonb_build_object('ok', true, 'seq', posted.seqs[1], 'at', posted.ats[1],
             'limits', metered._v1_standings(limits, posted.used, posted.held[1], amount)) end;
@@ -16139,8 +16119,10 @@ begin
     if octet_length(scope) > 255
         or pg_column_size(limits) > 65540
         or pg_column_compression(limits) is not null and octet_length(limits::text) > 65536
+        or jsonb_array_length(limits) > 16
         or pg_column_size(note) > 8196
-        or pg_column_compression(note) is not null and octet_length(note::text) > 8192 then
+        or pg_column_compression(note) is not null and octet_length(note::text) > 8192
+        or jsonb_typeof(note) <> 'object' then
         raise exception 'out of bounds: an argument of v1_check' using errcode = '22023';
     end if;
     looked := metered.check_charge(
@@ -16165,11 +16147,9 @@ declare
 begin
     if octet_length(scope) > 255
         or pg_column_size(note) > 8196
-        or pg_column_compression(note) is not null and octet_length(note::text) > 8192 then
+        or pg_column_compression(note) is not null and octet_length(note::text) > 8192
+        or jsonb_typeof(note) <> 'object' then
         raise exception 'out of bounds: an argument of v1_credit' using errcode = '22023';
-    end if;
-    if jsonb_typeof(note) <> 'object' then
-        perform metered._require(false, 'note');
     end if;
     given := metered.credit(scope, metered._scope_key(scope), amount, must_exist, 5000,
         row(null, null, note)::metered.origin, false);
@@ -16193,11 +16173,9 @@ declare
 begin
     if octet_length(scope) > 255
         or pg_column_size(note) > 8196
-        or pg_column_compression(note) is not null and octet_length(note::text) > 8192 then
+        or pg_column_compression(note) is not null and octet_length(note::text) > 8192
+        or jsonb_typeof(note) <> 'object' then
         raise exception 'out of bounds: an argument of v1_refund' using errcode = '22023';
-    end if;
-    if jsonb_typeof(note) <> 'object' then
-        perform metered._require(false, 'note');
     end if;
     given := metered.refund(scope, metered._scope_key(scope), seq, amount, 5000,
         row(null, null, note)::metered.origin, false);
@@ -16221,30 +16199,30 @@ set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-    asked metered.charge_limit;
+    asked  metered.charge_limit := row(0, interval '0', null, null, null, null);
     now_in record;
-    stand jsonb := '[]';
+    stand  text := '';
 begin
     if octet_length(scope) > 255
         or pg_column_size(limits) > 65540
-        or pg_column_compression(limits) is not null and octet_length(limits::text) > 65536 then
+        or pg_column_compression(limits) is not null and octet_length(limits::text) > 65536
+        or jsonb_array_length(limits) > 16 then
         raise exception 'out of bounds: an argument of v1_usage' using errcode = '22023';
     end if;
-    if (jsonb_typeof(limits) = 'array' and jsonb_array_length(limits) <= 16) is not true then
-        perform metered._require(false, 'limits');
-    end if;
-    for nth in 0..greatest(1, jsonb_array_length(limits)) - 1 loop
-        asked := metered._v1_limit(coalesce(limits -> nth, '{"max": 0, "lifetime": true}'));
+    for nth in 0..greatest(1, jsonb_array_length(coalesce(limits, '0'))) - 1 loop
+        if limits <> '[]' then
+            asked := metered._v1_limit(limits -> nth);
+        end if;
         select y.used, y.held + y.leased as held, y.spent, y.refunded, y.credited, y.charges into now_in
         from metered.usage_of(array[scope], array[asked.win], array[asked.period], true) y;
-        stand := stand || (metered._v1_stand(limits -> nth, now_in.used, now_in.held)
-            || jsonb_build_object('charges', now_in.charges));
+        stand := stand || format('%s, "used": %s, "held": %s, "available": %s, "charges": %s}, ',
+            left((limits -> nth)::text, -1), now_in.used, now_in.held,
+            greatest(0, asked.max::numeric - now_in.used - now_in.held), now_in.charges);
     end loop;
-    return jsonb_build_object('ok', true, 'spent', now_in.spent, 'refunded', now_in.refunded,
-            'credited', now_in.credited, 'held', now_in.held,
-            'used', now_in.spent - now_in.refunded - now_in.credited)
-        || case when limits = '[]' then jsonb_build_object('charges', now_in.charges)
-            else jsonb_build_object('limits', stand) end;
+    return format('{"ok": true, "spent": %s, "refunded": %s, "credited": %s, "held": %s, "used": %s, %s}',
+        now_in.spent, now_in.refunded, now_in.credited, now_in.held,
+        now_in.spent - now_in.refunded - now_in.credited, case when limits = '[]'
+            then format('"charges": %s', now_in.charges) else format('"limits": [%s]', left(stand, -2)) end)::jsonb;
 end
 $$;
 
@@ -16271,19 +16249,22 @@ $$;
 
 -- The functions of v1.sql about holds, tokens, ids and jobs that wait.
 
--- The time that an id carries, if it is a UUID of version 7 with hyphens.
+-- The time that an id carries, if it is a UUID of version 7 with hyphens. A regular expression would
+-- cost as much as the row of a hold.
 create function metered._v1_issued(id text) returns timestamptz
-language sql immutable
+language sql stable
 as $$
-    select case when id ~* '^[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$'
+    select case when translate(id, '123456789abcdefABCDEF', '000000000000000000000')
+            = '00000000-0000-0000-0000-000000000000'
+            and substr(id, 15, 1) = '7' and strpos('89abAB', substr(id, 20, 1)) > 0
         then timestamptz 'epoch' + ('x' || left(replace(id, '-', ''), 12))::bit(48)::bigint * interval '1 millisecond' end
 $$;
 
 -- The fingerprint of what an id was used for.
-create function metered._v1_print(content jsonb) returns bytea
+create function metered._v1_print(content text) returns bytea
 language sql stable
 as $$
-    select decode('56', 'hex') || sha256(convert_to(content::text, 'UTF8'))
+    select decode('56', 'hex') || sha256(convert_to(content, 'UTF8'))
 $$;
 
 -- A hold as an answer.
@@ -16333,22 +16314,23 @@ begin
     if greatest(octet_length(tenant), octet_length(id), octet_length(scope)) > 255
         or pg_column_size(limits) > 65540
         or pg_column_compression(limits) is not null and octet_length(limits::text) > 65536
+        or jsonb_array_length(limits) > 16
         or pg_column_size(note) > 8196
         or pg_column_compression(note) is not null and octet_length(note::text) > 8192
+        or jsonb_typeof(note) <> 'object'
         or pg_column_size(metadata) > 65540
         or pg_column_compression(metadata) is not null and octet_length(metadata::text) > 65536 then
         raise exception 'out of bounds: an argument of v1_hold' using errcode = '22023';
     end if;
-    if (tenant is not null and coalesce(jsonb_typeof(note) = 'object', true)) is not true then
+    if tenant is null then
         perform metered._require(false, 'hold');
     end if;
-    print := metered._v1_print(jsonb_build_array(scope, amount, extract(epoch from ttl), limits, metadata));
+    print := metered._v1_print(json_build_array(scope, amount, extract(epoch from ttl), limits, metadata)::text);
     one := limits -> 0;
-    if one - '{name,max,window}'::text[] = '{}' then
-        max_units := (one ->> 'max')::bigint;
-        win := interval '1 second' * extract(epoch from (one ->> 'window')::interval)::float8;
-        standing := max_units >= 0 and win > interval '0' and win <= interval '3660 days'
-            and jsonb_array_length(limits) = 1;
+    if one - '{name,max,window}'::text[] = '{}' and jsonb_array_length(limits) = 1 then
+        max_units := one ->> 'max';
+        win := interval '1 second' * date_part('epoch', (one ->> 'window')::interval);
+        standing := max_units >= 0 and win > interval '0' and win <= interval '3660 days';
     elsif limits in ('[]', '[{"prepaid": true}]') then
         standing := true;
         max_units := case when one is not null then 0 end;
@@ -16369,8 +16351,8 @@ begin
             placed.refused, placed.stored, null);
     end if;
     if json_typeof(answer) = 'array' then
-        return jsonb_build_object('ok', true, 'new', true, 'state', 'held', 'deadline',
-            timestamptz 'epoch' + (answer ->> 1)::bigint * interval '1 microsecond' + ttl);
+        return format('{"ok": true, "new": true, "state": "held", "deadline": %s}', to_json(
+            timestamptz 'epoch' + (answer ->> 1)::bigint * interval '1 microsecond' + ttl))::jsonb;
     end if;
     return case answer ->> 'status'
         when 'placed' then jsonb_build_object('ok', true, 'new', true, 'state', 'held', 'deadline',
@@ -16398,7 +16380,8 @@ declare
 begin
     if greatest(octet_length(tenant), octet_length(id)) > 255
         or pg_column_size(note) > 8196
-        or pg_column_compression(note) is not null and octet_length(note::text) > 8192 then
+        or pg_column_compression(note) is not null and octet_length(note::text) > 8192
+        or jsonb_typeof(note) <> 'object' then
         raise exception 'out of bounds: an argument of v1_capture' using errcode = '22023';
     end if;
     if amount is not null then
@@ -16432,7 +16415,8 @@ declare
 begin
     if greatest(octet_length(tenant), octet_length(id)) > 255
         or pg_column_size(note) > 8196
-        or pg_column_compression(note) is not null and octet_length(note::text) > 8192 then
+        or pg_column_compression(note) is not null and octet_length(note::text) > 8192
+        or jsonb_typeof(note) <> 'object' then
         raise exception 'out of bounds: an argument of v1_release' using errcode = '22023';
     end if;
     ended := metered.release_holds(row(tenant, array[id],
@@ -16486,7 +16470,7 @@ begin
         or pg_column_compression(content) is not null and octet_length(content::text) > 1048576 then
         raise exception 'out of bounds: an argument of v1_claim' using errcode = '22023';
     end if;
-    print := metered._v1_print(coalesce(content, 'null'));
+    print := metered._v1_print(coalesce(content, 'null')::text);
     if (tenant is not null and id <> '') is not true then
         perform metered._require(false, 'id');
     end if;
@@ -16560,6 +16544,7 @@ begin
         or pg_column_compression(args) is not null and octet_length(args::text) > 16777216
         or pg_column_size(limits) > 65540
         or pg_column_compression(limits) is not null and octet_length(limits::text) > 65536
+        or jsonb_array_length(limits) > 16
         or most > 1000 then
         raise exception 'out of bounds: an argument of v1_enqueue' using errcode = '22023';
     end if;
@@ -17322,26 +17307,26 @@ begin
             _tally_key,_tenant_key,_threshold_key,_token_fits,_told_use,_trouble_job,_try_each,_try_keys,
             _try_lock,_try_lock_shared,_try_lock_there,_try_start_job,_turn,_turn_at,_unbound_lock_wait,
             _under_limits,_unknown_use,_unsettled_spends,_untold,_untold_json,_usage_known_from,_use_lots,
-            _use_repaid,_v1_charge,_v1_charge_fully,_v1_hold,_v1_hold_no,_v1_issued,_v1_limit,_v1_no,_v1_print,
-            _v1_refused,_v1_stand,_v1_standings,_wake_releasers,_whole,_with_absent,_with_debt,_with_keys,
-            _with_total,_withdraw,_without_debt,_without_lapsing,_without_tallies,_write_charges,_write_debts,
-            _write_due,_write_exact,_write_for_uses,_write_lines,_write_moves,_write_others,_write_plain,
-            _write_up_to,_written_here,announced,begin_change,begin_command,begin_command_plain,block_commit,
-            capture_holds,capture_holds_plain,carve,change_parked,charge,charge_each,charge_leased,charge_plain,
-            charge_total,charge_up_to,check_charge,claim_job_key,clock,complete_command,complete_command_plain,
-            complete_command_total,consume_feed,consume_token,create_scopes,credit,draw,drop_feed_consumer,
-            drop_parked,due_holds,end_child,end_renewal,enter_tenant,expire_hold,explain_parked,extend_holds,
-            feed_keeps,find_job_key,finish_command,grant_lot,hold_json,inspect_token,judged_scopes,keep_memory,
-            lock_all,lock_scopes,look_place,mint_tokens,next_release,note_change,number_feed,numbers_behind,
-            open_lease,open_session,open_session_plain,park_jobs,place,place_plain,plan_lot,plan_overage,
-            plan_state,purge_holds,purge_job_keys,purge_leases,purge_operations,purge_scope,purge_tokens,
-            read_feed,receive_child,refund,reinstate_lot,release_captured,release_holds,release_jobs,repair_clock,
-            replace_token,rest_jobs,resume_renewal,retire_scopes,return_holds,revoke_lot,revoke_token,revoke_tokens,
-            roll_over,run_command,run_command_plain,run_command_total,search_entries,set_lot_end,settle_away,
-            settle_lease,spend,sweep_due,sweep_holds,sweep_lots,sweep_scope,sweep_wallet,sweep_wallets,
-            take_newest,told_lots,trouble_jobs,usage,usage_at,usage_before,usage_of,v1_answer,v1_balance,
-            v1_capture,v1_charge,v1_check,v1_claim,v1_consume,v1_credit,v1_enqueue,v1_hold,v1_refund,v1_release,
-            v1_usage,wallet_balance,with_sums}')
+            _use_repaid,_v1_charge,_v1_hold,_v1_hold_no,_v1_issued,_v1_limit,_v1_no,_v1_print,_v1_refused,
+            _v1_stand,_v1_standings,_wake_releasers,_whole,_with_absent,_with_debt,_with_keys,_with_total,
+            _withdraw,_without_debt,_without_lapsing,_without_tallies,_write_charges,_write_debts,_write_due,
+            _write_exact,_write_for_uses,_write_lines,_write_moves,_write_others,_write_plain,_write_up_to,
+            _written_here,announced,begin_change,begin_command,begin_command_plain,block_commit,capture_holds,
+            capture_holds_plain,carve,change_parked,charge,charge_each,charge_leased,charge_plain,charge_total,
+            charge_up_to,check_charge,claim_job_key,clock,complete_command,complete_command_plain,complete_command_total,
+            consume_feed,consume_token,create_scopes,credit,draw,drop_feed_consumer,drop_parked,due_holds,
+            end_child,end_renewal,enter_tenant,expire_hold,explain_parked,extend_holds,feed_keeps,find_job_key,
+            finish_command,grant_lot,hold_json,inspect_token,judged_scopes,keep_memory,lock_all,lock_scopes,
+            look_place,mint_tokens,next_release,note_change,number_feed,numbers_behind,open_lease,open_session,
+            open_session_plain,park_jobs,place,place_plain,plan_lot,plan_overage,plan_state,purge_holds,
+            purge_job_keys,purge_leases,purge_operations,purge_scope,purge_tokens,read_feed,receive_child,
+            refund,reinstate_lot,release_captured,release_holds,release_jobs,repair_clock,replace_token,
+            rest_jobs,resume_renewal,retire_scopes,return_holds,revoke_lot,revoke_token,revoke_tokens,roll_over,
+            run_command,run_command_plain,run_command_total,search_entries,set_lot_end,settle_away,settle_lease,
+            spend,sweep_due,sweep_holds,sweep_lots,sweep_scope,sweep_wallet,sweep_wallets,take_newest,told_lots,
+            trouble_jobs,usage,usage_at,usage_before,usage_of,v1_answer,v1_balance,v1_capture,v1_charge,
+            v1_check,v1_claim,v1_consume,v1_credit,v1_enqueue,v1_hold,v1_refund,v1_release,v1_usage,wallet_balance,
+            with_sums}')
           and exists (select from aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a where a.grantee = 0)
         order by p.oid
     loop

@@ -51,7 +51,7 @@ var Bounds = []Bound{
 
 	{"charges used only_scopes", 64, Items, ""},
 	{"charges events", 1000, Items, "charge_each"},
-	{"limits uses", 16, Items, ""},
+	{"limits uses", 16, Items, ""}, // also of jsonb
 	{"minimum", 65, Items, ""},
 	{"scopes", 64, Items, "lock_scopes retire_scopes"},
 	{"scopes", 1000, Items, "create_scopes"},
@@ -171,6 +171,12 @@ func beyond(function, at string, f field, types map[string][]field) (all []strin
 	case octets > 0 && (f.typ == "json" || f.typ == "jsonb"):
 		add("pg_column_size(%s) > %d", at, octets+4)
 		add("pg_column_compression(%s) is not null and octet_length(%s::text) > %d", at, at, octets)
+		if most := BoundOf(function, f.name, Items); most > 0 {
+			add("jsonb_array_length(%s) > %d", at, most)
+		}
+		if f.name == "note" && strings.HasPrefix(function, "v1_") {
+			add("jsonb_typeof(%s) <> 'object'", at)
+		}
 	case BoundOf(function, f.name, Value) > 0 && f.typ == "int":
 		add("%s > %d", at, BoundOf(function, f.name, Value))
 	}

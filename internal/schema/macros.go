@@ -41,10 +41,12 @@ import (
 //	{short lock}, {counted lock}                 the lock of its scope
 //	{short record: jobs = j}                     the record of a command, with its short charge, for an INSERT INTO
 //	{v1 limit}                                   whether a call of v1.sql goes the short way, and its limit
+//	{v1 window: of = l}                          the seconds of a window, as an interval
+//	{v1 charge: also = true}                     {short charge} of a call that has derived its scope's key
 //	{shorter timeouts: ms = n}                   sets the timeouts of a transaction, unless they are shorter
 //
 // A macro may stand in the arguments of another one.
-var macro = regexp.MustCompile(`(?s)\{(entry columns|entry of (\w+)|base|bound|(?:short|counted) \w+|locked|usual|usual hold|admits|exact|settled|due|known id|tallied|others|sum|own time|write tally|pair \w+|shorter timeouts|v1 limit|new hold|placed detail|fits hold)(?:: ([^{}]*))?\}`)
+var macro = regexp.MustCompile(`(?s)\{(entry columns|entry of (\w+)|base|bound|(?:short|counted) \w+|locked|usual|usual hold|admits|exact|settled|due|known id|tallied|others|sum|own time|write tally|pair \w+|shorter timeouts|v1 (?:limit|window|charge)|new hold|placed detail|fits hold)(?:: ([^{}]*))?\}`)
 
 // templates are the macros that only fill in their arguments.
 var templates = map[string]string{
@@ -124,16 +126,16 @@ func init() {
     e_used   bigint;        -- units that counted before it`,
 		// None, one by window, or prepaid credit. Any other limit, and a wrong one, leaves standing null.
 		"v1 limit": `one := limits -> 0;
-    if one - '{name,max,window}'::text[] = '{}' then
-        max_units := (one ->> 'max')::bigint;
-        win := interval '1 second' * extract(epoch from (one ->> 'window')::interval)::float8;
-        standing := max_units >= 0 and win > interval '0' and win <= interval '3660 days'
-            and jsonb_array_length(limits) = 1;
+    if one - '{name,max,window}'::text[] = '{}' and jsonb_array_length(limits) = 1 then
+        max_units := one ->> 'max';
+        win := {v1 window: of = one};
+        standing := max_units >= 0 and win > interval '0' and win <= interval '3660 days';
     elsif limits in ('[]', '[{"prepaid": true}]') then
         standing := true;
         max_units := case when one is not null then 0 end;
         win := interval '0';
     end if`,
+		"v1 window": `interval '1 second' * date_part('epoch', ($of ->> 'window')::interval)`,
 		"short lock": `if metered._try_lock(key) is not true then
             perform metered._lock_all_scopes(array[of_scope], array[key], wait_ms);
         end if`,
@@ -239,6 +241,8 @@ func init() {
 	} {
 		templates[name] = text
 	}
+	const own = "metered._key_fits(key, of_scope) and "
+	templates["v1 charge"] = strings.ReplaceAll(templates["short charge"], "{locked}", strings.TrimPrefix(templates["locked"], own))
 }
 
 // entryColumns are the columns of an entry, in the order of the table.

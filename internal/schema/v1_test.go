@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -18,6 +19,7 @@ import (
 
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/internal/pgtest"
+	"github.com/pgmetered/metered/internal/uuidv7"
 )
 
 // v1Case is one of testdata/v1.json: a call with its answer, or a statement.
@@ -83,6 +85,52 @@ func TestV1_AnswersAsItsCasesSay(t *testing.T) {
 			t.Errorf("%s: %s", c.Name, answer)
 		}
 	}
+}
+
+// A note that is no object, and limits that are null or no list, are refused by each function that takes them.
+func TestV1_RefusesNotesAndLimitsOfAnotherKind(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Open(t)
+	for call, takes := range map[string]string{
+		"v1_charge('a', 1, %s)": "limits", "v1_check('a', 1, %s)": "limits", "v1_usage('a', %s)": "limits", "v1_hold('t', 'h', 'a', 1, '1 hour', %s)": "limits",
+		"v1_charge('a', 1, note => %s)": "note", "v1_check('a', 1, note => %s)": "note", "v1_credit('a', 1, %s)": "note", "v1_refund('a', 1, 1, %s)": "note",
+		"v1_hold('t', 'h', 'a', 1, '1 hour', note => %s)": "note", "v1_capture('t', 'h', 1, %s)": "note", "v1_release('t', 'h', %s)": "note",
+	} {
+		wrong := []string{`'"text"'`, "'1'", "'[1]'"}
+		if takes == "limits" {
+			wrong = []string{`'"text"'`, "'1'", "'{}'", "null", "'null'", "'[1]'", "'[null]'", `'[{"max": 1}]'`}
+		}
+		for _, value := range wrong {
+			_, err := pool.Exec(t.Context(), "select metered."+fmt.Sprintf(call, value))
+			var refused *pgconn.PgError
+			require.ErrorAs(t, err, &refused, call+value)
+			require.Equal(t, "22023", refused.Code, "%s of %s: %v", call, value, err)
+		}
+	}
+	require.Zero(t, pgtest.Value[int](t, pool, "select count(*) from metered.ledger"))
+}
+
+// An id carries the same time for SQL as for Go, whose records it may meet.
+func TestV1_ReadsTheTimeOfAnIDAsGoDoes(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Open(t)
+	good := uuidv7.New()
+	carry := 0
+	for _, id := range []string{
+		good, strings.ToUpper(good), "0190a5c6-0000-7000-8000-000000000000", "0190a5c6-0000-7000-b000-00000000000F",
+		good[:14] + "4" + good[15:], good[:19] + "c" + good[20:], good[:19] + "7" + good[20:],
+		good + "0", good[1:], good[:35] + "g", good[:8] + "0" + good[9:], " " + good[1:], good[:35] + "é", "order-1", "",
+	} {
+		var got *time.Time
+		require.NoError(t, pool.QueryRow(t.Context(), "select metered._v1_issued($1)", id).Scan(&got))
+		want := uuidv7.Time(id)
+		require.Equal(t, want == nil, got == nil, id)
+		if want != nil {
+			require.True(t, want.Equal(*got), "%s: %v, and not %v", id, got, want)
+			carry++
+		}
+	}
+	require.Equal(t, 4, carry)
 }
 
 // The statements of docs/sql.md run one after the other, and do what it says.

@@ -10,7 +10,7 @@
 
 -- A refusal as an answer.
 create function metered._v1_no(code text, status int) returns jsonb
-language sql immutable
+language sql stable
 as $$
     select jsonb_build_object('ok', false, 'code', code, 'status', status)
 $$;
@@ -20,12 +20,10 @@ create function metered._v1_limit(given jsonb) returns metered.charge_limit
 language plpgsql stable
 as $$
 declare
-    kind text := (select min(k) from unnest('{window,period,lifetime,prepaid}'::text[]) k
-                  where given ? k having count(*) = 1);
+    kind text := case when given ? 'window' then 'window' when given ? 'period' then 'period'
+        when given ? 'prepaid' then 'prepaid' else 'lifetime' end;
     most bigint := coalesce((given ->> 'max')::bigint, case kind when 'prepaid' then 0 end);
-    win  interval := case kind when 'window' then interval '1 second'
-            * extract(epoch from (given ->> 'window')::interval)::float8
-        when 'period' then null else interval '0' end;
+    win  interval := case kind when 'window' then {v1 window: of = given} when 'period' then null else interval '0' end;
 begin
     if (most >= 0 and given - (case kind when 'period' then '{name,max,period,time_zone,anchor}'
             else array['name', 'max', kind] end)::text[] = '{}'
@@ -44,27 +42,21 @@ begin
 end
 $$;
 
--- The charge of a scope as the functions below take it. Without limits it may be a tally.
+-- The charge of a scope as the functions below take it. Without limits it may be a tally. Null is no
+-- list of limits.
 create function metered._v1_charge(of_scope text, amount bigint, held bigint, limits jsonb,
     note jsonb, must_exist boolean) returns metered.new_charge[]
-language plpgsql stable
+language sql stable
 as $$
-begin
-    if (jsonb_typeof(limits) = 'array' and jsonb_array_length(limits) <= 16
-        and coalesce(jsonb_typeof(note) = 'object', true)) is not true
-    then
-        perform metered._require(false, 'limits');
-    end if;
-    return array[row(of_scope, metered._scope_key(of_scope), amount, held,
+    select array[row(of_scope, metered._scope_key(of_scope), amount, held,
         (select array_agg(metered._v1_limit(x) order by n)
-         from jsonb_array_elements(limits) with ordinality y(x, n)),
-        note, must_exist, null, null)::metered.new_charge];
-end
+         from jsonb_array_elements(coalesce(limits, '0')) with ordinality y(x, n)),
+        note, must_exist, null, null)::metered.new_charge]
 $$;
 
 -- A limit as it stands.
 create function metered._v1_stand(given jsonb, used numeric, held bigint) returns jsonb
-language sql immutable
+language sql stable
 as $$
     select given || jsonb_build_object('used', used, 'held', held, 'available',
         greatest(0, coalesce((given ->> 'max')::numeric, 0) - used - held))
@@ -73,7 +65,7 @@ $$;
 -- The limits as they stand, with more units that were let in.
 create function metered._v1_standings(limits jsonb, used bigint[], held bigint, more bigint)
     returns jsonb
-language sql immutable
+language sql stable
 as $$
     select coalesce(jsonb_agg(metered._v1_stand(x, used[n] + more, held) order by n), '[]')
     from jsonb_array_elements(limits) with ordinality y(x, n)
@@ -82,7 +74,7 @@ $$;
 -- The refusal of charges of a scope. retry_after has whole seconds, and is missing if waiting alone
 -- does not help.
 create function metered._v1_refused(refused jsonb, limits jsonb) returns jsonb
-language sql immutable
+language sql stable
 as $$
     select case refused -> 0 ->> 'absent' when 'unknown' then metered._v1_no('scope_unknown', 404)
         when 'retired' then metered._v1_no('scope_retired', 410)
@@ -114,37 +106,24 @@ declare
     of_tenant text;
     of_id     text;
     {short variables}
+    posted    metered.charged;  -- where anything is unusual
 begin
     {v1 limit};
     key := metered._scope_key(scope);
     if standing and metered._goes_short() and must_exist is not true
-        and (note is null or jsonb_typeof(note) = 'object')
         and (one is not null or metered._try_lock(key))     -- a mere sum waits for nobody
     then
         {short lock};
-        {short charge: also = true};
-        if one is null and e_seq > 0 then
-            return jsonb_build_object('ok', true, 'seq', e_seq, 'at', e_at, 'limits', limits);
-        elsif e_seq > 0 then
-            return format('{"ok": true, "seq": %s, "at": %s, "limits": [%s, "used": %s, "held": %s, '
-                '"available": %s}]}', e_seq, to_json(e_at), left(one::text, -1), e_used + units, e_held,
+        {v1 charge: also = true};
+        if e_seq > 0 then
+            return format(case when one is null then '{"ok": true, "seq": %s, "at": %s, "limits": []}' else
+                '{"ok": true, "seq": %s, "at": %s, "limits": [%s, "used": %s, "held": %s, "available": %s}]}' end,
+                e_seq, to_json(e_at), left(one::text, -1), e_used + units, e_held,
                 max_units - e_used - units - e_held)::jsonb;
         end if;
     end if;
-    return metered._v1_charge_fully(scope, amount, limits, note, must_exist);
-end
-$$;
-
--- v1_charge, where anything is unusual.
-create function metered._v1_charge_fully(of_scope text, amount bigint, limits jsonb, note jsonb,
-    must_exist boolean) returns jsonb
-language plpgsql volatile
-as $$
-declare
-    posted metered.charged := metered._write_charges(
-        metered._v1_charge(of_scope, amount, 0, limits, note, must_exist),
-        interval '1 minute', 5000, null, 'answer', null, true);
-begin
+    posted := metered._write_charges(metered._v1_charge(scope, amount, 0, limits, note, must_exist),
+        interval '1 minute', wait_ms, null, 'answer', null, true);
     return case when posted.refused is not null then metered._v1_refused(posted.refused, limits)
         else jsonb_build_object('ok', true, 'seq', posted.seqs[1], 'at', posted.ats[1],
             'limits', metered._v1_standings(limits, posted.used, posted.held[1], amount)) end;
@@ -175,9 +154,6 @@ as $$
 declare
     given record;
 begin
-    if jsonb_typeof(note) <> 'object' then
-        perform metered._require(false, 'note');
-    end if;
     given := metered.credit(scope, metered._scope_key(scope), amount, must_exist, 5000,
         row(null, null, note)::metered.origin, false);
     return case when given.refused is not null then metered._v1_refused(given.refused, '[]')
@@ -194,9 +170,6 @@ as $$
 declare
     given record;
 begin
-    if jsonb_typeof(note) <> 'object' then
-        perform metered._require(false, 'note');
-    end if;
     given := metered.refund(scope, metered._scope_key(scope), seq, amount, 5000,
         row(null, null, note)::metered.origin, false);
     return case given.status when 'ok' then jsonb_build_object('ok', true, 'seq', given.seq,
@@ -215,25 +188,24 @@ create function metered.v1_usage(scope text, limits jsonb default '[]') returns 
 language plpgsql stable
 as $$
 declare
-    asked metered.charge_limit;
+    asked  metered.charge_limit := row(0, interval '0', null, null, null, null);
     now_in record;
-    stand jsonb := '[]';
+    stand  text := '';
 begin
-    if (jsonb_typeof(limits) = 'array' and jsonb_array_length(limits) <= 16) is not true then
-        perform metered._require(false, 'limits');
-    end if;
-    for nth in 0..greatest(1, jsonb_array_length(limits)) - 1 loop
-        asked := metered._v1_limit(coalesce(limits -> nth, '{"max": 0, "lifetime": true}'));
+    for nth in 0..greatest(1, jsonb_array_length(coalesce(limits, '0'))) - 1 loop
+        if limits <> '[]' then
+            asked := metered._v1_limit(limits -> nth);
+        end if;
         select y.used, y.held + y.leased as held, y.spent, y.refunded, y.credited, y.charges into now_in
         from metered.usage_of(array[scope], array[asked.win], array[asked.period], true) y;
-        stand := stand || (metered._v1_stand(limits -> nth, now_in.used, now_in.held)
-            || jsonb_build_object('charges', now_in.charges));
+        stand := stand || format('%s, "used": %s, "held": %s, "available": %s, "charges": %s}, ',
+            left((limits -> nth)::text, -1), now_in.used, now_in.held,
+            greatest(0, asked.max::numeric - now_in.used - now_in.held), now_in.charges);
     end loop;
-    return jsonb_build_object('ok', true, 'spent', now_in.spent, 'refunded', now_in.refunded,
-            'credited', now_in.credited, 'held', now_in.held,
-            'used', now_in.spent - now_in.refunded - now_in.credited)
-        || case when limits = '[]' then jsonb_build_object('charges', now_in.charges)
-            else jsonb_build_object('limits', stand) end;
+    return format('{"ok": true, "spent": %s, "refunded": %s, "credited": %s, "held": %s, "used": %s, %s}',
+        now_in.spent, now_in.refunded, now_in.credited, now_in.held,
+        now_in.spent - now_in.refunded - now_in.credited, case when limits = '[]'
+            then format('"charges": %s', now_in.charges) else format('"limits": [%s]', left(stand, -2)) end)::jsonb;
 end
 $$;
 
