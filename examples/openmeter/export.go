@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -67,7 +68,7 @@ func (x *exporter) page(ctx context.Context, _ pgx.Tx, entries []budget.FeedEntr
 			continue
 		}
 		batch = append(batch, event{
-			SpecVersion: "1.0", ID: fmt.Sprintf("%s/%d", e.Scope, e.Seq), Source: x.source, Type: x.typ,
+			SpecVersion: "1.0", ID: id(e), Source: x.source, Type: x.typ,
 			Subject: e.Scope, Time: e.At, ContentType: "application/json",
 			Data: usage{Units: units, Kind: string(e.Kind), Number: e.Number},
 		})
@@ -100,6 +101,13 @@ func (x *exporter) page(ctx context.Context, _ pgx.Tx, entries []budget.FeedEntr
 		}
 		pause = min(2*pause, time.Minute)
 	}
+}
+
+// id names an entry for good: by its scope and number, and a digest of what differs in an entry that
+// has both after a failover lost this one.
+func id(e budget.FeedEntry) string {
+	of := sha256.Sum256(fmt.Appendf(nil, "%d %s %d %q %q", e.At.UnixMicro(), e.Kind, e.Amount, e.OperationTenant, e.Operation))
+	return fmt.Sprintf("%s/%d/%x", e.Scope, e.Seq, of[:8])
 }
 
 func (x *exporter) post(ctx context.Context, body []byte) (status int, answer string, err error) {

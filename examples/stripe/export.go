@@ -211,9 +211,11 @@ func (x *exporter) post(ctx context.Context, form string) (status int, p problem
 	return resp.StatusCode, body.Error, err
 }
 
-// identifier names an entry for good: by its scope and number, or their digest.
+// identifier names an entry for good: by its scope and number, and a digest of what differs in an
+// entry that has both after a failover lost this one. It is the digest of all if that is too long.
 func identifier(e budget.FeedEntry) string {
-	id := fmt.Sprintf("%s/%d", e.Scope, e.Seq)
+	of := sha256.Sum256(fmt.Appendf(nil, "%d %s %d %q %q", e.At.UnixMicro(), e.Kind, e.Amount, e.OperationTenant, e.Operation))
+	id := fmt.Sprintf("%s/%d/%x", e.Scope, e.Seq, of[:8])
 	if len(id) > maxIdentifier {
 		id = fmt.Sprintf("%x", sha256.Sum256([]byte(id)))
 	}
