@@ -128,6 +128,12 @@ func (a *app) advice(err error) string {
 			role, a.needs, shellWord(role), err)
 	}
 	text := err.Error()
+	var gap *budget.FeedGapError
+	if errors.As(err, &gap) && a.needs == needReporting {
+		text += "; go on with --after " + string(gap.Start)
+	} else if errors.As(err, &gap) {
+		text += "; drop the consumer, and it begins there anew"
+	}
 	if missing := budget.ErrNotMigrated.Error(); strings.Contains(text, missing) { // it speaks to programs
 		text = strings.ReplaceAll(text, missing, "something is missing in schema "+a.schema) +
 			"; see metered migrate validate"
