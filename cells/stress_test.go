@@ -55,7 +55,7 @@ func TestMove_UnderLoadIsExact(t *testing.T) {
 			for i := range pgtest.Size(3, 6) {
 				working.Go(func() {
 					r := w.router()
-					for n := range pgtest.Size(20, 400) {
+					for n := range pgtest.Sizes(12, 20, 400) {
 						if err := l.act(r, i, n); err != nil {
 							t.Errorf("%d %d: %v", i, n, err)
 						}

@@ -123,7 +123,7 @@ func TestEnd_OfARaceHasExactlyOneWinner(t *testing.T) {
 			retry := &retrier{pool: f.pool}
 			seat := "seat " + name
 			won := map[holds.EventKind]int{}
-			for round := range pgtest.Size(14, 40) {
+			for round := range pgtest.Sizes(8, 14, 40) {
 				h := f.mustPlace(holds.Placement{ID: fmt.Sprint(name, round), Lines: []holds.Line{capacity(seat, 1, 1), capacity("house", 1, 9999)}})
 				var mu sync.Mutex
 				winners := map[holds.EventKind]int{}

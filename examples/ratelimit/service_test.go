@@ -86,7 +86,7 @@ func TestService_AdmitsExactlyTheLimitInEveryWindow(t *testing.T) {
 	random := pgtest.Random(t)
 	var model admitted
 	refusals := 0
-	for range pgtest.Size(35, 60) {
+	for range pgtest.Sizes(28, 35, 60) {
 		r.clock.Advance(time.Duration(random.Int64N(int64(50 * time.Second))))
 		asking, asked := []string{}, map[string]int64{}
 		for range 1 + random.IntN(16) {

@@ -104,7 +104,7 @@ func TestBoxOffice_IsNotOvertakenByThoseWhoComeLater(t *testing.T) {
 func TestSale_SellsEverySeatOnce(t *testing.T) {
 	t.Parallel()
 	h := open(t, 2, quiet)
-	n := pgtest.Size(50, 500)
+	n := pgtest.Sizes(25, 50, 500)
 	seats := h.seats[:n]
 	people := h.people(h.org, n*12/100)
 	admin := make(chan struct{})

@@ -28,7 +28,7 @@ import (
 )
 
 var (
-	operations = flag.Int("operations", pgtest.Size(300, 34_000), "how many calls the clients make in each setting")
+	operations = flag.Int("operations", pgtest.Sizes(150, 300, 34_000), "how many calls the clients make in each setting")
 	settings   = flag.String("settings", pgtest.Size("direct", "."), "the settings whose names match")
 	things     = flag.Int("calls", 600, "how many calls are about the same things, before new ones take their place")
 )

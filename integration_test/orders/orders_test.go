@@ -23,8 +23,8 @@ import (
 
 var (
 	preemptions = flag.Int("preemptions", 1, "the most switches away from a session that could go on")
-	enough      = flag.Int("orders", pgtest.Size(120, 0), "ends after so many orders, of groups in a fixed random order, each at one setting of levels. 0 runs all")
-	faults      = flag.Int("faults", pgtest.Size(2, len(planted)), "how many of the planted faults are looked for")
+	enough      = flag.Int("orders", pgtest.Sizes(60, 120, 0), "ends after so many orders, of groups in a fixed random order, each at one setting of levels. 0 runs all")
+	faults      = flag.Int("faults", pgtest.Sizes(1, 2, len(planted)), "how many of the planted faults are looked for")
 	only        = flag.String("calls", "", "explores the groups with these calls alone, as charge+refund")
 	replay      = flag.String("order", "", "runs one order of -calls and prints its steps, as rc,rc:0.0.1.1")
 	workers     = flag.Int("workers", 3*runtime.NumCPU(), "explorers at the same time")

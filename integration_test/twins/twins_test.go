@@ -36,7 +36,7 @@ import (
 // unwritten.
 func TestTwins_NoAnswerDependsOnWhoLooked(t *testing.T) {
 	t.Parallel()
-	seeds, steps := pgtest.Size(1, 100), pgtest.Size(25, 200)
+	seeds, steps := pgtest.Size(1, 100), pgtest.Sizes(12, 25, 200)
 	first := uint64(1)
 	only := ""
 	if text := os.Getenv("METERED_TWINS"); text != "" { // the first seed, how many of them, and how many steps, or which ones of them alone

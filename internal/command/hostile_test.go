@@ -28,7 +28,7 @@ import (
 func hostileCalls(t *testing.T) int {
 	text := os.Getenv("METERED_HOSTILE_CALLS")
 	if text == "" {
-		return pgtest.Size(1_200, 12_000)
+		return pgtest.Sizes(500, 1_200, 12_000)
 	}
 	n, err := strconv.Atoi(text)
 	require.NoError(t, err)
