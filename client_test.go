@@ -177,19 +177,6 @@ func TestDo_TakesArgumentsJustWithinBounds(t *testing.T) {
 	}
 }
 
-func TestPurgeOperations_WrongOptionsAreRefusedBeforeAnySQL(t *testing.T) {
-	t.Parallel()
-	pgtest.OnEachVersion(t)
-	c, err := metered.New(pgtest.Nowhere(t), metered.Config{})
-	require.NoError(t, err)
-	for _, opts := range []metered.PurgeOptions{
-		{}, {OlderThan: time.Second - 1}, {OlderThan: bounds.MaxWindow + 1}, {OlderThan: time.Hour, Batch: -1}, {OlderThan: time.Hour, Batch: 10_001},
-	} {
-		_, err := c.PurgeOperations(t.Context(), pgtest.Nowhere(t), opts)
-		require.ErrorIs(t, err, budget.ErrArgument, "%+v", opts)
-	}
-}
-
 func TestLookup_AWrongIDIsRefusedBeforeAnySQL(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Nowhere(t)
@@ -233,7 +220,7 @@ func TestCalls_NilIsRefused(t *testing.T) {
 	tx, cmd := struct{ pgx.Tx }{}, metered.Command{ID: "a", Charges: []budget.Charge{pgtest.Charge("s", 1, 0)}}
 	fn := pgtest.MustNotRun(t)
 	niltest.Methods(t, c, map[string][]any{
-		"Lookup": {pool, "", "a"}, "PurgeOperations": {pool, metered.PurgeOptions{OlderThan: time.Hour}},
+		"Lookup": {pool, "", "a"},
 		"Secret": {"", "a", ""}, "RunTx": {pgx.TxOptions{}, func(context.Context, pgx.Tx) error { return nil }},
 		"Listen": {pool, holds.ListenOptions{}, func(context.Context, metered.CommandNotice) error { return nil }},
 	})

@@ -128,7 +128,7 @@ type Order struct {
 	// time, the one with the greater Command.ID is newer.
 	//
 	// The newest event of a Key is kept as long as the records of operations
-	// (Client.PurgeOperations). After that, an older one takes effect again.
+	// (maintain.Policy.Operations). After that, an older one takes effect again.
 	At time.Time
 }
 

@@ -10,14 +10,12 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/answer"
 	"github.com/pgmetered/metered/internal/command"
 	"github.com/pgmetered/metered/internal/fault"
-	"github.com/pgmetered/metered/internal/purge"
 	"github.com/pgmetered/metered/internal/schema"
 	"github.com/pgmetered/metered/observe"
 	"github.com/pgmetered/metered/tokens"
@@ -143,49 +141,6 @@ func recorded(rec command.Record) (receipt budget.Receipt, all []holds.Hold, dra
 		all = append(all, h)
 	}
 	return receipt, all, draws, nil
-}
-
-// PurgeOptions says which records to delete. OlderThan is required.
-type PurgeOptions struct {
-	// OlderThan is the age from which on records are deleted, from 1s to a century. It must be
-	// longer than clients repeat calls. Required.
-	OlderThan time.Duration
-
-	// Batch is the most records that one transaction deletes, from 1 to 10,000. Defaults to 1,000.
-	Batch int
-
-	// Progress is called after each batch, with the number of records deleted so far. It may be
-	// nil.
-	Progress func(deleted int64)
-
-	// DryRun counts the records and deletes none. It needs SELECT on the table of operations.
-	DryRun bool
-}
-
-const purgeableSQL = `
-select count(*) from metered.operations o, (select metered.clock() - $1::interval as at) cutoff
-where o.at < cutoff.at and coalesce(o.issued_at, o.at) < cutoff.at`
-
-// PurgeOperations deletes records issued and completed longer ago than OlderThan, in batches. Then
-// an id with a time at or before the latest deleted one is ErrRetired, and one without a time looks
-// new. Calls wait for each other, up to Config.LockTimeout (budget.ErrBusy). It needs GrantMaintenanceSQL.
-func (c *Client) PurgeOperations(ctx context.Context, pool *pgxpool.Pool, opts PurgeOptions) (int64, error) {
-	if err := cmp.Or(c.made(), notNil("pool", pool)); err != nil {
-		return 0, err
-	}
-	o := purge.Options(opts)
-	if err := o.Check(errArgument); err != nil {
-		return 0, err
-	}
-	if err := c.check.Usable(ctx, pool); err != nil {
-		return 0, err
-	}
-	deleted, err := o.Run(ctx, c.observer, "operations", pool, c.sql.purgeable, c.sql.purge,
-		c.cfg.LockTimeout.Milliseconds())
-	if err != nil {
-		return deleted, fault.Failed("metered", "purge operations", err)
-	}
-	return deleted, nil
 }
 
 // refusal is an error that fault.Refused reports, as it is recorded. One field has its type.

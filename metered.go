@@ -44,7 +44,6 @@ import (
 	"github.com/pgmetered/metered/internal/lend"
 	"github.com/pgmetered/metered/internal/migrate"
 	"github.com/pgmetered/metered/internal/observed"
-	"github.com/pgmetered/metered/internal/purge"
 	"github.com/pgmetered/metered/internal/refusals"
 	"github.com/pgmetered/metered/internal/schema"
 	"github.com/pgmetered/metered/internal/uuidv7"
@@ -318,7 +317,7 @@ type Client struct {
 	observer *observed.To
 }
 
-type statements struct{ lookup, purge, purgeable, notify string }
+type statements struct{ lookup, notify string }
 
 func init() { lend.Lend("metered", internals{}) }
 
@@ -384,9 +383,8 @@ func New(pool *pgxpool.Pool, cfg Config) (*Client, error) {
 	c := &Client{pool: pool, cfg: cfg, observer: observed.New(cfg.Observer),
 		refusals: &refusals.Recent{}, schema: name, check: migrate.NewCheck(schema.Current(), name),
 		sql: statements{
-			lookup: name.SQL(lookupSQL), purge: name.SQL(purge.Operations),
-			purgeable: name.SQL(purgeableSQL),
-			notify:    fmt.Sprintf(notifyJobsSQL, riverJobs(cfg.River)),
+			lookup: name.SQL(lookupSQL),
+			notify: fmt.Sprintf(notifyJobsSQL, riverJobs(cfg.River)),
 		}}
 	if err := c.checkNotify(); err != nil {
 		return nil, err

@@ -24,6 +24,7 @@ import (
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/pgtest"
+	"github.com/pgmetered/metered/internal/purge"
 	"github.com/pgmetered/metered/internal/schema"
 )
 
@@ -301,7 +302,7 @@ func TestHostileSearchPath_IsNotAskedBySuperusers(t *testing.T) {
 	}
 	_, err = c.Holds.Sweep(ctx, super, holds.SweepOptions{})
 	require.NoError(t, err)
-	_, err = c.PurgeOperations(ctx, super, metered.PurgeOptions{OlderThan: time.Second})
+	_, err = purge.Operations.Delete(ctx, super, purge.Options{OlderThan: time.Second})
 	require.NoError(t, err)
 	_, err = c.Budget.Purge(ctx, super, budget.PurgeOptions{OlderThan: time.Second})
 	require.NoError(t, err)

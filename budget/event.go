@@ -37,9 +37,9 @@ const maxIDBytes = 255
 // counted again: its answer is the first entry, with Posted.Replayed, or ErrConflict if scope,
 // amount or OccurredAt differ. A refused event is not recorded.
 //
-// After metered.Client.PurgeOperations an event whose time (a UUIDv7's, or OccurredAt) is not after
-// the last deleted record is ErrRetired, and one without a time is new. The ids are locked before
-// the scopes.
+// After a purge of operations (package maintain) an event whose time (a UUIDv7's, or OccurredAt) is
+// not after the last deleted record is ErrRetired, and one without a time is new. The ids are locked
+// before the scopes.
 func (l *Ledger) Ingest(ctx context.Context, tx pgx.Tx, events ...UsageEvent) ([]Result, error) {
 	if err := cmp.Or(l.made(), notNil("tx", tx), checkBatch("events", len(events))); err != nil {
 		return nil, err

@@ -17,6 +17,7 @@ import (
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/pgtest"
+	purging "github.com/pgmetered/metered/internal/purge"
 	"github.com/pgmetered/metered/internal/sqlstate"
 )
 
@@ -135,16 +136,14 @@ func TestIngest_LateEventsAreRecordedAsSuch(t *testing.T) {
 func TestIngest_AfterRetention(t *testing.T) {
 	t.Parallel()
 	pool, l, clock := open(t)
-	client, err := metered.New(pool, metered.Config{})
-	require.NoError(t, err)
 	timed := event("timed", "a", 1)
 	timed.OccurredAt = start.Add(-time.Minute)
 	uuid := event(fmt.Sprintf("%08x-%04x-7000-8000-000000000000", start.UnixMilli()>>16, start.UnixMilli()&0xffff), "a", 1)
 	events := []budget.UsageEvent{timed, event("plain", "a", 1), uuid}
-	_, err = ingest(t.Context(), pool, l, events...)
+	_, err := ingest(t.Context(), pool, l, events...)
 	require.NoError(t, err)
 	clock.Advance(10 * 24 * time.Hour)
-	deleted, err := client.PurgeOperations(t.Context(), pool, metered.PurgeOptions{OlderThan: 9 * 24 * time.Hour})
+	deleted, err := purging.Operations.Delete(t.Context(), pool, purging.Options{OlderThan: 9 * 24 * time.Hour})
 	require.NoError(t, err)
 	require.EqualValues(t, 3, deleted)
 	events[0].ID, events[2].Amount = "never seen", 7
@@ -224,9 +223,7 @@ func TestIngest_AnOldSnapshotIsRetried(t *testing.T) {
 				_, err := ingest(t.Context(), pool, l, e)
 				require.NoError(t, err)
 				clock.Advance(time.Hour)
-				client, err := metered.New(pool, metered.Config{})
-				require.NoError(t, err)
-				_, err = client.PurgeOperations(t.Context(), pool, metered.PurgeOptions{OlderThan: time.Minute})
+				_, err = purging.Operations.Delete(t.Context(), pool, purging.Options{OlderThan: time.Minute})
 				require.NoError(t, err)
 			},
 		} {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -177,6 +178,25 @@ func ExampleLedger_SearchEntries() {
 	// entry 15 charge 15
 	// nothing more down to entry 6
 	// entry 5 charge 5
+}
+
+// Entries are kept for the longest window of any limit. Limits by address come and go: idle scopes are deleted whole.
+func ExampleLedger_Purge() {
+	ctx := context.Background()
+	pool, done := exampleDatabase()
+	defer done()
+	ledger, err := budget.New(budget.Config{})
+	check(err)
+	_, err = ledger.ChargeNow(ctx, pool, budget.Charge{Scope: "address/192.0.2.1", Amount: 1})
+	check(err)
+
+	report, err := ledger.Purge(ctx, pool, budget.PurgeOptions{
+		OlderThan: 35 * 24 * time.Hour,
+		Forget:    func(scope string) bool { return strings.HasPrefix(scope, "address/") },
+	})
+	check(err)
+	fmt.Println("looked at", report.Scopes, "and deleted", report.Entries, "entries")
+	// Output: looked at 1 and deleted 0 entries
 }
 
 // Usage looks at many scopes and windows in one round trip.

@@ -213,7 +213,7 @@ func TestCalls_NilIsRefused(t *testing.T) {
 		"Expire": {tx, holds.Expire{ID: "a", Deadline: time.Unix(1, 0)}},
 		"Get":    {tx, "", "a", ""}, "History": {tx, "", "a", ""}, "List": {tx, holds.Filter{}}, "Due": {tx, holds.DueFilter{}},
 		"Claimed": {tx, "", claim.Key},
-		"Sweep":   {pool, holds.SweepOptions{}}, "Purge": {pool, holds.PurgeOptions{}}, "Listen": {pool, holds.ListenOptions{}, handle},
+		"Sweep":   {pool, holds.SweepOptions{}}, "Listen": {pool, holds.ListenOptions{}, handle},
 		"Channel": {},
 	})
 	niltest.Func(t, "New", holds.New, ledger, holds.Config{})

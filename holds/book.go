@@ -52,7 +52,6 @@ const (
 	defaultLifetime   = 24 * time.Hour
 	defaultPage       = 100
 	defaultSweepBatch = 500
-	defaultOlderThan  = 30 * 24 * time.Hour
 )
 
 // Subscriber acts on a transition, within a savepoint of the call's transaction. For an effect
@@ -163,7 +162,7 @@ type statements struct {
 	releaseCaptured, extend, giveBack, expire string
 	get, ofSession, claimed, list, claims, due,
 	history string
-	sweep, sweepScope, announced, purge, purgeable string
+	sweep, sweepScope, announced string
 }
 
 func render(n schema.Name) statements {
@@ -177,7 +176,6 @@ func render(n schema.Name) statements {
 		get: n.SQL(getSQL), ofSession: n.SQL(ofSessionSQL), claimed: n.SQL(claimedSQL), list: n.SQL(listSQL),
 		claims: n.SQL(listClaimsSQL), due: n.SQL(dueSQL), history: n.SQL(historySQL),
 		sweep: n.SQL(sweepSQL), sweepScope: n.SQL(sweepScopeSQL), announced: n.SQL(announcedSQL),
-		purge: n.SQL(purgeSQL), purgeable: n.SQL(purgeableSQL),
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/ledger"
+	"github.com/pgmetered/metered/internal/purge"
 )
 
 func TestCapture_ChargesTheUsedUnitsAndFreesTheRest(t *testing.T) {
@@ -186,7 +187,7 @@ func TestReturn_OfAClaimWithAPurgedSideLine(t *testing.T) {
 	_, err = f.claim(holds.Claim{Key: key, Holder: "ben", TTL: time.Hour})
 	require.NoError(t, err)
 	f.clock.Set(later(f.clock.Now(), time.Now()).Add(time.Minute)) // the claim's id has the machine's time
-	n, err := f.book.Purge(t.Context(), f.pool, holds.PurgeOptions{OlderThan: time.Second})
+	n, err := purge.Holds.Delete(t.Context(), f.pool, purge.Options{OlderThan: time.Second})
 	require.NoError(t, err)
 	require.Equal(t, int64(1), n)
 	f.verify()

@@ -12,6 +12,7 @@ import (
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/pgtest"
+	"github.com/pgmetered/metered/internal/purge"
 )
 
 // step is a transition of holds that are there by then.
@@ -74,7 +75,7 @@ func transitions() []step {
 		}}),
 		{"release", func(f *fixture) error { _, err := f.release("h2", "sees through h4"); return err }},
 		at(time.Hour, step{"purge", func(f *fixture) error {
-			_, err := f.book.Purge(f.Context(), f.pool, holds.PurgeOptions{OlderThan: time.Minute})
+			_, err := purge.Holds.Delete(f.Context(), f.pool, purge.Options{OlderThan: time.Minute})
 			return err
 		}}),
 	}

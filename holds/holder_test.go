@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/purge"
 )
 
 // faces are all the ways in which an error shows itself to a caller.
@@ -54,7 +55,7 @@ func TestHolder_AnothersHoldLooksLikeNone(t *testing.T) {
 	_, err = f.release("released")
 	require.NoError(t, err)
 	f.clock.Advance(time.Minute)
-	_, err = f.book.Purge(ctx, f.pool, holds.PurgeOptions{OlderThan: 30 * 24 * time.Hour})
+	_, err = purge.Holds.Delete(ctx, f.pool, purge.Options{OlderThan: 30 * 24 * time.Hour})
 	require.NoError(t, err)
 	before := f.dump()
 

@@ -18,6 +18,7 @@ import (
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/ledger"
 	"github.com/pgmetered/metered/internal/pgtest"
+	"github.com/pgmetered/metered/internal/purge"
 )
 
 // crowd puts so many holds of a unit on a scope, at once, of which those that are not
@@ -380,7 +381,7 @@ func (f *fixture) everyFunction(round int) {
 }
 
 func (f *fixture) purge() (int64, error) {
-	return f.book.Purge(f.Context(), f.pool, holds.PurgeOptions{OlderThan: time.Second})
+	return purge.Holds.Delete(f.Context(), f.pool, purge.Options{OlderThan: time.Second})
 }
 
 func (f *fixture) expire(e holds.Expire) (h holds.Hold, ended bool, err error) {

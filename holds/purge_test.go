@@ -12,6 +12,7 @@ import (
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/pgtest"
+	"github.com/pgmetered/metered/internal/purge"
 	"github.com/pgmetered/metered/internal/sqlstate"
 	"github.com/pgmetered/metered/internal/uuidv7"
 )
@@ -117,7 +118,7 @@ func TestPurge_UnderAClockThatIsAheadRetiresNoNewID(t *testing.T) {
 	_, err := f.release(old.ID, "no time")
 	require.NoError(t, err)
 	f.clock.Advance(10 * 24 * time.Hour)
-	n, err := f.book.Purge(t.Context(), f.pool, holds.PurgeOptions{OlderThan: time.Second})
+	n, err := purge.Holds.Delete(t.Context(), f.pool, purge.Options{OlderThan: time.Second})
 	require.NoError(t, err)
 	require.Equal(t, int64(2), n)
 	f.clock.Set(noon.Add(time.Second))
@@ -137,9 +138,9 @@ func TestPurge_KeepsAnIDWithATimeInTheFuture(t *testing.T) {
 	_, err := f.release(early.ID)
 	require.NoError(t, err)
 	purge := func() int64 {
-		dry, err := f.book.Purge(t.Context(), f.pool, holds.PurgeOptions{OlderThan: time.Minute, DryRun: true})
+		dry, err := purge.Holds.Delete(t.Context(), f.pool, purge.Options{OlderThan: time.Minute, DryRun: true})
 		require.NoError(t, err)
-		n, err := f.book.Purge(t.Context(), f.pool, holds.PurgeOptions{OlderThan: time.Minute})
+		n, err := purge.Holds.Delete(t.Context(), f.pool, purge.Options{OlderThan: time.Minute})
 		require.NoError(t, err)
 		require.Equal(t, dry, n)
 		return n
@@ -159,16 +160,12 @@ func TestPurge_DoesNotWaitForEverForASessionThatSharesTheHorizon(t *testing.T) {
 	open := begin(t, f.pool, pgx.RepeatableRead)
 	_, err := f.book.Place(t.Context(), open, holds.Placement{ID: uuidAt(noon), TTL: time.Minute, Lines: []holds.Line{capacity("a", 1, 5)}})
 	require.NoError(t, err)
-	ledger, err := budget.New(budget.Config{LockTimeout: 50 * time.Millisecond})
-	require.NoError(t, err)
-	hasty, err := holds.New(ledger, holds.Config{})
-	require.NoError(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
-	_, err = hasty.Purge(ctx, f.pool, holds.PurgeOptions{})
+	_, err = purge.Holds.Delete(ctx, f.pool, purge.Options{LockTimeout: 50 * time.Millisecond})
 	require.ErrorIs(t, err, budget.ErrBusy)
 	require.NoError(t, open.Commit(t.Context()))
-	_, err = hasty.Purge(t.Context(), f.pool, holds.PurgeOptions{})
+	_, err = purge.Holds.Delete(t.Context(), f.pool, purge.Options{})
 	require.NoError(t, err)
 }
 
@@ -188,7 +185,7 @@ func TestExpire_OfAHoldPurgedWhileItWaitsIsUnknown(t *testing.T) {
 		})
 	})
 	pgtest.WaitQueued(t, f.pool, 1)
-	n, err := f.book.Purge(t.Context(), f.pool, holds.PurgeOptions{OlderThan: time.Second})
+	n, err := purge.Holds.Delete(t.Context(), f.pool, purge.Options{OlderThan: time.Second})
 	require.NoError(t, err)
 	require.Equal(t, int64(1), n)
 	require.NoError(t, busy.Commit(t.Context()))

@@ -14,6 +14,7 @@ import (
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/bounds"
 	"github.com/pgmetered/metered/internal/pgtest"
+	"github.com/pgmetered/metered/internal/purge"
 	"github.com/pgmetered/metered/internal/sqlstate"
 )
 
@@ -143,7 +144,7 @@ func TestRole_AnnouncingAHoldLosesNoneOfItsUnits(t *testing.T) {
 	_, err = app.pool.Exec(t.Context(), `select metered.announced('{1}', null)`)
 	require.NoError(t, err)
 	owner.clock.Advance(time.Hour)
-	_, err = owner.book.Purge(t.Context(), owner.pool, holds.PurgeOptions{OlderThan: time.Minute})
+	_, err = purge.Holds.Delete(t.Context(), owner.pool, purge.Options{OlderThan: time.Minute})
 	require.NoError(t, err)
 	owner.verify()
 	_, err = app.charge(budget.Charge{Scope: "b", Amount: 10, Limits: []budget.Limit{budget.Lifetime(10)}})

@@ -12,6 +12,7 @@ import (
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/pgtest"
+	"github.com/pgmetered/metered/internal/purge"
 	"github.com/pgmetered/metered/internal/sqlstate"
 )
 
@@ -139,7 +140,7 @@ func TestPlace_AnOldSnapshotPlacesNoRetiredIDAgain(t *testing.T) {
 			_, err = f.release(id)
 			require.NoError(t, err)
 			f.clock.Advance(time.Minute)
-			n, err := f.book.Purge(t.Context(), f.pool, holds.PurgeOptions{OlderThan: time.Second})
+			n, err := purge.Holds.Delete(t.Context(), f.pool, purge.Options{OlderThan: time.Second})
 			require.NoError(t, err)
 			require.Equal(t, int64(1), n)
 			r := holds.Placement{ID: id, TTL: time.Minute, Lines: []holds.Line{capacity("b", 1, 1)}}

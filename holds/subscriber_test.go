@@ -12,6 +12,7 @@ import (
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/purge"
 )
 
 var errVeto = errors.New("veto")
@@ -199,7 +200,7 @@ func TestSubscriber_OfASweepGetsHoldsThatOthersEndedUntilItAccepts(t *testing.T)
 	}
 	// A purge leaves holds that are still to be announced.
 	f.clock.Advance(time.Minute)
-	n, err := f.book.Purge(t.Context(), f.pool, holds.PurgeOptions{OlderThan: time.Second})
+	n, err := purge.Holds.Delete(t.Context(), f.pool, purge.Options{OlderThan: time.Second})
 	require.NoError(t, err)
 	require.Equal(t, int64(3), n)
 	w.veto = nil

@@ -13,6 +13,7 @@ import (
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/pgtest"
+	"github.com/pgmetered/metered/internal/purge"
 )
 
 // Verify reads while everything moves, and finds no difference.
@@ -53,7 +54,7 @@ func TestVerify_IsQuietUnderTraffic(t *testing.T) {
 				if err != nil {
 					f.Errorf("%v", err)
 				}
-				_, _ = f.book.Purge(t.Context(), f.pool, holds.PurgeOptions{OlderThan: time.Second})
+				_, _ = purge.Holds.Delete(t.Context(), f.pool, purge.Options{OlderThan: time.Second})
 			}
 		}
 		return nil

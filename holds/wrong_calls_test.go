@@ -13,7 +13,6 @@ import (
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/bounds"
-	"github.com/pgmetered/metered/internal/purge"
 )
 
 // call is one of a book with an argument that is wrong.
@@ -247,17 +246,6 @@ func wrongCalls() []call {
 		for _, o := range opts {
 			table = append(table, call{field, func(ctx context.Context, b *holds.Book, _ pgx.Tx) error {
 				_, err := b.Sweep(ctx, new(pgxpool.Pool), o)
-				return err
-			}})
-		}
-	}
-	for field, opts := range map[string][]holds.PurgeOptions{
-		"PurgeOptions.OlderThan": {{OlderThan: -1}, {OlderThan: purge.MinOlderThan - 1}, {OlderThan: purge.MaxOlderThan + 1}},
-		"PurgeOptions.Batch":     {{Batch: -1}, {Batch: purge.MaxBatch + 1}},
-	} {
-		for _, o := range opts {
-			table = append(table, call{field, func(ctx context.Context, b *holds.Book, _ pgx.Tx) error {
-				_, err := b.Purge(ctx, new(pgxpool.Pool), o)
 				return err
 			}})
 		}

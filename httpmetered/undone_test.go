@@ -16,6 +16,7 @@ import (
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/httpmetered"
 	"github.com/pgmetered/metered/internal/pgtest"
+	"github.com/pgmetered/metered/internal/purge"
 )
 
 func TestIdempotent_AnAnswerOf400AndMoreUndoesTheCommand(t *testing.T) {
@@ -273,12 +274,10 @@ func TestIdempotent_WithoutAKeyWhereItIsOptionalAndSafeMethods(t *testing.T) {
 func TestIdempotent_AKeyWithATimeIsNotCarriedOutAgainAfterAPurge(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, httpmetered.IdempotentConfig{}, created)
-	client, err := metered.New(s.pool, metered.Config{})
-	require.NoError(t, err)
 	key := metered.NewID()
 	require.Equal(t, 201, s.post("body", `"`+key+`"`).status)
 	pgtest.SetClock(t, s.pool, time.Now().Add(2*time.Hour))
-	purged, err := client.PurgeOperations(t.Context(), s.pool, metered.PurgeOptions{OlderThan: time.Hour})
+	purged, err := purge.Operations.Delete(t.Context(), s.pool, purge.Options{OlderThan: time.Hour})
 	require.NoError(t, err)
 	require.EqualValues(t, 1, purged)
 	r := s.post("body", `"`+key+`"`)

@@ -63,8 +63,8 @@ end $$`
 
 func ways() map[string]way {
 	notGranted := map[string]string{}
-	for _, call := range []string{"metered.Migrate", "metered.Migrate, a new schema", "Ledger.Purge", "Ledger.RepairClock", "Client.PurgeOperations",
-		"Book.Purge", "Store.Purge", "Enqueuer.Purge", "leases.Purge", "Notary.Notarize", "Register.Export", "Register.Pseudonymize",
+	for _, call := range []string{"metered.Migrate", "metered.Migrate, a new schema", "Ledger.Purge", "Ledger.RepairClock", "maintain.Run",
+		"Notary.Notarize", "Register.Export", "Register.Pseudonymize",
 		"Notary.Verify", "Notary.Receipt"} {
 		notGranted[call] = "42501" // Postgres refuses the role
 	}
@@ -82,8 +82,7 @@ func ways() map[string]way {
 		"as maintenance": {open: func(t *testing.T, owner *pgxpool.Pool) *pgxpool.Pool {
 			return pgtest.AsRole(t, owner, metered.GrantMaintenanceSQL, "")
 		}, works: append(anybodys, "Ledger.Entries", "Ledger.ClockAhead", "Ledger.Purge", "Ledger.RepairClock", "Ledger.NumberFeed", "Ledger.FeedConsumers",
-			"Ledger.DropFeedConsumer", "Book.Purge", "Store.Purge", "Enqueuer.Purge",
-			"leases.Purge", "Client.PurgeOperations")},
+			"Ledger.DropFeedConsumer", "maintain.Run")},
 		"as reporting": {open: func(t *testing.T, owner *pgxpool.Pool) *pgxpool.Pool {
 			return pgtest.AsRole(t, owner, metered.GrantReportingSQL, "")
 		}, works: append(anybodys, "Ledger.Entries", "Ledger.ClockAhead", "Ledger.SearchEntries", "Ledger.Resources", "Ledger.Check", "Ledger.Usage",

@@ -65,7 +65,6 @@ func (b *behind) holds() {
 	})
 	b.try("Book.Claimed", func(ctx context.Context) error { return second(book.Claimed(ctx, b.pool, "", key)) })
 	b.try("Book.Sweep", func(ctx context.Context) error { return second(book.Sweep(ctx, b.pool, holds.SweepOptions{})) })
-	b.try("Book.Purge", func(ctx context.Context) error { return second(book.Purge(ctx, b.pool, holds.PurgeOptions{})) })
 }
 
 func (b *behind) tokens() {
@@ -90,7 +89,6 @@ func (b *behind) tokens() {
 	b.tx("Store.RevokeSubject", func(ctx context.Context, tx pgx.Tx) error {
 		return second(store.RevokeSubject(ctx, tx, mint.Purpose, mint.Subject))
 	})
-	b.try("Store.Purge", func(ctx context.Context) error { return second(store.Purge(ctx, b.pool, tokens.PurgeOptions{})) })
 }
 
 func (b *behind) jobs() {
@@ -105,9 +103,6 @@ func (b *behind) jobs() {
 		return b.id("found"), second(b.d.Jobs.Enqueue(ctx, tx, process{"found"}, &jobs.Options{Key: b.id("found")}))
 	})
 	b.try("Enqueuer.Find", func(ctx context.Context) error { return second(queue.Find(ctx, b.pool, "", record)) })
-	b.try("Enqueuer.Purge", func(ctx context.Context) error {
-		return second(queue.Purge(ctx, b.pool, jobs.PurgeOptions{OlderThan: time.Hour}))
-	})
 	scope := b.id("gated")
 	gated := func(q *jobs.Enqueuer) func(ctx context.Context, tx pgx.Tx) (jobs.Result, error) {
 		return func(ctx context.Context, tx pgx.Tx) (jobs.Result, error) {
@@ -155,9 +150,6 @@ func (b *behind) leases() {
 	})
 	b.called["Pool.Spends"] = true // where no lease could be opened there is none
 	b.try("leases.Sweep", func(ctx context.Context) error { return second(leases.Sweep(ctx, b.pool, b.c.Budget)) })
-	b.try("leases.Purge", func(ctx context.Context) error {
-		return second(leases.Purge(ctx, b.pool, b.c.Budget, leases.PurgeOptions{OlderThan: time.Hour}))
-	})
 	b.try("Pool.Close", lent.Close)
 
 	carver, err := leases.NewCarver(b.c.Budget)

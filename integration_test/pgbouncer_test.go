@@ -22,6 +22,7 @@ import (
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/jobs"
 	"github.com/pgmetered/metered/leases"
+	"github.com/pgmetered/metered/maintain"
 	"github.com/pgmetered/metered/notary"
 	"github.com/pgmetered/metered/privacy"
 	"github.com/pgmetered/metered/replica"
@@ -307,8 +308,9 @@ func (b *behind) commands() {
 		return b.id("found"), second(metered.DoTx[any](ctx, b.d, tx, metered.Command{ID: b.id("found")}, nil))
 	})
 	b.try("Client.Lookup", func(ctx context.Context) error { return second(b.c.Lookup(ctx, b.pool, "", recorded)) })
-	b.try("Client.PurgeOperations", func(ctx context.Context) error {
-		return second(b.c.PurgeOperations(ctx, b.pool, metered.PurgeOptions{OlderThan: time.Hour}))
+	b.try("maintain.Run", func(ctx context.Context) error {
+		return second(maintain.Run(ctx, b.pool, maintain.Parts{Ledger: b.c.Budget},
+			maintain.Policy{NoSweeps: true, Operations: time.Hour, JobKeys: time.Hour}))
 	})
 }
 

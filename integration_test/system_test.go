@@ -17,6 +17,7 @@ import (
 
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/purge"
 	"github.com/pgmetered/metered/jobs"
 	"github.com/pgmetered/metered/tokens"
 )
@@ -173,6 +174,6 @@ func exercise(t *testing.T, connString string) {
 	})
 	require.Error(t, err)
 	require.Equal(t, n, s.verify())
-	_, err = s.c.PurgeOperations(ctx, s.pool, metered.PurgeOptions{OlderThan: time.Second})
+	_, err = purge.Operations.Delete(ctx, s.pool, purge.Options{OlderThan: time.Second})
 	require.NoError(t, err)
 }

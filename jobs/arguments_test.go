@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/riverdriver/riverpgxv5"
 	"github.com/stretchr/testify/require"
@@ -16,7 +15,6 @@ import (
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/pgtest"
-	"github.com/pgmetered/metered/internal/purge"
 	"github.com/pgmetered/metered/jobs"
 )
 
@@ -154,14 +152,6 @@ func TestNewFindPurge_BadInputIsRefusedBeforeAnySQL(t *testing.T) {
 	for field, call := range map[string]func() error{
 		"queue": func() error { _, err := e.Find(ctx, noSQL{}, "A", "k"); return err },
 		"key":   func() error { _, err := e.Find(ctx, noSQL{}, "", ""); return err },
-		"PurgeOptions.OlderThan": func() error {
-			_, err := e.Purge(ctx, new(pgxpool.Pool), jobs.PurgeOptions{})
-			return err
-		},
-		"PurgeOptions.Batch": func() error {
-			_, err := e.Purge(ctx, new(pgxpool.Pool), jobs.PurgeOptions{OlderThan: time.Hour, Batch: purge.MaxBatch + 1})
-			return err
-		},
 	} {
 		requireInvalid(t, call(), field)
 	}

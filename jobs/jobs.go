@@ -12,7 +12,6 @@ import (
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/listen"
 	"github.com/pgmetered/metered/internal/observed"
-	"github.com/pgmetered/metered/internal/purge"
 	"github.com/pgmetered/metered/internal/schema"
 	"github.com/pgmetered/metered/observe"
 )
@@ -68,7 +67,7 @@ type Enqueuer struct {
 	channel  string // "" without Config.Notify
 	observer *observed.To
 
-	claimSQL, claimManySQL, renumberSQL, findSQL, purgeSQL, purgeableSQL string
+	claimSQL, claimManySQL, renumberSQL, findSQL string
 
 	gate gate
 
@@ -128,8 +127,6 @@ func New(client *river.Client[pgx.Tx], config Config) (*Enqueuer, error) {
 		claimSQL:     name.SQL(claimSQL),
 		claimManySQL: name.SQL(claimManySQL),
 		findSQL:      name.SQL(findSQL),
-		purgeSQL:     name.SQL(purge.JobKeys),
-		purgeableSQL: name.SQL(purgeableSQL),
 	}, nil
 }
 

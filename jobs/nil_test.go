@@ -2,7 +2,6 @@ package jobs_test
 
 import (
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -19,7 +18,7 @@ func TestCalls_NilIsRefused(t *testing.T) {
 		"Enqueue": {noSQL{}, process{}, none}, "EnqueueMany": {noSQL{}, []jobs.Item{{Args: process{}}}},
 		"Release": {new(pgxpool.Pool)}, "ReleaseIn": {noSQL{}, "scope"}, "Run": {new(pgxpool.Pool), niltest.Given{Arg: (func(error))(nil)}},
 		"CancelParked": {noSQL{}, int64(1)}, "Reprioritize": {noSQL{}, int64(1), 1}, "Explain": {noSQL{}, int64(1)}, "Parked": {noSQL{}, "scope", int64(0), 1},
-		"Find": {noSQL{}, "", "k"}, "Purge": {new(pgxpool.Pool), jobs.PurgeOptions{OlderThan: time.Hour}},
+		"Find": {noSQL{}, "", "k"},
 	})
 	niltest.Func(t, "New", jobs.New, client, jobs.Config{})
 	_, err := e.Enqueue(t.Context(), noSQL{}, (*process)(nil), nil)

@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered/internal/pgtest"
+	"github.com/pgmetered/metered/internal/purge"
 	"github.com/pgmetered/metered/jobs"
 )
 
@@ -40,10 +41,10 @@ func TestPurge_ForgetsKeysOlderThanTheAgeAndNoOthers(t *testing.T) {
 	young := f.mustEnqueue(process{"young"}, key("young"))
 	clock.Advance(time.Hour)
 
-	told, err := f.Purge(f.ctx, f.pool, jobs.PurgeOptions{OlderThan: time.Hour, DryRun: true})
+	told, err := purge.JobKeys.Delete(f.ctx, f.pool, purge.Options{OlderThan: time.Hour, DryRun: true})
 	require.NoError(t, err)
 	require.EqualValues(t, 1, told)
-	deleted, err := f.Purge(f.ctx, f.pool, jobs.PurgeOptions{OlderThan: time.Hour})
+	deleted, err := purge.JobKeys.Delete(f.ctx, f.pool, purge.Options{OlderThan: time.Hour})
 	require.NoError(t, err)
 	require.EqualValues(t, 1, deleted)
 	f.requireCounts(2, 1)
@@ -74,7 +75,7 @@ func TestPurge_SeveralAtOnceForgetEachKeyOnce(t *testing.T) {
 	errs := make([]error, 4)
 	for i := range errs {
 		wg.Go(func() {
-			deleted, err := f.Purge(f.ctx, f.pool, jobs.PurgeOptions{
+			deleted, err := purge.JobKeys.Delete(f.ctx, f.pool, purge.Options{
 				OlderThan: time.Hour, Batch: 30, Progress: func(int64) { calls.Add(1) },
 			})
 			total.Add(deleted)
@@ -98,7 +99,7 @@ func TestPurge_CancelledKeepsFinishedBatches(t *testing.T) {
 	clock.Advance(time.Hour)
 	ctx, cancel := context.WithCancel(f.ctx)
 	var progress []int64
-	deleted, err := f.Purge(ctx, f.pool, jobs.PurgeOptions{OlderThan: time.Minute, Batch: 10, Progress: func(n int64) {
+	deleted, err := purge.JobKeys.Delete(ctx, f.pool, purge.Options{OlderThan: time.Minute, Batch: 10, Progress: func(n int64) {
 		if progress = append(progress, n); len(progress) == 3 {
 			cancel()
 		}
@@ -116,8 +117,8 @@ func TestPurge_EnqueueOfAKeyBeingForgottenWaitsAndMakesANewJob(t *testing.T) {
 	first := f.mustEnqueue(process{"a"}, key("k"))
 	clock.Advance(time.Hour)
 
-	purge, enqueue := f.begin(pgx.ReadCommitted), f.begin(pgx.ReadCommitted)
-	_, err := purge.Exec(f.ctx, "select metered.purge_job_keys(null, metered.clock(), 10)")
+	other, enqueue := f.begin(pgx.ReadCommitted), f.begin(pgx.ReadCommitted)
+	_, err := other.Exec(f.ctx, "select metered.purge_job_keys(null, metered.clock(), 10)")
 	require.NoError(t, err)
 	enqueuePID := pid(t, enqueue)
 	results := make(chan jobs.Result, 1)
@@ -131,11 +132,11 @@ func TestPurge_EnqueueOfAKeyBeingForgottenWaitsAndMakesANewJob(t *testing.T) {
 	f.untilBlocked(enqueuePID)
 
 	// Another purge passes by.
-	deleted, err := f.Purge(f.ctx, f.pool, jobs.PurgeOptions{OlderThan: time.Minute})
+	deleted, err := purge.JobKeys.Delete(f.ctx, f.pool, purge.Options{OlderThan: time.Minute})
 	require.NoError(t, err)
 	require.Zero(t, deleted)
 
-	require.NoError(t, purge.Commit(f.ctx))
+	require.NoError(t, other.Commit(f.ctx))
 	result := <-results
 	require.True(t, result.Created)
 	require.NotEqual(t, first.JobID, result.JobID)

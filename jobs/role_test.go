@@ -12,6 +12,7 @@ import (
 
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/internal/pgtest"
+	"github.com/pgmetered/metered/internal/purge"
 	"github.com/pgmetered/metered/internal/sqlstate"
 	"github.com/pgmetered/metered/jobs"
 )
@@ -54,7 +55,7 @@ func TestRoles_ApplicationNeedsOnlyItsGrants(t *testing.T) {
 		_, err = app.pool.Exec(f.ctx, forbidden)
 		requireForbidden(t, err, forbidden)
 	}
-	_, err = app.Purge(app.ctx, app.pool, jobs.PurgeOptions{OlderThan: time.Hour})
+	_, err = purge.JobKeys.Delete(app.ctx, app.pool, purge.Options{OlderThan: time.Hour})
 	requireForbidden(t, err, "purge")
 	f.requireCounts(2, 1)
 }
@@ -69,7 +70,7 @@ func TestRoles_MaintenanceMayPurgeButNotClaim(t *testing.T) {
 	maintenance := f.as(metered.GrantMaintenanceSQL)
 	_, err := maintenance.enqueue(process{"b"}, key("other"))
 	requireForbidden(t, err, "claim")
-	deleted, err := maintenance.Purge(f.ctx, maintenance.pool, jobs.PurgeOptions{OlderThan: time.Hour})
+	deleted, err := purge.JobKeys.Delete(f.ctx, maintenance.pool, purge.Options{OlderThan: time.Hour})
 	require.NoError(t, err)
 	require.EqualValues(t, 1, deleted)
 	f.requireCounts(1, 0)

@@ -13,6 +13,7 @@ import (
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/niltest"
 	"github.com/pgmetered/metered/internal/pgtest"
+	"github.com/pgmetered/metered/internal/purge"
 	"github.com/pgmetered/metered/leases"
 )
 
@@ -199,7 +200,7 @@ func TestCarve_APurgeForgetsAChildOnceItsLeaseIsPurged(t *testing.T) {
 	}
 	require.Equal(t, []string{"held", "open", "settled", "user"}, purged())
 	require.ErrorIs(t, f.charge(pgx.ReadCommitted, "settled", 1), budget.ErrScopeClosed)
-	_, err = leases.Purge(t.Context(), f.db, f.ledger, leases.PurgeOptions{OlderThan: time.Hour})
+	_, err = purge.Leases.Delete(t.Context(), f.db, purge.Options{OlderThan: time.Hour})
 	require.NoError(t, err)
 	require.Equal(t, []string{"held", "open", "user"}, purged())
 	report, err := leases.Sweep(t.Context(), f.db, f.ledger)

@@ -8,11 +8,9 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/answer"
-	"github.com/pgmetered/metered/internal/purge"
 )
 
 // Lease is a lease, or a carved child.
@@ -125,42 +123,4 @@ func pages[R any](ctx context.Context, db budget.Querier, sql string, of any, fr
 		}
 		n = len(found)
 	}
-}
-
-// PurgeOptions says which leases Purge deletes. OlderThan is required.
-type PurgeOptions struct {
-	// OlderThan is how long ago a lease was settled before it is deleted, from 1s to a century.
-	// Required.
-	OlderThan time.Duration
-
-	// Batch is the most rows that one transaction deletes, from 1 to 10,000. Defaults to 1,000.
-	Batch int
-
-	// Progress is called after each batch, with the number of rows deleted so far. It may be nil.
-	Progress func(deleted int64)
-
-	// DryRun counts leases and deletes none. It needs SELECT on the table of leases.
-	DryRun bool
-}
-
-const purgeableSQL = `
-select coalesce(pg_catalog.sum(1 + (select count(*) from metered.lease_spends s where s.lease = y.no)), 0)::bigint
-from metered.leases y, (select metered.clock() - $1::interval as at) cutoff
-where y.settled_at < cutoff.at and (y.mode <> 'g' or y.home_at is not null and y.ends_at < cutoff.at)`
-
-const purgeSQL = `select deleted, last from metered.purge_leases($1, metered.clock() - $2::interval, $3)`
-
-// Purge deletes leases settled longer ago than OlderThan, with their spends, in batches, and
-// returns how many rows. It needs metered.GrantMaintenanceSQL.
-func Purge(ctx context.Context, pool *pgxpool.Pool, ledger *budget.Ledger, opts PurgeOptions) (int64, error) {
-	p, err := bare(pool, ledger)
-	if err != nil {
-		return 0, err
-	}
-	o := purge.Options(opts)
-	if err := o.Check(errArgument); err != nil {
-		return 0, err
-	}
-	deleted, err := o.Run(ctx, p.observer, "leases", p.db, p.sql.purgeable, p.sql.purge)
-	return deleted, failed("purge", err)
 }

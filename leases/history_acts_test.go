@@ -14,7 +14,7 @@ import (
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/ledger"
 	"github.com/pgmetered/metered/internal/pgtest"
-	"github.com/pgmetered/metered/leases"
+	"github.com/pgmetered/metered/internal/purge"
 )
 
 func (h *history) level() pgx.TxIsoLevel { return rapid.SampledFrom(levels).Draw(h.T, "level") }
@@ -323,11 +323,11 @@ func (h *history) repair() {
 func (h *history) purge() {
 	_, err := h.ledger.Purge(h.Context(), h.db, budget.PurgeOptions{Scope: h.scope, OlderThan: 20 * time.Second, Batch: 16})
 	require.NoError(h.T, err)
-	opts := leases.PurgeOptions{OlderThan: h.duration("purge", 10_000) + time.Second, Batch: rapid.IntRange(1, 5).Draw(h.T, "batch"), DryRun: true}
-	told, err := leases.Purge(h.Context(), h.db, h.ledger, opts)
+	opts := purge.Options{OlderThan: h.duration("purge", 10_000) + time.Second, Batch: rapid.IntRange(1, 5).Draw(h.T, "batch"), DryRun: true}
+	told, err := purge.Leases.Delete(h.Context(), h.db, opts)
 	require.NoError(h.T, err)
 	opts.DryRun = false
-	deleted, err := leases.Purge(h.Context(), h.db, h.ledger, opts)
+	deleted, err := purge.Leases.Delete(h.Context(), h.db, opts)
 	require.NoError(h.T, err)
 	require.Equal(h.T, told, deleted)
 }

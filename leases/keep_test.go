@@ -16,6 +16,7 @@ import (
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/pgtest"
+	"github.com/pgmetered/metered/internal/purge"
 	"github.com/pgmetered/metered/internal/sqlstate"
 	"github.com/pgmetered/metered/leases"
 )
@@ -42,7 +43,7 @@ func TestGrants_AreEnoughForAPool(t *testing.T) {
 			require.NoError(t, err)
 		}
 	}
-	_, err = leases.Purge(t.Context(), app, f.ledger, leases.PurgeOptions{OlderThan: time.Second})
+	_, err = purge.Leases.Delete(t.Context(), app, purge.Options{OlderThan: time.Second})
 	require.Equal(t, sqlstate.InsufficientPrivilege, sqlstate.Of(err))
 	require.Equal(t, spent+20, role.settled("hot", p))
 	for _, sql := range []string{`delete from metered.lease_spends`, `update metered.leases set spent = 0`, `insert into metered.lease_spends select * from metered.lease_spends`,
@@ -50,7 +51,7 @@ func TestGrants_AreEnoughForAPool(t *testing.T) {
 		_, err := app.Exec(t.Context(), sql)
 		require.Equal(t, sqlstate.InsufficientPrivilege, sqlstate.Of(err), sql)
 	}
-	_, err = leases.Purge(t.Context(), keeper, f.ledger, leases.PurgeOptions{OlderThan: time.Second})
+	_, err = purge.Leases.Delete(t.Context(), keeper, purge.Options{OlderThan: time.Second})
 	require.NoError(t, err)
 }
 
@@ -116,12 +117,12 @@ func TestPurge_TakesSettledLeasesWithTheirSpends(t *testing.T) {
 	open := f.open("rows", 100, 24*time.Hour)
 	require.NoError(t, open.spend(t.Context(), f.db, 0, 5))
 	require.Equal(t, 5*8+2, rows())
-	n, err := leases.Purge(t.Context(), f.db, f.ledger, leases.PurgeOptions{OlderThan: 5 * time.Minute, Batch: 3})
+	n, err := purge.Leases.Delete(t.Context(), f.db, purge.Options{OlderThan: 5 * time.Minute, Batch: 3})
 	require.NoError(t, err)
 	require.Zero(t, n, "the first is as old, and not older")
 	clock.Advance(time.Microsecond)
 	var progress []int64
-	n, err = leases.Purge(t.Context(), f.db, f.ledger, leases.PurgeOptions{OlderThan: 3 * time.Minute, Batch: 5, Progress: func(n int64) {
+	n, err = purge.Leases.Delete(t.Context(), f.db, purge.Options{OlderThan: 3 * time.Minute, Batch: 5, Progress: func(n int64) {
 		progress = append(progress, n)
 		report, err := f.ledger.Verify(t.Context(), f.db, budget.VerifyOptions{})
 		require.NoError(t, err)
@@ -132,7 +133,7 @@ func TestPurge_TakesSettledLeasesWithTheirSpends(t *testing.T) {
 	require.Equal(t, []int64{5, 10, 15, 20, 24}, progress)
 	require.Equal(t, 2*8+2, rows())
 	clock.Advance(time.Hour)
-	_, err = leases.Purge(t.Context(), f.db, f.ledger, leases.PurgeOptions{OlderThan: time.Second, Batch: 1})
+	_, err = purge.Leases.Delete(t.Context(), f.db, purge.Options{OlderThan: time.Second, Batch: 1})
 	require.NoError(t, err)
 	require.Equal(t, 2, rows())
 	require.Equal(t, int64(5*21+5), f.usage("hot").Used)

@@ -17,7 +17,7 @@ import (
 )
 
 // statements are the package's SQL, rendered for one schema.
-type statements struct{ charge, spend, direct, open, settle, due, history, spends, purge, purgeable string }
+type statements struct{ charge, spend, direct, open, settle, due, history, spends string }
 
 const (
 	chargeSQL = `
@@ -43,8 +43,7 @@ func render(n schema.Name) statements {
 	return statements{
 		charge: n.SQL(chargeSQL), spend: n.SQL(spendSQL), direct: n.SQL(directSQL),
 		open: n.SQL(openSQL), settle: n.SQL(settleSQL), due: n.SQL(dueSQL),
-		history: n.SQL(historySQL), spends: n.SQL(spendsSQL), purge: n.SQL(purgeSQL),
-		purgeable: n.SQL(purgeableSQL),
+		history: n.SQL(historySQL), spends: n.SQL(spendsSQL),
 	}
 }
 

@@ -29,29 +29,40 @@ type Parts struct {
 	Wallets *wallet.Book
 }
 
-// Policy says how long rows are kept. The zero value keeps entries, operations and job keys for
-// ever, and has the documented defaults for the rest.
+// Policy says how long rows are kept, from 1s to a century: budget.Never keeps them for ever. The
+// zero value keeps entries, operations and job keys for ever, and has the documented defaults for
+// the rest.
 type Policy struct {
 	// Entries is how long entries are kept: at least every Limit.Reach, and as long as somebody
 	// refunds or invoices. 0 keeps them for ever.
 	Entries time.Duration
 
-	// Operations is how long the records of commands are kept: longer than clients repeat calls. 0
-	// keeps them for ever.
+	// Operations is how long the records of commands are kept: longer than clients repeat calls. An
+	// id with a time at or before the latest deleted record is metered.ErrRetired, and one without
+	// a time looks new. 0 keeps them for ever.
 	Operations time.Duration
 
-	// JobKeys is how long the keys of jobs are kept: longer than callers retry or schedule ahead.
-	// 0 keeps them for ever.
+	// JobKeys is how long the keys of jobs are kept: longer than callers retry or schedule ahead. A
+	// deleted key looks new. 0 keeps them for ever.
 	JobKeys time.Duration
 
-	// Holds is how long holds are kept since they ended. Defaults to 30 days.
+	// Holds is how long holds are kept since they ended, with their history. Confirmed claims,
+	// unannounced holds, and holds whose id has a later time stay. An id with a time (UUIDv7) at or
+	// before the latest deleted one is holds.ErrRetired, and any other looks new. Defaults to 30
+	// days.
 	Holds time.Duration
 
-	// Leases is how long leases are kept since they were settled. Defaults to 30 days.
+	// Leases is how long leases are kept since they were settled, with their spends. Defaults to 30
+	// days.
 	Leases time.Duration
 
-	// Tokens is how long tokens are kept since they ended. Defaults to 30 days.
+	// Tokens is how long tokens are kept since they ended, by their last use, their revocation or
+	// their expiry. The secret of a deleted token can be minted again. Defaults to 30 days.
 	Tokens time.Duration
+
+	// DryRun counts the rows that would be deleted, and deletes none: no sweep runs. It needs SELECT
+	// on the tables, and does not go with Forget.
+	DryRun bool
 
 	// Forget reports whether an idle scope may be deleted altogether, as
 	// budget.PurgeOptions.Forget does. Defaults to none.
@@ -76,10 +87,7 @@ type Policy struct {
 	Progress func(Report)
 }
 
-const (
-	keep     = 30 * 24 * time.Hour
-	maxBatch = 2000 // of wallet.SweepOptions
-)
+const maxBatch = 2000 // of wallet.SweepOptions
 
 // check refuses an argument out of bounds, and sets the defaults.
 func (p *Policy) check(parts Parts) error {
@@ -100,8 +108,14 @@ func (p *Policy) check(parts Parts) error {
 		return invalid("Policy.NoPurges", "is set, and so is NoSweeps: nothing is left to run")
 	case p.Forget != nil && p.Entries == 0:
 		return invalid("Policy.Forget", "needs Policy.Entries")
+	case p.DryRun && p.NoPurges:
+		return invalid("Policy.DryRun", "is of purges, which NoPurges leaves out")
+	case p.Forget != nil && p.DryRun:
+		return invalid("Policy.DryRun", "is not for Forget")
 	}
-	p.Holds, p.Leases, p.Tokens = cmp.Or(p.Holds, keep), cmp.Or(p.Leases, keep), cmp.Or(p.Tokens, keep)
+	for _, age := range []*time.Duration{&p.Holds, &p.Leases, &p.Tokens} {
+		*age = cmp.Or(*age, purge.DefaultOlderThan)
+	}
 	for _, age := range []struct {
 		field string
 		age   time.Duration
@@ -109,7 +123,7 @@ func (p *Policy) check(parts Parts) error {
 		{"Entries", p.Entries}, {"Operations", p.Operations}, {"JobKeys", p.JobKeys},
 		{"Holds", p.Holds}, {"Leases", p.Leases}, {"Tokens", p.Tokens},
 	} {
-		if age.age != 0 && (age.age < purge.MinOlderThan || age.age > purge.MaxOlderThan) {
+		if age.age != 0 && age.age != budget.Never && (age.age < purge.MinOlderThan || age.age > purge.MaxOlderThan) {
 			return invalid("Policy."+age.field, "%v is not from %v to %v", age.age,
 				purge.MinOlderThan, purge.MaxOlderThan)
 		}

@@ -14,7 +14,6 @@ import (
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/purge"
 	"github.com/pgmetered/metered/leases"
-	"github.com/pgmetered/metered/tokens"
 	"github.com/pgmetered/metered/wallet"
 )
 
@@ -109,6 +108,8 @@ func (r *run) steps() []step {
 		switch {
 		case r.NoSweeps:
 			return "Policy.NoSweeps"
+		case r.DryRun:
+			return "Policy.DryRun"
 		case without:
 			return field + " is nil"
 		}
@@ -119,7 +120,9 @@ func (r *run) steps() []step {
 		case r.NoPurges:
 			return "Policy.NoPurges"
 		case age == 0:
-			return field + " is not set"
+			return "Policy." + field + " is not set"
+		case age == budget.Never:
+			return "Policy." + field + " is budget.Never"
 		}
 		return ""
 	}
@@ -127,12 +130,12 @@ func (r *run) steps() []step {
 		{"sweep holds", swept(r.parts.Holds == nil, "Parts.Holds"), r.sweepHolds},
 		{"sweep leases", swept(false, ""), r.sweepLeases},
 		{"sweep lots", swept(r.parts.Wallets == nil, "Parts.Wallets"), r.sweepLots},
-		{"purge holds", purged(r.Holds, ""), r.purgeHolds},
-		{"purge leases", purged(r.Leases, ""), r.purgeLeases},
-		{"purge tokens", purged(r.Tokens, ""), r.purgeTokens},
-		{"purge operations", purged(r.Operations, "Policy.Operations"), r.purgeOperations},
-		{"purge job keys", purged(r.JobKeys, "Policy.JobKeys"), r.purgeJobKeys},
-		{"purge entries", purged(r.Entries, "Policy.Entries"), r.purgeEntries},
+		{"purge holds", purged(r.Holds, "Holds"), r.purge(purge.Holds, r.Holds)},
+		{"purge leases", purged(r.Leases, "Leases"), r.purge(purge.Leases, r.Leases)},
+		{"purge tokens", purged(r.Tokens, "Tokens"), r.purge(purge.Tokens, r.Tokens)},
+		{"purge operations", purged(r.Operations, "Operations"), r.purge(purge.Operations, r.Operations)},
+		{"purge job keys", purged(r.JobKeys, "JobKeys"), r.purge(purge.JobKeys, r.JobKeys)},
+		{"purge entries", purged(r.Entries, "Entries"), r.purgeEntries},
 	}
 }
 
@@ -189,68 +192,31 @@ func (r *run) sweepLots(ctx context.Context) error {
 	return err
 }
 
-func (r *run) purgeHolds(ctx context.Context) error {
-	book, err := holds.New(r.parts.Ledger, holds.Config{})
-	if err != nil {
+// purge is a step that deletes old rows of a table.
+func (r *run) purge(table *purge.Table, olderThan time.Duration) func(context.Context) error {
+	return func(ctx context.Context) error {
+		in, wait, _ := inBudget.Settings(r.parts.Ledger)
+		n, err := table.Delete(ctx, r.pool, purge.Options{OlderThan: olderThan, Batch: r.Batch,
+			Progress: r.deleted, DryRun: r.DryRun, Schema: in,
+			Observer: inBudget.Observer(r.parts.Ledger), LockTimeout: wait})
+		r.done(n, nil)
 		return err
 	}
-	n, err := book.Purge(ctx, r.pool, holds.PurgeOptions{OlderThan: r.Holds, Batch: r.Batch,
-		Progress: r.deleted})
-	r.done(n, nil)
-	return err
-}
-
-func (r *run) purgeLeases(ctx context.Context) error {
-	n, err := leases.Purge(ctx, r.pool, r.parts.Ledger,
-		leases.PurgeOptions{OlderThan: r.Leases, Batch: r.Batch, Progress: r.deleted})
-	r.done(n, nil)
-	return err
-}
-
-func (r *run) purgeTokens(ctx context.Context) error {
-	name, _, _ := inBudget.Settings(r.parts.Ledger)
-	store, err := tokens.New(tokens.Config{Schema: name.String(),
-		Observer: inBudget.Observer(r.parts.Ledger).Observer()})
-	if err != nil {
-		return err
-	}
-	n, err := store.Purge(ctx, r.pool, tokens.PurgeOptions{OlderThan: r.Tokens, Batch: r.Batch,
-		Progress: r.deleted})
-	r.done(n, nil)
-	return err
-}
-
-func (r *run) purgeOperations(ctx context.Context) error {
-	_, wait, _ := inBudget.Settings(r.parts.Ledger)
-	return r.purge(ctx, "operations", purge.Operations, r.Operations, wait.Milliseconds())
-}
-
-func (r *run) purgeJobKeys(ctx context.Context) error {
-	return r.purge(ctx, "job_keys", purge.JobKeys, r.JobKeys)
-}
-
-// purge purges a table that no piece of Parts has. name is the observer's.
-func (r *run) purge(ctx context.Context, name, sql string, olderThan time.Duration, args ...any) error {
-	o := purge.Options{OlderThan: olderThan, Batch: r.Batch, Progress: r.deleted}
-	if err := o.Check(errArgument); err != nil {
-		return err
-	}
-	in, _, _ := inBudget.Settings(r.parts.Ledger)
-	n, err := o.Run(ctx, inBudget.Observer(r.parts.Ledger), name, r.pool, "", in.SQL(sql), args...)
-	r.done(n, nil)
-	return fault.Failed("metered", "purge", err)
 }
 
 func (r *run) purgeEntries(ctx context.Context) error {
-	unread, err := r.numberFeed(ctx)
-	if err != nil {
-		return err
+	var unread int
+	var err error
+	if !r.DryRun {
+		if unread, err = r.numberFeed(ctx); err != nil {
+			return err
+		}
 	}
 	locked := func(p budget.PurgeReport) map[string]int {
 		return map[string]int{"locked": p.Busy, "unread": unread}
 	}
 	p, err := r.parts.Ledger.Purge(ctx, r.pool, budget.PurgeOptions{
-		OlderThan: r.Entries, Batch: r.Batch, Forget: r.Forget, After: r.After,
+		OlderThan: r.Entries, Batch: r.Batch, Forget: r.Forget, After: r.After, DryRun: r.DryRun,
 		Progress: func(p budget.PurgeReport) {
 			r.reached(p)
 			r.progress(p.Entries, locked(p))

@@ -3,6 +3,7 @@ package maintain_test
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
 	"time"
 
@@ -185,9 +186,19 @@ func named(t *testing.T, r maintain.Report, name string) maintain.Step {
 func TestRun_EndsAndPurgesAllAndChangesNoAnswer(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	before := w.answers(t)
-	calls := 0
+	before, waiting := w.answers(t), w.waiting(t)
 	policy := all
+	policy.DryRun, policy.Forget = true, nil
+	told, err := maintain.Run(t.Context(), w.pool, w.parts, policy)
+	require.NoError(t, err)
+	require.Equal(t, waiting, w.waiting(t), "a dry run deletes nothing")
+	require.Equal(t, "Policy.DryRun", named(t, told, "sweep holds").Off)
+	for _, name := range []string{"purge tokens", "purge operations", "purge job keys"} { // of which no sweep makes more
+		require.EqualValues(t, 2, named(t, told, name).Done, name)
+	}
+	require.GreaterOrEqual(t, named(t, told, "purge entries").Done, int64(80))
+	calls := 0
+	policy = all
 	policy.Progress = func(maintain.Report) { calls++ }
 	report, err := maintain.Run(t.Context(), w.pool, w.parts, policy)
 	require.NoError(t, err)
@@ -239,6 +250,14 @@ func TestRun_TheZeroPolicyKeepsWhatIsDangerousToDelete(t *testing.T) {
 		"purge job keys": "Policy.JobKeys is not set", "purge entries": "Policy.Entries is not set",
 	} {
 		require.Equal(t, why, named(t, report, name).Off)
+	}
+	report, err = maintain.Run(t.Context(), w.pool, maintain.Parts{Ledger: w.client.Budget},
+		maintain.Policy{NoSweeps: true, Entries: budget.Never, Operations: budget.Never, Holds: budget.Never,
+			Leases: budget.Never, Tokens: budget.Never, JobKeys: budget.Never})
+	require.NoError(t, err)
+	require.Equal(t, after, w.waiting(t))
+	for _, name := range []string{"Holds", "Leases", "Tokens", "Operations"} {
+		require.Equal(t, "Policy."+name+" is budget.Never", named(t, report, "purge "+strings.ToLower(name)).Off)
 	}
 }
 
@@ -416,6 +435,9 @@ func TestRun_RefusesArguments(t *testing.T) {
 		},
 		"Policy.Entries": func() (maintain.Report, error) {
 			return maintain.Run(t.Context(), pool, parts, maintain.Policy{Entries: -1})
+		},
+		"Policy.DryRun": func() (maintain.Report, error) {
+			return maintain.Run(t.Context(), pool, parts, maintain.Policy{DryRun: true, Entries: day, Forget: func(string) bool { return true }})
 		},
 		"Policy.Forget": func() (maintain.Report, error) {
 			return maintain.Run(t.Context(), pool, parts, maintain.Policy{Forget: func(string) bool { return true }})

@@ -12,11 +12,12 @@ import (
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/observed"
 	"github.com/pgmetered/metered/internal/pgtest"
+	"github.com/pgmetered/metered/internal/purge"
 	"github.com/pgmetered/metered/jobs"
 	"github.com/pgmetered/metered/leases"
 	"github.com/pgmetered/metered/observe"
-	"github.com/pgmetered/metered/tokens"
 )
 
 func TestObserver_HearsWhyATransactionRunsAgain(t *testing.T) {
@@ -183,21 +184,24 @@ func TestObserver_HearsOfHoldsSweepsAndPurges(t *testing.T) {
 	require.NoError(t, err)
 	r.Forget()
 	clock.Advance(100 * time.Hour)
-	_, err = c.Tokens.Purge(ctx, pool, tokens.PurgeOptions{OlderThan: time.Hour, DryRun: true})
+	_, err = purge.Tokens.Delete(ctx, pool, purge.Options{OlderThan: time.Hour, DryRun: true, Observer: observed.New(&r)})
 	require.NoError(t, err)
 	_, err = c.Budget.Purge(ctx, pool, budget.PurgeOptions{OlderThan: time.Hour, DryRun: true})
 	require.NoError(t, err)
 	require.Empty(t, r.Told())
 	require.Empty(t, r.Ended(t, observe.Purge), "what is counted is not purged")
-	for _, purge := range []func() (int64, error){
+	opts := purge.Options{OlderThan: time.Hour, Observer: observed.New(&r)}
+	for _, run := range []func() (int64, error){
 		func() (int64, error) {
-			return c.PurgeOperations(ctx, pool, metered.PurgeOptions{OlderThan: time.Hour, Batch: 3})
+			few := opts
+			few.Batch = 3
+			return purge.Operations.Delete(ctx, pool, few)
 		},
-		func() (int64, error) { return c.Holds.Purge(ctx, pool, holds.PurgeOptions{OlderThan: time.Hour}) },
-		func() (int64, error) { return c.Tokens.Purge(ctx, pool, tokens.PurgeOptions{OlderThan: time.Hour}) },
-		func() (int64, error) { return c.Jobs.Purge(ctx, pool, jobs.PurgeOptions{OlderThan: time.Hour}) },
+		func() (int64, error) { return purge.Holds.Delete(ctx, pool, opts) },
+		func() (int64, error) { return purge.Tokens.Delete(ctx, pool, opts) },
+		func() (int64, error) { return purge.JobKeys.Delete(ctx, pool, opts) },
 	} {
-		_, err := purge()
+		_, err := run()
 		require.NoError(t, err)
 	}
 	require.Equal(t, []string{"purged operations 3", "purged operations 1", "purged holds 4", "purged tokens 1", "purged job_keys 1"}, r.Told())

@@ -11,9 +11,12 @@ import (
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/observed"
 	"github.com/pgmetered/metered/internal/pgtest"
+	"github.com/pgmetered/metered/internal/purge"
 	"github.com/pgmetered/metered/jobs"
 	"github.com/pgmetered/metered/leases"
+	"github.com/pgmetered/metered/maintain"
 	"github.com/pgmetered/metered/tokens"
 	"github.com/pgmetered/metered/wallet"
 )
@@ -222,32 +225,11 @@ func (s *service) maintain(clock *pgtest.Clock) {
 	require.NoError(t, err)
 	ended, cancel := context.WithCancel(ctx)
 	cancel()
-	_, err = s.client.Tokens.Purge(ended, s.pool, tokens.PurgeOptions{})
+	_, err = purge.Tokens.Delete(ended, s.pool, purge.Options{Observer: observed.New(s.w)})
 	require.ErrorIs(t, err, context.Canceled)
 	clock.Advance(1000 * time.Hour)
 	const age = time.Hour
-	for _, purge := range []func() error{
-		func() error {
-			_, err := s.client.Budget.Purge(ctx, s.pool, budget.PurgeOptions{OlderThan: age})
-			return err
-		},
-		func() error {
-			_, err := s.client.PurgeOperations(ctx, s.pool, metered.PurgeOptions{OlderThan: age})
-			return err
-		},
-		func() error {
-			_, err := s.client.Holds.Purge(ctx, s.pool, holds.PurgeOptions{OlderThan: age})
-			return err
-		},
-		func() error {
-			_, err := s.client.Tokens.Purge(ctx, s.pool, tokens.PurgeOptions{OlderThan: age})
-			return err
-		},
-		func() error {
-			_, err := s.client.Jobs.Purge(ctx, s.pool, jobs.PurgeOptions{OlderThan: age})
-			return err
-		},
-	} {
-		require.NoError(t, purge())
-	}
+	_, err = maintain.Run(ctx, s.pool, maintain.Parts{Ledger: s.client.Budget}, maintain.Policy{NoSweeps: true, Entries: age,
+		Operations: age, JobKeys: age, Holds: age, Leases: budget.Never, Tokens: age})
+	require.NoError(t, err)
 }

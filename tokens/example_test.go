@@ -231,23 +231,6 @@ func ExampleStore_Revoke() {
 	// tokens: the token is not valid
 }
 
-// Purge belongs into a periodic job of the schema's owner.
-func ExampleStore_Purge() {
-	ctx := context.Background()
-	pool, done := exampleDatabase()
-	defer done()
-	store, err := tokens.New(tokens.Config{})
-	check(err)
-	deleted, err := store.Purge(ctx, pool, tokens.PurgeOptions{
-		OlderThan: 7 * 24 * time.Hour,
-		Progress:  func(deleted int64) { fmt.Println("so far:", deleted) },
-	})
-	fmt.Println(deleted, err)
-
-	// Output:
-	// 0 <nil>
-}
-
 func check(err error) {
 	if err != nil {
 		panic(err)

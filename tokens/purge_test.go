@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered/internal/pgtest"
+	"github.com/pgmetered/metered/internal/purge"
 	"github.com/pgmetered/metered/tokens"
 )
 
@@ -55,29 +56,29 @@ func TestPurge_DeletesTokensThatEndedARetentionAgo(t *testing.T) {
 	expired := mint(t, pool, store, tokens.Mint{Purpose: "p", Subject: "s", TTL: time.Second})
 	ended := clock.Now()
 
-	purge := func(at time.Time, retention time.Duration) int64 {
+	purgeAt := func(at time.Time, retention time.Duration) int64 {
 		clock.Set(at)
-		told, err := store.Purge(ctx, pool, tokens.PurgeOptions{OlderThan: retention, DryRun: true})
+		told, err := purge.Tokens.Delete(ctx, pool, purge.Options{OlderThan: retention, DryRun: true})
 		require.NoError(t, err)
-		deleted, err := store.Purge(ctx, pool, tokens.PurgeOptions{OlderThan: retention})
+		deleted, err := purge.Tokens.Delete(ctx, pool, purge.Options{OlderThan: retention})
 		require.NoError(t, err)
 		require.Equal(t, told, deleted)
 		return deleted
 	}
-	require.Zero(t, purge(ended.Add(7*day-time.Microsecond), 7*day))
+	require.Zero(t, purgeAt(ended.Add(7*day-time.Microsecond), 7*day))
 	_, err := consume(pool, store, "p", "s", used.Token.Reveal())
 	requireInvalid(t, err, "used")
-	require.EqualValues(t, 2, purge(ended.Add(7*day), 7*day), "the used and the revoked one")
-	require.Zero(t, purge(ended.Add(7*day+time.Second-time.Microsecond), 7*day))
-	require.EqualValues(t, 1, purge(ended.Add(7*day+time.Second), 7*day), "the expired one")
+	require.EqualValues(t, 2, purgeAt(ended.Add(7*day), 7*day), "the used and the revoked one")
+	require.Zero(t, purgeAt(ended.Add(7*day+time.Second-time.Microsecond), 7*day))
+	require.EqualValues(t, 1, purgeAt(ended.Add(7*day+time.Second), 7*day), "the expired one")
 	for _, gone := range []tokens.Minted{used, revoked, expired} {
 		_, err := consume(pool, store, "p", "s", gone.Token.Reveal())
 		requireInvalid(t, err, "unknown")
 	}
 	_, err = consume(pool, store, "p", "s", half.Token.Reveal())
 	require.NoError(t, err)
-	require.Zero(t, purge(clock.Now().Add((30*24*time.Hour)-time.Microsecond), 0))
-	require.EqualValues(t, 1, purge(clock.Now().Add(time.Microsecond), 0), "the default retention")
+	require.Zero(t, purgeAt(clock.Now().Add((30*24*time.Hour)-time.Microsecond), 0))
+	require.EqualValues(t, 1, purgeAt(clock.Now().Add(time.Microsecond), 0), "the default retention")
 }
 
 // Retention counts from the revocation for a token that the revocation ended, and from the expiry for a token that had
@@ -99,7 +100,7 @@ func TestPurge_CountsFromTheEndThatASubjectsRevocationMakes(t *testing.T) {
 	for _, ended := range []time.Duration{time.Minute, time.Hour} {
 		for wait, want := range []int64{0, 1} {
 			clock.Set(noon.Add(ended + retention + time.Duration(wait-1)*time.Microsecond))
-			deleted, err := store.Purge(ctx, pool, tokens.PurgeOptions{OlderThan: retention})
+			deleted, err := purge.Tokens.Delete(ctx, pool, purge.Options{OlderThan: retention})
 			require.NoError(t, err)
 			require.Equal(t, want, deleted, ended)
 		}
@@ -123,13 +124,13 @@ func TestPurge_WorksInBatchesWithProgress(t *testing.T) {
 	clock.Advance(time.Hour)
 	mintOf(t, pool, store, 7, time.Minute)
 	var progress []int64
-	opts := tokens.PurgeOptions{OlderThan: time.Minute, Batch: 10, Progress: func(n int64) { progress = append(progress, n) }}
-	deleted, err := store.Purge(ctx, pool, opts)
+	opts := purge.Options{OlderThan: time.Minute, Batch: 10, Progress: func(n int64) { progress = append(progress, n) }}
+	deleted, err := purge.Tokens.Delete(ctx, pool, opts)
 	require.NoError(t, err)
 	require.EqualValues(t, 25, deleted)
 	require.Equal(t, []int64{10, 20, 25}, progress)
 	require.Equal(t, 7, countTokens(t, pool))
-	deleted, err = store.Purge(ctx, pool, opts)
+	deleted, err = purge.Tokens.Delete(ctx, pool, opts)
 	require.NoError(t, err)
 	require.Zero(t, deleted)
 	require.Len(t, progress, 3)
@@ -164,7 +165,7 @@ func TestPurge_StopsWhenItsContextEndsAndKeepsFinishedBatches(t *testing.T) {
 	clock.Advance(time.Hour)
 	cancellable, cancel := context.WithCancel(ctx)
 	defer cancel()
-	deleted, err := store.Purge(cancellable, pool, tokens.PurgeOptions{OlderThan: time.Minute, Batch: 10, Progress: func(n int64) {
+	deleted, err := purge.Tokens.Delete(cancellable, pool, purge.Options{OlderThan: time.Minute, Batch: 10, Progress: func(n int64) {
 		if n == 20 {
 			cancel()
 		}
@@ -186,7 +187,7 @@ func TestPurge_AnyNumberMayRunAtOnce(t *testing.T) {
 	live := mintOf(t, pool, store, 100, time.Hour)
 	var total atomic.Int64
 	race(8, func(i int) {
-		deleted, err := store.Purge(ctx, pool, tokens.PurgeOptions{OlderThan: time.Minute, Batch: 50 + i})
+		deleted, err := purge.Tokens.Delete(ctx, pool, purge.Options{OlderThan: time.Minute, Batch: 50 + i})
 		if err != nil {
 			t.Error(err)
 		}
@@ -206,7 +207,7 @@ func TestPurge_PassesOverATokenThatAnotherTransactionHolds(t *testing.T) {
 	require.NoError(t, err)
 	_, err = holder.Exec(ctx, "select from metered.tokens where subject = '1' for key share")
 	require.NoError(t, err)
-	deleted, err := store.Purge(ctx, pool, tokens.PurgeOptions{OlderThan: time.Minute})
+	deleted, err := purge.Tokens.Delete(ctx, pool, purge.Options{OlderThan: time.Minute})
 	require.NoError(t, err)
 	require.EqualValues(t, 2, deleted)
 	require.NoError(t, holder.Rollback(ctx))

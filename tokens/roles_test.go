@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered/internal/pgtest"
+	"github.com/pgmetered/metered/internal/purge"
 	"github.com/pgmetered/metered/internal/sqlstate"
 	"github.com/pgmetered/metered/tokens"
 )
@@ -58,7 +59,7 @@ func TestRoles_AnApplicationNeedsNothingButExecute(t *testing.T) {
 		_, err := app.Exec(ctx, forbidden)
 		require.Equal(t, sqlstate.InsufficientPrivilege, sqlstate.Of(err), "%s: %v", forbidden, err)
 	}
-	_, err = store.Purge(ctx, app, tokens.PurgeOptions{})
+	_, err = purge.Tokens.Delete(ctx, app, purge.Options{})
 	require.Equal(t, sqlstate.InsufficientPrivilege, sqlstate.Of(err))
 }
 
@@ -103,12 +104,12 @@ func TestRoles_AMaintenanceRoleCanPurgeAndDeleteNothingElse(t *testing.T) {
 	mintOf(t, owner, store, 5, time.Second)
 	clock.Advance(time.Hour)
 	stranger := pgtest.AsRole(t, owner, nil, `grant usage on schema metered to $role`)
-	_, err := store.Purge(ctx, stranger, tokens.PurgeOptions{})
+	_, err := purge.Tokens.Delete(ctx, stranger, purge.Options{})
 	require.Equal(t, sqlstate.InsufficientPrivilege, sqlstate.Of(err), "%v", err)
 
 	janitor := pgtest.AsRole(t, owner, nil, `grant usage on schema metered to $role;
 		grant execute on function metered.purge_tokens(timestamptz, timestamptz, int), metered.clock() to $role`)
-	deleted, err := store.Purge(ctx, janitor, tokens.PurgeOptions{OlderThan: time.Minute})
+	deleted, err := purge.Tokens.Delete(ctx, janitor, purge.Options{OlderThan: time.Minute})
 	require.NoError(t, err)
 	require.EqualValues(t, 5, deleted)
 	_, err = janitor.Exec(ctx, "delete from metered.tokens")

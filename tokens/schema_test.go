@@ -11,6 +11,7 @@ import (
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/pgtest"
+	"github.com/pgmetered/metered/internal/purge"
 	"github.com/pgmetered/metered/tokens"
 )
 
@@ -31,8 +32,6 @@ func TestStore_WorksInASchemaOfAnotherName(t *testing.T) {
 		_, err = store.Consume(ctx, tx, "p", "s", replaced.Token.Reveal())
 		return err
 	}))
-	_, err = store.Purge(ctx, pool, tokens.PurgeOptions{})
-	require.NoError(t, err)
 }
 
 func TestStore_SaysThatTheSchemaIsMissing(t *testing.T) {
@@ -44,7 +43,7 @@ func TestStore_SaysThatTheSchemaIsMissing(t *testing.T) {
 	_, err := store.Inspect(ctx, pool, "p", "s", text)
 	require.ErrorIs(t, err, budget.ErrNotMigrated)
 	require.Equal(t, "not_migrated", fault.Code(err))
-	_, err = store.Purge(ctx, pool, tokens.PurgeOptions{})
+	_, err = purge.Tokens.Delete(ctx, pool, purge.Options{})
 	require.ErrorIs(t, err, budget.ErrNotMigrated)
 	require.ErrorIs(t, inTx(pool, func(tx pgx.Tx) error {
 		_, err := store.Mint(ctx, tx, tokens.Mint{Purpose: "p", Subject: "s"})
@@ -81,7 +80,7 @@ func TestStore_WorksWithoutPreparedStatements(t *testing.T) {
 			require.NoError(t, err, mode)
 			return nil
 		}))
-		_, err := store.Purge(ctx, pool, tokens.PurgeOptions{})
+		_, err := purge.Tokens.Delete(ctx, pool, purge.Options{})
 		require.NoError(t, err, mode)
 	}
 }

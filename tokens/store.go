@@ -36,7 +36,6 @@ const (
 	minLockTimeout     = time.Millisecond
 	maxLockTimeout     = time.Hour
 	defaultLockTimeout = 5 * time.Second
-	defaultOlderThan   = 30 * 24 * time.Hour // how long Purge keeps tokens that have ended
 )
 
 // Config configures a Store. The zero value has the documented defaults.
@@ -68,7 +67,7 @@ type Store struct {
 
 // statements are this package's, with the schema's name in them.
 type statements struct {
-	mint, replace, consume, inspect, revoke, revokeSubject, purge, purgeable string
+	mint, replace, consume, inspect, revoke, revokeSubject string
 }
 
 // New sends no SQL.
@@ -103,8 +102,6 @@ func New(config Config) (*Store, error) {
 			inspect:       name.SQL(inspectSQL),
 			revoke:        name.SQL(revokeSQL),
 			revokeSubject: name.SQL(revokeSubjectSQL),
-			purge:         name.SQL(purgeSQL),
-			purgeable:     name.SQL(purgeableSQL),
 		},
 	}, nil
 }

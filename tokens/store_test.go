@@ -15,7 +15,6 @@ import (
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/niltest"
 	"github.com/pgmetered/metered/internal/pgtest"
-	"github.com/pgmetered/metered/internal/purge"
 	"github.com/pgmetered/metered/internal/sqlstate"
 	"github.com/pgmetered/metered/tokens"
 )
@@ -200,20 +199,6 @@ func TestArguments_AreRefusedBeforeAnySQL(t *testing.T) {
 	}
 }
 
-func TestPurge_RefusesBadOptionsBeforeAnySQL(t *testing.T) {
-	t.Parallel()
-	store := newStore(t)
-	for field, options := range map[string][]tokens.PurgeOptions{
-		"PurgeOptions.OlderThan": {{OlderThan: -1}, {OlderThan: purge.MinOlderThan - 1}, {OlderThan: purge.MaxOlderThan + 1}},
-		"PurgeOptions.Batch":     {{Batch: -1}, {Batch: purge.MaxBatch + 1}},
-	} {
-		for _, opts := range options {
-			_, err := store.Purge(ctx, new(pgxpool.Pool), opts)
-			requireArgument(t, err, field)
-		}
-	}
-}
-
 func must[T any](v T, err error) T {
 	if err != nil {
 		panic(err)
@@ -234,7 +219,7 @@ func TestCalls_NilIsRefused(t *testing.T) {
 	presented := []any{tx, "p", "s", token.Reveal()}
 	niltest.Methods(t, store, map[string][]any{
 		"Mint": {tx, m}, "MintMany": {tx, []tokens.Mint{m}}, "Replace": {tx, m}, "Consume": presented, "Inspect": presented,
-		"Revoke": {tx, token.Digest()}, "RevokeSubject": {tx, "p", "s"}, "Purge": {new(pgxpool.Pool), tokens.PurgeOptions{}},
+		"Revoke": {tx, token.Digest()}, "RevokeSubject": {tx, "p", "s"},
 		"Parse": {token.Reveal()}, "Token": {secret}, "Prefix": {},
 	})
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/pgtest"
+	"github.com/pgmetered/metered/internal/purge"
 	"github.com/pgmetered/metered/leases"
 	"github.com/pgmetered/metered/wallet"
 )
@@ -174,7 +175,7 @@ func TestPurge_ForgetsAClosedChildsLots(t *testing.T) {
 	})
 	require.NoError(t, err)
 	f.clock.Advance(100 * day)
-	_, err = leases.Purge(t.Context(), f.pool, f.ledger, leases.PurgeOptions{OlderThan: day}) // with its lease there it stays closed
+	_, err = purge.Leases.Delete(t.Context(), f.pool, purge.Options{OlderThan: day}) // with its lease there it stays closed
 	require.NoError(t, err)
 	_, err = f.ledger.Purge(t.Context(), f.pool, budget.PurgeOptions{OlderThan: day, Forget: func(scope string) bool { return scope == "run" }})
 	require.NoError(t, err)

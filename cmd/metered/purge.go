@@ -8,34 +8,24 @@ import (
 	"strings"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/riverqueue/river"
-	"github.com/riverqueue/river/riverdriver/riverpgxv5"
 	"github.com/spf13/cobra"
 
-	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
-	"github.com/pgmetered/metered/holds"
-	"github.com/pgmetered/metered/jobs"
-	"github.com/pgmetered/metered/leases"
-	"github.com/pgmetered/metered/tokens"
+	"github.com/pgmetered/metered/maintain"
 )
 
-// purges are the tables of purge, in its order.
+// purges are the tables of purge, in its order, and where a policy has their ages.
 var purges = []struct {
 	name string
-	run  func(ctx context.Context, a *app, pool *pgxpool.Pool, o purgeOptions) (int64, error)
+	age  func(*maintain.Policy) *time.Duration
 }{
-	{"ledger", purgeLedger}, {"holds", purgeHolds}, {"leases", purgeLeases},
-	{"tokens", purgeTokens}, {"operations", purgeOperations}, {"jobs", purgeJobs},
-}
-
-// purgeOptions are those that every purge has.
-type purgeOptions struct {
-	olderThan time.Duration
-	dry       bool
-	progress  func(deleted int64)
+	{"ledger", func(p *maintain.Policy) *time.Duration { return &p.Entries }},
+	{"holds", func(p *maintain.Policy) *time.Duration { return &p.Holds }},
+	{"leases", func(p *maintain.Policy) *time.Duration { return &p.Leases }},
+	{"tokens", func(p *maintain.Policy) *time.Duration { return &p.Tokens }},
+	{"operations", func(p *maintain.Policy) *time.Duration { return &p.Operations }},
+	{"jobs", func(p *maintain.Policy) *time.Duration { return &p.JobKeys }},
 }
 
 func (a *app) purgeCmd() *cobra.Command {
@@ -51,7 +41,7 @@ func (a *app) purgeCmd() *cobra.Command {
 		Short: "Delete old rows, from all tables or some",
 		Long: `Purge deletes entries of the ledger, ended holds, settled leases, ended tokens, records of operations and keys of jobs
 that are older than the age: from all tables, or from those that --only names. With the entries of a wallet go their
-changes of lots, and empty lots without later changes. The Purge calls of the library document the effect of each. In
+changes of lots, and empty lots without later changes. The library's maintain.Policy documents the effect of each. In
 short: entries must be older than the longest window in use, operations and keys older than any client may wait before
 it repeats a call.
 
@@ -67,6 +57,9 @@ and deletes nothing. It needs SELECT on the tables, which the schema's owner has
 	flags.BoolVar(&dry, "dry-run", false, "count the rows to delete, and delete none")
 	_ = c.MarkFlagRequired("older-than")
 	return a.does(c, needMaintenance, func(ctx context.Context, _ []string) error {
+		if olderThan == 0 { // which a policy takes for its default
+			return usagef("--older-than: 0 is no age")
+		}
 		for _, name := range only {
 			if !slices.Contains(names, name) {
 				return usagef("--only: %q is not one of %s", name, strings.Join(names, ", "))
@@ -80,16 +73,19 @@ and deletes nothing. It needs SELECT on the tables, which the schema's owner has
 				"purge_operations", "purge_job_keys"}
 		}
 		return a.with(ctx, func(pool *pgxpool.Pool) error {
-			return a.purge(ctx, pool, only,
-				purgeOptions{olderThan: time.Duration(olderThan), dry: dry})
+			return a.purge(ctx, pool, only, time.Duration(olderThan), dry)
 		}, functions...)
 	})
 }
 
-func (a *app) purge(ctx context.Context, pool *pgxpool.Pool, only []string,
-	opts purgeOptions) error {
+func (a *app) purge(ctx context.Context, pool *pgxpool.Pool, only []string, olderThan time.Duration,
+	dry bool) error {
+	ledger, err := budget.New(budget.Config{Schema: a.schema})
+	if err != nil {
+		return err
+	}
 	verb := "DELETED"
-	if opts.dry {
+	if dry {
 		verb = "WOULD BE DELETED"
 	}
 	t := a.table("WHAT", verb)
@@ -97,13 +93,22 @@ func (a *app) purge(ctx context.Context, pool *pgxpool.Pool, only []string,
 		if !slices.Contains(only, p.name) {
 			continue
 		}
-		o := opts
 		bar := a.progress(p.name+" purged", -1)
-		o.progress = bar.at
-		n, err := p.run(ctx, a, pool, o)
+		policy := maintain.Policy{NoSweeps: true, DryRun: dry, Holds: budget.Never,
+			Leases: budget.Never, Tokens: budget.Never,
+			Progress: func(r maintain.Report) { bar.at(rowsOf(r)) }}
+		*p.age(&policy) = olderThan
+		report, err := maintain.Run(ctx, pool, maintain.Parts{Ledger: ledger}, policy)
 		bar.end()
+		n := rowsOf(report)
+		for _, step := range report.Steps {
+			if busy := int(step.Left["locked"]); busy > 0 {
+				fmt.Fprintf(a.err, "%s left for the next purge\n",
+					plural(busy, "scope was busy, and is", "scopes were busy, and are"))
+			}
+		}
 		if a.json {
-			if err := a.print(map[string]any{"what": p.name, "rows": n, "dry_run": opts.dry,
+			if err := a.print(map[string]any{"what": p.name, "rows": n, "dry_run": dry,
 				"complete": err == nil}); err != nil {
 				return err
 			}
@@ -117,70 +122,10 @@ func (a *app) purge(ctx context.Context, pool *pgxpool.Pool, only []string,
 	return t.flush()
 }
 
-func purgeLedger(ctx context.Context, a *app, pool *pgxpool.Pool, o purgeOptions) (int64, error) {
-	ledger, err := budget.New(budget.Config{Schema: a.schema})
-	if err != nil {
-		return 0, err
+// rowsOf is how many rows the steps of a run have deleted.
+func rowsOf(r maintain.Report) (n int64) {
+	for _, step := range r.Steps {
+		n += step.Done
 	}
-	r, err := ledger.Purge(ctx, pool, budget.PurgeOptions{OlderThan: o.olderThan, DryRun: o.dry,
-		Progress: func(r budget.PurgeReport) { o.progress(r.Entries) }})
-	if err == nil && r.Busy > 0 {
-		fmt.Fprintf(a.err, "%s left for the next purge\n",
-			plural(r.Busy, "scope was busy, and is", "scopes were busy, and are"))
-	}
-	return r.Entries, err
-}
-
-func purgeHolds(ctx context.Context, a *app, pool *pgxpool.Pool, o purgeOptions) (int64, error) {
-	ledger, err := budget.New(budget.Config{Schema: a.schema})
-	if err != nil {
-		return 0, err
-	}
-	book, err := holds.New(ledger, holds.Config{})
-	if err != nil {
-		return 0, err
-	}
-	return book.Purge(ctx, pool, holds.PurgeOptions{OlderThan: o.olderThan, Progress: o.progress,
-		DryRun: o.dry})
-}
-
-func purgeLeases(ctx context.Context, a *app, pool *pgxpool.Pool, o purgeOptions) (int64, error) {
-	ledger, err := budget.New(budget.Config{Schema: a.schema})
-	if err != nil {
-		return 0, err
-	}
-	return leases.Purge(ctx, pool, ledger,
-		leases.PurgeOptions{OlderThan: o.olderThan, Progress: o.progress, DryRun: o.dry})
-}
-
-func purgeTokens(ctx context.Context, a *app, pool *pgxpool.Pool, o purgeOptions) (int64, error) {
-	store, err := tokens.New(tokens.Config{Schema: a.schema})
-	if err != nil {
-		return 0, err
-	}
-	return store.Purge(ctx, pool, tokens.PurgeOptions{OlderThan: o.olderThan, Progress: o.progress,
-		DryRun: o.dry})
-}
-
-func purgeOperations(ctx context.Context, a *app, pool *pgxpool.Pool,
-	o purgeOptions) (int64, error) {
-	client, err := metered.New(pool, metered.Config{Config: budget.Config{Schema: a.schema}})
-	if err != nil {
-		return 0, err
-	}
-	return client.PurgeOperations(ctx, pool,
-		metered.PurgeOptions{OlderThan: o.olderThan, Progress: o.progress, DryRun: o.dry})
-}
-
-func purgeJobs(ctx context.Context, a *app, pool *pgxpool.Pool, o purgeOptions) (int64, error) {
-	inserter, err := river.NewClient[pgx.Tx](riverpgxv5.New(pool), &river.Config{})
-	if err != nil {
-		return 0, err
-	}
-	enqueuer, err := jobs.New(inserter, jobs.Config{Schema: a.schema})
-	if err != nil {
-		return 0, err
-	}
-	return enqueuer.Purge(ctx, pool, jobs.PurgeOptions{OlderThan: o.olderThan, Progress: o.progress,
-		DryRun: o.dry})
+	return n
 }

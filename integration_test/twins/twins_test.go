@@ -21,6 +21,7 @@ import (
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/pgtest"
+	"github.com/pgmetered/metered/internal/purge"
 	"github.com/pgmetered/metered/internal/schema"
 	"github.com/pgmetered/metered/leases"
 	"github.com/pgmetered/metered/wallet"
@@ -480,6 +481,6 @@ func (w *twins) purge(tw *twin) {
 	w.told[len(w.told)-1] += ", purge"
 	_, err := tw.ledger.Purge(w.Context(), tw.pool, budget.PurgeOptions{OlderThan: retained})
 	require.NoError(w, err)
-	_, err = tw.holds.Purge(w.Context(), tw.pool, holds.PurgeOptions{OlderThan: retained})
+	_, err = purge.Holds.Delete(w.Context(), tw.pool, purge.Options{OlderThan: retained})
 	require.NoError(w, err)
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/pgtest"
+	"github.com/pgmetered/metered/internal/purge"
 )
 
 func TestDo_WaitsForATokenNoLongerThanTheLockTimeout(t *testing.T) {
@@ -61,7 +62,7 @@ func TestPurgeOperations_WorksAtEachDefaultIsolation(t *testing.T) {
 	}
 	clock.Advance(time.Hour)
 	pgtest.AtOnce(8, func(int) {
-		if _, err := c.PurgeOperations(t.Context(), pool, metered.PurgeOptions{OlderThan: time.Minute, Batch: 3}); err != nil {
+		if _, err := purge.Operations.Delete(t.Context(), pool, purge.Options{OlderThan: time.Minute, Batch: 3}); err != nil {
 			t.Error(err)
 		}
 	})

@@ -17,6 +17,7 @@ import (
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/pgtest"
+	"github.com/pgmetered/metered/internal/purge"
 )
 
 func TestDo_AnErrorOrPanicOfTheFunctionLeavesNothing(t *testing.T) {
@@ -207,7 +208,7 @@ func TestDo_ARecordBeforeTheHorizonIsReplayed(t *testing.T) {
 	_, err = do("late")
 	require.NoError(t, err)
 	clock.Advance(time.Minute)
-	purged, err := c.PurgeOperations(t.Context(), pool, metered.PurgeOptions{OlderThan: time.Hour})
+	purged, err := purge.Operations.Delete(t.Context(), pool, purge.Options{OlderThan: time.Hour})
 	require.NoError(t, err)
 	require.EqualValues(t, 1, purged)
 	_, err = do("early")

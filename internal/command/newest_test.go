@@ -15,6 +15,7 @@ import (
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/pgtest"
+	"github.com/pgmetered/metered/internal/purge"
 )
 
 // happened is when events happen, by the second.
@@ -157,7 +158,7 @@ func TestNewest_IsPurgedWithTheRecords(t *testing.T) {
 	ctx := t.Context()
 	purge := func() {
 		t.Helper()
-		_, err := c.PurgeOperations(ctx, pool, metered.PurgeOptions{OlderThan: time.Hour})
+		_, err := purge.Operations.Delete(ctx, pool, purge.Options{OlderThan: time.Hour})
 		require.NoError(t, err)
 	}
 	for i, key := range []string{"old", "kept"} {

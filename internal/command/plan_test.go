@@ -20,6 +20,7 @@ import (
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/pgtest"
+	"github.com/pgmetered/metered/internal/purge"
 	"github.com/pgmetered/metered/jobs"
 	"github.com/pgmetered/metered/tokens"
 )
@@ -213,13 +214,13 @@ func bigCalls(t *testing.T, pool *pgxpool.Pool, c *metered.Client) {
 	require.NoError(t, err)
 	_, err = c.Budget.Purge(ctx, pool, budget.PurgeOptions{OlderThan: 25 * time.Minute, Scope: "refunded"})
 	require.NoError(t, err)
-	_, err = c.Tokens.Purge(ctx, pool, tokens.PurgeOptions{OlderThan: time.Second})
+	_, err = purge.Tokens.Delete(ctx, pool, purge.Options{OlderThan: time.Second})
 	require.NoError(t, err)
-	_, err = c.Jobs.Purge(ctx, pool, jobs.PurgeOptions{OlderThan: time.Minute})
+	_, err = purge.JobKeys.Delete(ctx, pool, purge.Options{OlderThan: time.Minute})
 	require.NoError(t, err)
-	_, err = c.PurgeOperations(ctx, pool, metered.PurgeOptions{OlderThan: time.Minute})
+	_, err = purge.Operations.Delete(ctx, pool, purge.Options{OlderThan: time.Minute})
 	require.NoError(t, err)
-	_, err = c.Holds.Purge(ctx, pool, holds.PurgeOptions{OlderThan: time.Second})
+	_, err = purge.Holds.Delete(ctx, pool, purge.Options{OlderThan: time.Second})
 	require.NoError(t, err)
 }
 
@@ -367,7 +368,7 @@ func TestDo_WorksInEachExecMode(t *testing.T) {
 				require.Equal(t, code, metered.Code(err))
 				require.Equal(t, i%2 == 1, out.Replayed)
 			}
-			_, err = c.PurgeOperations(ctx, pool, metered.PurgeOptions{OlderThan: 3600e9})
+			_, err = purge.Operations.Delete(ctx, pool, purge.Options{OlderThan: 3600e9})
 			require.NoError(t, err)
 		})
 	}

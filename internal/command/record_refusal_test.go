@@ -17,6 +17,7 @@ import (
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/pgtest"
+	"github.com/pgmetered/metered/internal/purge"
 	"github.com/pgmetered/metered/tokens"
 )
 
@@ -328,7 +329,7 @@ func TestRecordRefusal_EndsWithItsRecord(t *testing.T) {
 	}
 	release()
 	clock.Advance(2 * time.Hour)
-	n, err := c.PurgeOperations(t.Context(), pool, metered.PurgeOptions{OlderThan: time.Hour})
+	n, err := purge.Operations.Delete(t.Context(), pool, purge.Options{OlderThan: time.Hour})
 	require.NoError(t, err)
 	require.EqualValues(t, 2, n)
 	require.ErrorIs(t, do(cmds[0]), metered.ErrRetired)

@@ -64,10 +64,6 @@ func TestClient_NamesMissingObjects(t *testing.T) {
 			})
 		},
 		"Lookup": func() error { _, err := c.Lookup(t.Context(), pool, "", "op"); return err },
-		"PurgeOperations": func() error {
-			_, err := c.PurgeOperations(t.Context(), pool, metered.PurgeOptions{OlderThan: time.Hour})
-			return err
-		},
 	} {
 		err := call()
 		require.ErrorIs(t, err, budget.ErrNotMigrated, what)

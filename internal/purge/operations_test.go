@@ -16,6 +16,7 @@ import (
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/pgtest"
+	"github.com/pgmetered/metered/internal/purge"
 )
 
 // uuid7 is a UUID of version 7 of the given time; n tells several apart.
@@ -27,11 +28,11 @@ func uuid7(at time.Time, n int) string {
 	return h[:8] + "-" + h[8:12] + "-" + h[12:16] + "-" + h[16:20] + "-" + h[20:]
 }
 
-func olderThan(t *testing.T, pool *pgxpool.Pool, c *metered.Client, olderThan time.Duration) int64 {
+func olderThan(t *testing.T, pool *pgxpool.Pool, olderThan time.Duration) int64 {
 	t.Helper()
-	told, err := c.PurgeOperations(t.Context(), pool, metered.PurgeOptions{OlderThan: olderThan, DryRun: true})
+	told, err := purge.Operations.Delete(t.Context(), pool, purge.Options{OlderThan: olderThan, DryRun: true})
 	require.NoError(t, err)
-	n, err := c.PurgeOperations(t.Context(), pool, metered.PurgeOptions{OlderThan: olderThan})
+	n, err := purge.Operations.Delete(t.Context(), pool, purge.Options{OlderThan: olderThan})
 	require.NoError(t, err)
 	require.Equal(t, told, n)
 	return n
@@ -59,9 +60,9 @@ func TestPurgeOperations_RetiresIDsThatCarryTheirTime(t *testing.T) {
 		require.NoError(t, do(name))
 	}
 	clock.Advance(time.Hour)
-	require.Zero(t, olderThan(t, pool, c, time.Hour), "an hour old is not older than an hour")
+	require.Zero(t, olderThan(t, pool, time.Hour), "an hour old is not older than an hour")
 	clock.Advance(time.Microsecond)
-	require.EqualValues(t, 4, olderThan(t, pool, c, time.Hour))
+	require.EqualValues(t, 4, olderThan(t, pool, time.Hour))
 	require.Zero(t, pgtest.Count(t, pool, "metered.operations"))
 
 	require.ErrorIs(t, do("uuid"), metered.ErrRetired)
@@ -96,7 +97,7 @@ func TestPurgeOperations_RetiresEachSpellingOfAUUID(t *testing.T) {
 		require.NoError(t, err)
 	}
 	clock.Advance(time.Hour)
-	require.EqualValues(t, len(ids), olderThan(t, pool, c, time.Minute))
+	require.EqualValues(t, len(ids), olderThan(t, pool, time.Minute))
 	for _, id := range ids {
 		_, err := metered.Do(t.Context(), c, metered.Command{ID: id}, pgtest.MustNotRun(t))
 		require.ErrorIs(t, err, metered.ErrRetired, id)
@@ -114,12 +115,12 @@ func TestPurgeOperations_KeepsIDsIssuedLaterThanTheHorizon(t *testing.T) {
 	_, err := metered.Do(ctx, c, cmd, pgtest.Upload("a"))
 	require.NoError(t, err)
 	clock.Advance(20 * time.Minute)
-	require.Zero(t, olderThan(t, pool, c, time.Minute))
+	require.Zero(t, olderThan(t, pool, time.Minute))
 	out, err := metered.Do(ctx, c, cmd, pgtest.MustNotRun(t))
 	require.NoError(t, err)
 	require.True(t, out.Replayed)
 	clock.Advance(20 * time.Minute)
-	require.EqualValues(t, 1, olderThan(t, pool, c, time.Minute))
+	require.EqualValues(t, 1, olderThan(t, pool, time.Minute))
 	_, err = metered.Do(ctx, c, cmd, pgtest.MustNotRun(t))
 	require.ErrorIs(t, err, metered.ErrRetired)
 }
@@ -155,7 +156,7 @@ func TestPurgeOperations_TheHorizonIsTheLatestTimePurged(t *testing.T) {
 	}
 	purged := func(n int64, horizon time.Time) {
 		t.Helper()
-		require.Equal(t, n, olderThan(t, pool, c, time.Hour))
+		require.Equal(t, n, olderThan(t, pool, time.Hour))
 		require.True(t, horizon.Equal(pgtest.Value[time.Time](t, pool, "select greatest(at, '0001-01-01 00:00:00Z') from metered.operations_horizon")))
 	}
 	purged(0, time.Time{})
@@ -190,7 +191,7 @@ func TestPurgeOperations_AClockThatWasAheadRefusesNoNewIDs(t *testing.T) {
 	_, err := metered.Do[any](t.Context(), c, old, nil)
 	require.NoError(t, err)
 	clock.Advance(10 * 24 * time.Hour)
-	require.EqualValues(t, 1, olderThan(t, pool, c, 24*time.Hour))
+	require.EqualValues(t, 1, olderThan(t, pool, 24*time.Hour))
 	clock.Set(monday.Add(time.Minute)) // it is right again
 	_, err = metered.Do[any](t.Context(), c, metered.Command{ID: uuid7(clock.Now(), 2)}, nil)
 	require.NoError(t, err)
@@ -220,7 +221,7 @@ func TestPurgeOperations_MovesTheHorizonWithTheDeletes(t *testing.T) {
 	out, err = metered.Do(ctx, c, cmd, pgtest.MustNotRun(t))
 	require.NoError(t, err)
 	require.True(t, out.Replayed)
-	require.EqualValues(t, 1, olderThan(t, pool, c, time.Second))
+	require.EqualValues(t, 1, olderThan(t, pool, time.Second))
 	_, err = metered.Do(ctx, c, cmd, pgtest.MustNotRun(t))
 	require.ErrorIs(t, err, metered.ErrRetired)
 }
@@ -228,8 +229,7 @@ func TestPurgeOperations_MovesTheHorizonWithTheDeletes(t *testing.T) {
 func TestPurgeOperations_WaitsForAnotherNoLongerThanTheLockTimeout(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
-	pool, _ := pgtest.SetUp(t, metered.Config{})
-	c := pgtest.NewClient(t, pool, metered.Config{Config: budget.Config{LockTimeout: 50 * time.Millisecond}})
+	pool, c := pgtest.SetUp(t, metered.Config{})
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // not for ever
 	defer cancel()
 	clock := pgtest.SetClock(t, pool, monday)
@@ -241,11 +241,11 @@ func TestPurgeOperations_WaitsForAnotherNoLongerThanTheLockTimeout(t *testing.T)
 	defer other.Rollback(context.Background())
 	_, err = other.Exec(ctx, `select from metered.operations_horizon for update`)
 	require.NoError(t, err)
-	n, err := c.PurgeOperations(ctx, pool, metered.PurgeOptions{OlderThan: time.Minute})
+	n, err := purge.Operations.Delete(ctx, pool, purge.Options{OlderThan: time.Minute, LockTimeout: 50 * time.Millisecond})
 	require.ErrorIs(t, err, budget.ErrBusy)
 	require.Zero(t, n)
 	require.NoError(t, other.Rollback(ctx))
-	n, err = c.PurgeOperations(ctx, pool, metered.PurgeOptions{OlderThan: time.Minute})
+	n, err = purge.Operations.Delete(ctx, pool, purge.Options{OlderThan: time.Minute})
 	require.NoError(t, err)
 	require.EqualValues(t, 1, n)
 }
@@ -253,13 +253,13 @@ func TestPurgeOperations_WaitsForAnotherNoLongerThanTheLockTimeout(t *testing.T)
 func TestPurgeOperations_InBatches(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
-	pool, c := pgtest.SetUp(t, metered.Config{})
+	pool, _ := pgtest.SetUp(t, metered.Config{})
 	ctx := t.Context()
 	_, err := pool.Exec(ctx, `insert into metered.operations (tenant, id, at, fingerprint, result)
 		select '', i, now() - interval '1 hour' - i * interval '1 s', '', '' from generate_series(1, 25) i`)
 	require.NoError(t, err)
 	var progress []int64
-	n, err := c.PurgeOperations(ctx, pool, metered.PurgeOptions{OlderThan: time.Minute, Batch: 10,
+	n, err := purge.Operations.Delete(ctx, pool, purge.Options{OlderThan: time.Minute, Batch: 10,
 		Progress: func(deleted int64) { progress = append(progress, deleted) }})
 	require.NoError(t, err)
 	require.EqualValues(t, 25, n)
@@ -285,7 +285,7 @@ func TestDo_AnOldSnapshotDoesNotHideTheHorizon(t *testing.T) {
 			_, err = metered.Do(ctx, c, cmd, pgtest.Upload("a"))
 			require.NoError(t, err)
 			clock.Advance(time.Hour)
-			require.EqualValues(t, 1, olderThan(t, pool, c, time.Second))
+			require.EqualValues(t, 1, olderThan(t, pool, time.Second))
 			_, err = metered.DoTx(ctx, c, tx, cmd, pgtest.MustNotRun(t))
 			if level == pgx.ReadCommitted {
 				require.ErrorIs(t, err, metered.ErrRetired)
@@ -311,7 +311,7 @@ func TestPurgeOperations_AmongClaimsNeverLetsATimeBearingIDRunTwice(t *testing.T
 		for i := range ids {
 			clock.Advance(100 * time.Millisecond)
 			if i%3 == 0 {
-				if _, err := c.PurgeOperations(ctx, pool, metered.PurgeOptions{OlderThan: time.Second, Batch: 3}); err != nil {
+				if _, err := purge.Operations.Delete(ctx, pool, purge.Options{OlderThan: time.Second, Batch: 3}); err != nil {
 					t.Error(err)
 				}
 			}

@@ -1,7 +1,8 @@
-// Package purge deletes old rows, batch after batch.
+// Package purge deletes old rows, batch after batch, for package maintain.
 package purge
 
 import (
+	"cmp"
 	"context"
 	"time"
 
@@ -13,78 +14,84 @@ import (
 	"github.com/pgmetered/metered/internal/commit"
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/observed"
+	"github.com/pgmetered/metered/internal/schema"
 	"github.com/pgmetered/metered/observe"
 )
 
-// Bounds of Options, and the default of Batch.
+// Bounds of Options.OlderThan, and the defaults of Options.
 const (
-	MinOlderThan = time.Second
-	MaxOlderThan = 36525 * 24 * time.Hour // a century, as bounds.MaxWindow
-	DefaultBatch = 1000
-	MaxBatch     = 10_000
+	MinOlderThan       = time.Second
+	MaxOlderThan       = 36525 * 24 * time.Hour // a century, as bounds.MaxWindow
+	DefaultOlderThan   = 30 * 24 * time.Hour
+	defaultBatch       = 1000
+	defaultLockTimeout = 5 * time.Second
 )
 
-// Options is the common form of the PurgeOptions of all packages.
+// Options says which rows of a Table are deleted, and how. The zero value has the documented
+// defaults.
 type Options struct {
+	// OlderThan is the age from which on rows are deleted. Defaults to DefaultOlderThan.
 	OlderThan time.Duration
-	Batch     int
-	Progress  func(deleted int64)
-	DryRun    bool
+
+	// Batch is the most rows that one transaction deletes. Defaults to 1,000.
+	Batch int
+
+	// Progress is called after each batch, with the number of rows deleted so far. It may be nil.
+	Progress func(deleted int64)
+
+	// DryRun counts the rows and deletes none.
+	DryRun bool
+
+	// Schema is the schema of the table. Defaults to schema.Default.
+	Schema schema.Name
+
+	// Observer gets each batch, but no DryRun. It may be nil.
+	Observer *observed.To
+
+	// LockTimeout is how long a batch waits for locks. Defaults to 5 seconds.
+	LockTimeout time.Duration
 }
 
-// Check refuses options out of bounds with an error of that kind, and sets the default of Batch.
-func (o *Options) Check(kind *fault.Sentinel) error {
-	if o.Batch == 0 {
-		o.Batch = DefaultBatch
-	}
-	switch {
-	case o.OlderThan < MinOlderThan || o.OlderThan > MaxOlderThan:
-		return fault.Invalid(kind, "PurgeOptions.OlderThan", "%v is not from %v to %v", o.OlderThan, MinOlderThan, MaxOlderThan)
-	case o.Batch < 1 || o.Batch > MaxBatch:
-		return fault.Invalid(kind, "PurgeOptions.Batch", "%d is not from 1 to %d", o.Batch, MaxBatch)
-	}
-	return nil
-}
-
-// count is how many rows Run would delete.
-func (o *Options) count(ctx context.Context, pool *pgxpool.Pool, count string) (n int64, err error) {
-	err = pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
-		return answer.QueryRow(ctx, tx, count, o.age()).Scan(&n)
-	})
-	return n, err
-}
-
-func (o *Options) age() pgtype.Interval {
-	return pgtype.Interval{Microseconds: o.OlderThan.Microseconds(), Valid: true}
-}
-
-// Run calls sql, each time in a transaction of its own, until it deletes less than a batch. It
-// returns how many rows were deleted, with an error too, as deleted rows stay deleted. sql takes
-// the time from which to go on (null: from the beginning), the age, how many rows at most, and
-// args. It returns how many it deleted and where to go on. With DryRun, Run returns the answer of
-// the query count, which takes the age, and deletes nothing.
+// Delete deletes old rows of t, in batches of a transaction each, until one is not full. It returns
+// how many rows were deleted, with an error too, as deleted rows stay deleted.
 //
 // It runs at READ COMMITTED, not at the session's default: above it, two purges would fail each
 // other instead of passing over rows.
-//
-// The observer gets each batch under a name, but no DryRun.
-func (o *Options) Run(ctx context.Context, to *observed.To, name string, pool *pgxpool.Pool, count, sql string, args ...any) (total int64, err error) {
-	if o.DryRun {
-		return o.count(ctx, pool, count)
+func (t *Table) Delete(ctx context.Context, pool *pgxpool.Pool, o Options) (int64, error) {
+	o.Batch = cmp.Or(o.Batch, defaultBatch)
+	if o.Schema == (schema.Name{}) {
+		o.Schema, _ = schema.Parse("")
 	}
-	ctx, span := to.Start(ctx, observe.Op{Work: observe.Purge, Name: name})
+	deleted, err := t.delete(ctx, pool, o)
+	return deleted, fault.Failed("maintain", "purge "+t.name, err)
+}
+
+func (t *Table) delete(ctx context.Context, pool *pgxpool.Pool, o Options) (total int64, err error) {
+	age := pgtype.Interval{Microseconds: cmp.Or(o.OlderThan, DefaultOlderThan).Microseconds(), Valid: true}
+	if o.DryRun {
+		err = pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
+			return answer.QueryRow(ctx, tx, o.Schema.SQL(t.count), age).Scan(&total)
+		})
+		return total, err
+	}
+	var from *time.Time // where the next batch goes on
+	sql, args := o.Schema.SQL(t.purge), []any{from, age, o.Batch}
+	if t.waits {
+		args = append(args, cmp.Or(o.LockTimeout, defaultLockTimeout).Milliseconds())
+	}
+	ctx, span := o.Observer.Start(ctx, observe.Op{Work: observe.Purge, Name: t.name})
 	defer func() { span.With(observe.End{Err: err, Rows: total}) }()
-	var from *time.Time
 	for {
 		var deleted int64
+		args[0] = from
 		err := commit.InTx(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite}, func(tx pgx.Tx) error {
-			return answer.QueryRow(ctx, tx, sql, append([]any{from, o.age(), o.Batch}, args...)...).Scan(&deleted, &from)
+			return answer.QueryRow(ctx, tx, sql, args...).Scan(&deleted, &from)
 		})
 		if err != nil {
 			return total, err
 		}
 		total += deleted
-		to.Purged(ctx, name, deleted)
+		o.Observer.Purged(ctx, t.name, deleted)
 		if deleted > 0 && o.Progress != nil {
 			o.Progress(total)
 		}

@@ -14,9 +14,9 @@ import (
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/pgtest"
+	"github.com/pgmetered/metered/internal/purge"
 	"github.com/pgmetered/metered/internal/sqlstate"
 	"github.com/pgmetered/metered/jobs"
-	"github.com/pgmetered/metered/tokens"
 )
 
 func TestGrantSQL_AllowsEveryCallAndNoChangeOfALedgerEntry(t *testing.T) {
@@ -57,7 +57,7 @@ func TestGrantSQL_AllowsEveryCallAndNoChangeOfALedgerEntry(t *testing.T) {
 	}
 	_, err = app.Exec(ctx, `select metered.refund('s', 1, 1, 0, 1000, null, false)`)
 	require.Equal(t, "22023", sqlstate.Of(err), "%v", err)
-	_, err = c.PurgeOperations(ctx, app, metered.PurgeOptions{OlderThan: time.Second})
+	_, err = purge.Operations.Delete(ctx, app, purge.Options{OlderThan: time.Second})
 	require.Equal(t, sqlstate.InsufficientPrivilege, sqlstate.Of(err))
 }
 
@@ -68,11 +68,11 @@ func TestGrantMaintenanceSQL_AllowsThePurgesAndNoCharge(t *testing.T) {
 	keeper := pgtest.AsRole(t, owner, metered.GrantMaintenanceSQL, "")
 	c, err := metered.New(keeper, metered.Config{})
 	require.NoError(t, err)
-	_, err = c.PurgeOperations(ctx, keeper, metered.PurgeOptions{OlderThan: time.Second})
+	_, err = purge.Operations.Delete(ctx, keeper, purge.Options{OlderThan: time.Second})
 	require.NoError(t, err)
 	_, err = c.Budget.Purge(ctx, keeper, budget.PurgeOptions{OlderThan: time.Second})
 	require.NoError(t, err)
-	_, err = c.Tokens.Purge(ctx, keeper, tokens.PurgeOptions{})
+	_, err = purge.Tokens.Delete(ctx, keeper, purge.Options{})
 	require.NoError(t, err)
 	require.NoError(t, pgx.BeginFunc(ctx, keeper, func(tx pgx.Tx) error {
 		_, err := c.Budget.RepairClock(ctx, tx, "s", budget.Note{})
@@ -107,7 +107,7 @@ func TestGrantSQL_IsNamedWhereItIsMissing(t *testing.T) {
 		},
 		"sweep": func(pgx.Tx) error { _, err := c.Holds.Sweep(ctx, app, holds.SweepOptions{}); return err },
 		"purge": func(pgx.Tx) error {
-			_, err := c.PurgeOperations(ctx, app, metered.PurgeOptions{OlderThan: time.Hour})
+			_, err := purge.Operations.Delete(ctx, app, purge.Options{OlderThan: time.Hour})
 			return err
 		},
 		"purge ledger": func(pgx.Tx) error {
@@ -115,10 +115,10 @@ func TestGrantSQL_IsNamedWhereItIsMissing(t *testing.T) {
 			return err
 		},
 		"purge holds": func(pgx.Tx) error {
-			_, err := c.Holds.Purge(ctx, app, holds.PurgeOptions{OlderThan: time.Hour})
+			_, err := purge.Holds.Delete(ctx, app, purge.Options{OlderThan: time.Hour})
 			return err
 		},
-		"purge tokens": func(pgx.Tx) error { _, err := c.Tokens.Purge(ctx, app, tokens.PurgeOptions{}); return err },
+		"purge tokens": func(pgx.Tx) error { _, err := purge.Tokens.Delete(ctx, app, purge.Options{}); return err },
 		"token":        func(tx pgx.Tx) error { _, err := c.Tokens.RevokeSubject(ctx, tx, "p", "s"); return err },
 		"job":          func(tx pgx.Tx) error { _, err := c.Jobs.Find(ctx, tx, "default", "k"); return err },
 	} {
