@@ -14,11 +14,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgmetered/metered/internal/pgserver"
 	"github.com/pgmetered/metered/internal/pgtest"
 )
 
@@ -79,33 +77,28 @@ func command(t *testing.T, databaseURL string, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// Program is an example on a server of its own.
+// Program is an example that makes a database on the server of the tests.
 type Program struct {
-	t      *testing.T
-	server *pgserver.Server
+	t   *testing.T
+	url string
 }
 
 // New has no run yet. At the end of the test no database of the example is left.
 func New(t *testing.T) *Program {
 	t.Helper()
-	server, err := pgserver.Start(t.Context(), pgserver.Options{TCP: true})
-	require.NoError(t, err)
+	pool := pgtest.OpenWith(t, pgtest.Options{Empty: true})
 	dir, err := os.Getwd()
 	require.NoError(t, err)
 	t.Cleanup(func() {
-		conn, err := pgx.Connect(context.Background(), server.ConnString())
-		require.NoError(t, err)
-		left := pgtest.Value[int](t, conn, `select count(*) from pg_database where starts_with(datname, $1)`, "metered_"+filepath.Base(dir)+"_")
+		left := pgtest.Value[int](t, pool, `select count(*) from pg_database where starts_with(datname, $1)`, "metered_"+filepath.Base(dir)+"_")
 		require.Zero(t, left, "databases left behind")
-		require.NoError(t, conn.Close(context.Background()))
-		require.NoError(t, server.Stop())
 	})
-	return &Program{t, server}
+	return &Program{t, pgtest.ConnString(pool)}
 }
 
 // Command is one run of it.
 func (p *Program) Command(args ...string) *exec.Cmd {
-	return command(p.t, p.server.ConnString(), args...)
+	return command(p.t, p.url, args...)
 }
 
 // Prints runs it, and checks that the output of the run, which must succeed, has the texts.
@@ -129,7 +122,7 @@ func (p *Program) Output(args ...string) string {
 // then report success.
 func (p *Program) Serve(before, after string, f func(base string)) {
 	p.t.Helper()
-	rest, serving := Start(p.t, p.server.ConnString(), before, "-listen", "127.0.0.1:0")
+	rest, serving := Start(p.t, p.url, before, "-listen", "127.0.0.1:0")
 	base, _, _ := strings.Cut(rest, after)
 	f(base)
 	require.NoError(p.t, serving.Process.Signal(os.Interrupt))
