@@ -214,30 +214,39 @@ begin
 end
 $$;
 
--- Units of a wallet that have lapsed by now, unwritten: so much too high is its last entry's balance, with the units that due holds free. It reads no more ended
--- lots than a call writes. If there are more, it adds up the lots that have not ended.
+-- Units of a wallet that have lapsed by now, unwritten: so much too high is its last entry's balance, with the units that due holds free.
 create function metered._lapsing(tip metered.ledger, clk timestamptz) returns bigint
 language plpgsql stable
 as $$
 declare
+    d record := metered._due_lots(tip, clk);
+begin
+    return metered._lapsing_after(tip, clk, d.lots, d.lapsed, d.debt);
+end
+$$;
+
+-- The same, after _due_lots. It reads no more ended lots than a call writes. If there are more, it adds up the lots that have not ended.
+create function metered._lapsing_after(tip metered.ledger, clk timestamptz, lots metered.lots[], lapsed bigint, debt bigint)
+returns bigint
+language plpgsql stable
+as $$
+declare
     until timestamptz := greatest(clk, tip.at);
-    d     record;
     nos   bigint[];
     few   record;
 begin
-    d := metered._due_lots(tip, clk);
     if (tip.lots_end <= until) is not true then
-        return d.lapsed;
+        return lapsed;
     end if;
-    nos := array(select x.no from unnest(d.lots) x where x.no > 0);
+    nos := array(select x.no from unnest(lots) x where x.no > 0);
     select count(*) as n, sum(x.rest - case when x.roll_end > until then metered._rolls(x) else 0 end) as units into few
     from (select y.* from metered.lots y where y.scope = tip.scope and y.open and y.expires_at <= until and y.no <> all (nos)
           order by y.expires_at, y.age limit metered._ends_per_call() + 1) x;
     if few.n <= metered._ends_per_call() then
-        return d.lapsed + coalesce(few.units, 0);
+        return lapsed + coalesce(few.units, 0);
     end if;
     return metered._balance(tip) + case when tip.next_due <= clk then metered._due_units(tip.scope, tip.next_due, clk) - metered._minima(tip, null, clk) else 0 end
-        + d.debt - (select coalesce(sum(x.rest), 0) from unnest(d.lots) x where (x.plan).uses is null)
+        + debt - (select coalesce(sum(x.rest), 0) from unnest(lots) x where (x.plan).uses is null)
         - (select coalesce(sum(x.rest), 0) from (select y.rest from metered.lots y
             where y.scope = tip.scope and y.open and y.expires_at > until and y.no <> all (nos) order by y.expires_at, y.age) x)
         - (select coalesce(sum(x.rest), 0) from (select y.rest from metered.lots y     -- applied to a use
@@ -249,13 +258,12 @@ end
 $$;
 
 -- The lots of a wallet that have a rest or are held, as they are after all ends that are due. With of_nos, these lots and those that they go on in.
--- One that nobody has written yet and that has no number set aside has none.
-create function metered._lots_now(tip metered.ledger, clk timestamptz, of_nos bigint[]) returns setof metered.lots
+-- One that nobody has written yet and that has no number set aside has none. due are those of _due_lots.
+create function metered._lots_now(tip metered.ledger, clk timestamptz, of_nos bigint[], due metered.lots[]) returns setof metered.lots
 language plpgsql stable
 as $$
 declare
     until  timestamptz := greatest(clk, tip.at);
-    due    metered.lots[] := (metered._due_lots(tip, clk)).lots;
     nos    bigint[] := array(select x.no from unnest(due) x where x.no > 0);
     family bigint[] := of_nos;      -- and all that they went on in
     l      metered.lots;

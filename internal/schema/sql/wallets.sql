@@ -411,20 +411,22 @@ declare
     tip metered.ledger := metered._last_entry(of_scope);
     clk timestamptz := metered.clock();
     due bigint;     -- held, and due
+    d   record;
 begin
     now := greatest(clk, tip.at);
     seq := tip.seq;
     due := case when tip.next_due <= clk then metered._due_units(of_scope, tip.next_due, clk) else 0 end;
     held := tip.held - due;
-    units := metered._balance(tip) + due - case when tip.next_due <= clk then metered._minima(tip, null, clk) else 0 end
-        - case when tip.lots_end is not null then metered._lapsing(tip, clk) else 0 end;
+    units := metered._balance(tip) + due - case when tip.next_due <= clk then metered._minima(tip, null, clk) else 0 end;
     if tip.lots_end is null then
         return;
     end if;
+    d := metered._due_lots(tip, clk);
+    units := units - metered._lapsing_after(tip, clk, d.lots, d.lapsed, d.debt);
     lots := (
         select json_agg(json_build_object('lot', coalesce(x.no, 0), 'reference', coalesce(x.reference, (x.plan).of_reference), 'category', x.category, 'priority', x.priority,
             'granted_at', x.granted_at, 'expires_at', nullif(x.expires_at, 'infinity'), 'amount', x.amount, 'rest', x.rest, 'held', x.held, 'uses', (x.plan).uses)
             order by x.priority, x.expires_at, x.age)
-        from metered._lots_now(tip, clk, null) x);
+        from metered._lots_now(tip, clk, null, d.lots) x);
 end
 $$;
