@@ -156,6 +156,50 @@ func TestIdle_ThreeYearsOfFivePlansHaveFewEntries(t *testing.T) {
 	require.Equal(t, 5, skipped, "lots that say how much lapsed from when to when")
 }
 
+// Calls on such a wallet go through where a statement may take a second, in a zone whose clocks are set, too.
+func TestIdle_CallsTakeNoSecondAfterThreeYears(t *testing.T) {
+	t.Parallel()
+	berlin, err := time.LoadLocation("Europe/Berlin")
+	require.NoError(t, err)
+	f := setUp(t, wallet.Config{})
+	calls := map[string]func(ctx context.Context, tx pgx.Tx, scope string) error{
+		"draw": func(ctx context.Context, tx pgx.Tx, scope string) error {
+			_, err := f.book.Draw(ctx, tx, wallet.Draw{Wallet: scope, Amount: 1})
+			return err
+		},
+		"charge": func(ctx context.Context, tx pgx.Tx, scope string) error {
+			_, err := f.ledger.Charge(ctx, tx, budget.Charge{Scope: scope, Amount: 1, Limits: []budget.Limit{budget.Lifetime(0)}})
+			return err
+		},
+		"grant": func(ctx context.Context, tx pgx.Tx, scope string) error {
+			_, err := f.book.Grant(ctx, tx, wallet.Grant{Wallet: scope, Amount: 1, Reference: "more"})
+			return err
+		},
+		"balance": func(ctx context.Context, tx pgx.Tx, scope string) error {
+			b, err := f.book.Balance(ctx, tx, scope)
+			require.EqualValues(t, 5*5+8, b.Units)
+			return err
+		},
+	}
+	for name, call := range calls {
+		f.clock.Set(noon.AddDate(-3, 0, 0))
+		for i := range 5 {
+			f.grant(wallet.Grant{
+				Wallet: name, Amount: 5, Reference: fmt.Sprint("plan", i), Ends: wallet.EachPeriod(budget.Per(1, budget.Day, berlin, time.Time{}).Period),
+				Roll: &wallet.Roll{Cap: 8, Lasts: wallet.For(3 * day), Times: 1, Shared: true},
+			})
+		}
+		f.clock.Set(noon)
+		_, err := do(f, func(ctx context.Context, tx pgx.Tx) (struct{}, error) {
+			if _, err := tx.Exec(ctx, "set local statement_timeout = '1s'"); err != nil {
+				return struct{}{}, err
+			}
+			return struct{}{}, call(ctx, tx, name)
+		})
+		require.NoError(t, err, name)
+	}
+}
+
 // Periods that never coincide are skipped as others are. So many units that no lot has them are not: a call on the wallet goes on.
 func TestIdle_OddPeriodsAreSkippedAndUnlimitedPlansAreNot(t *testing.T) {
 	t.Parallel()
@@ -185,7 +229,7 @@ func TestIdle_EachKindIsWhatHappensEventByEvent(t *testing.T) {
 	berlin, err := time.LoadLocation("Europe/Berlin")
 	require.NoError(t, err)
 	f := setUp(t, wallet.Config{Overdraft: 60})
-	local := budget.Per(1, budget.Day, berlin, time.Time{}).Period
+	local, weekly := budget.Per(1, budget.Day, berlin, time.Time{}).Period, budget.Per(1, budget.Week, time.UTC, time.Time{}).Period
 	three := &wallet.Roll{Cap: 4, Lasts: wallet.For(3 * day), Times: 2}
 	shared := &wallet.Roll{Cap: 7, Lasts: wallet.For(50 * time.Hour), Times: 2, Shared: true}
 	for name, kind := range map[string]struct {
@@ -201,6 +245,10 @@ func TestIdle_EachKindIsWhatHappensEventByEvent(t *testing.T) {
 		},
 		"other ends": {grants: []wallet.Grant{{Amount: 3, Ends: wallet.EachPeriod(daily), Roll: shared}, {Amount: 9, Ends: wallet.After(50*day + time.Hour), Roll: shared}}},
 		"months":     {grants: []wallet.Grant{{Amount: 9, Ends: wallet.EachPeriod(monthly), Roll: shared}, {Amount: 3, Ends: wallet.EachPeriod(local), Roll: shared}}},
+		"weeks and a year": { // which begins before the next week does
+			grants: []wallet.Grant{{Amount: 9, Ends: wallet.EachPeriod(budget.Per(1, budget.Year, time.UTC, noon.AddDate(0, 0, -2)).Period)},
+				{Amount: 3, Ends: wallet.EachPeriod(weekly)}, {Amount: 2, Ends: wallet.EachPeriod(weekly)}},
+		},
 		"other begins": {
 			grants: []wallet.Grant{{Amount: 3, Ends: wallet.EachPeriod(daily), Roll: shared}, {Amount: 9, Starts: noon.AddDate(0, 0, -45), Ends: wallet.EachPeriod(daily), Roll: shared}},
 		},

@@ -21,14 +21,13 @@ create type metered.idle_units as (
     shares    text,         -- a cap with the units of this category, or null
     rolled    boolean);     -- such a cap counts them
 
--- What is foreseen at a time, which has passed. The arrays but live and said are by places of lots that have not begun.
+-- What is foreseen at a time, which has passed. The last arrays are by places of lots.
 create type metered.idle_state as (
     at       timestamptz,
-    live     metered.idle_units[],  -- not over
+    due      timestamptz,           -- when the next lot ends, or begins
+    live     metered.idle_units[],  -- not over, from the oldest on
     said     metered.idle_units[],  -- over, of the lots that the wallet had
-    begins   timestamptz[],         -- when the next lot of its plan begins
-    ranks    bigint[],              -- of the last one
-    nths     int[],                 -- how many periods later it is: -1 for none yet
+    next     metered.idle_units[],  -- of each plan, from the one on whose last lot began first. Without begins, no lot follows
     skipped  int[],                 -- periods whose units are over
     first_at timestamptz[],         -- when the first of these began
     over     timestamptz);          -- when the last one of all was over
@@ -49,30 +48,27 @@ begin
 end
 $$;
 
--- Units of a lot go on in another one at the time at, or lapse: then they are 0. taken are units that a
--- shared cap counts already.
-create function metered._foreseen_on(u metered.idle_units, plan metered.lot_plan, at timestamptz, taken bigint)
+-- So many units of a lot go on in another one, at its end.
+create function metered._foreseen_on(u metered.idle_units, plan metered.lot_plan, units bigint)
 returns metered.idle_units
 language plpgsql stable
 as $$
 begin
-    u.units := case when u.roll_cap is null then 0 else greatest(0, least(u.units, u.roll_cap - taken)) end;
-    if u.units > 0 then
-        if cardinality(u.went) >= metered._events_per_step() then
-            u.went := '{}';
-            u.went_at := '{}';
-        end if;
-        u.went := u.went || u.units;
-        u.went_at := u.went_at || at;
-        u.ends := u.roll_end;
-        u.held := 0;
-        u.rolled := true;
-        if u.roll_again <> 0 then
-            u.roll_end := metered._roll_end(u.ends, plan, plan.roll_for);
-            u.roll_again := greatest(u.roll_again - 1, -1);
-        else
-            u.roll_cap := null;
-        end if;
+    if cardinality(u.went) >= metered._events_per_step() then
+        u.went := '{}';
+        u.went_at := '{}';
+    end if;
+    u.went := u.went || units;
+    u.went_at := u.went_at || u.ends;
+    u.units := units;
+    u.ends := u.roll_end;
+    u.held := 0;
+    u.rolled := true;
+    if u.roll_again <> 0 then
+        u.roll_end := metered._roll_end(u.ends, plan, plan.roll_for);
+        u.roll_again := greatest(u.roll_again - 1, -1);
+    else
+        u.roll_cap := null;
     end if;
     return u;
 end
@@ -98,32 +94,67 @@ begin
 end
 $$;
 
--- A state, but for its dates: it repeats itself where two marks are equal, up to the next event that does not repeat
--- itself, at still. ahead is the last date that counts.
-create function metered._mark(state metered.idle_state, lots metered.lots[],
-    out mark text, out still timestamptz, out ahead timestamptz)
+-- The time from one time to another, in hours: days would be those of the session's time zone.
+create function metered._hours_between(since timestamptz, until timestamptz) returns interval
+language sql stable
+as $$
+    select ((extract(epoch from until) - extract(epoch from since)) * 1000000)::bigint * interval '1 microsecond'
+$$;
+
+-- Whether a state repeats an earlier one, but for its dates: then it does so again, up to the next event that does not
+-- repeat itself, which is the first result. The second one is the last date that a calendar made. Null: it does not.
+create function metered._recurs(state metered.idle_state, was metered.idle_state, plans metered.lot_plan[])
+returns timestamptz[]
 language plpgsql stable
 as $$
 declare
-    state_at numeric := extract(epoch from state.at);
+    later interval := metered._hours_between(was.at, state.at);
+    still timestamptz := 'infinity';
+    ahead timestamptz := state.at;
+    now   metered.idle_units;
+    old   metered.idle_units;
+    how   text;
+    moves interval;
 begin
-    select string_agg(case x.how
-            when 's' then row(x.place, x.units, extract(epoch from x.begins) - state_at, x.roll_again,
-                extract(epoch from x.ends) - state_at, extract(epoch from x.roll_end) - state_at)
-            when 'p' then row(x.place, x.units, x.nth,
-                extract(epoch from x.ends) - state_at, extract(epoch from x.roll_end) - state_at)
-            else row(x.place, x.units, x.held, x.nth, x.ends) end::text, ';' order by x.born, x.rank),
-        min(x.ends) filter (where x.how is null),
-        max(greatest(x.ends, nullif(x.roll_end, 'infinity'))) filter (where x.ends < 'infinity')
-    into mark, still, ahead
-    from (select y.*, metered._repeats(y, lots[y.place].plan) as how from unnest(state.live) y) x;
-    select concat_ws(';', mark, string_agg((extract(epoch from x.begins) - state_at)::text, ' '
-            order by x.place) filter (where x.repeats)),
-        least(still, min(x.begins) filter (where not x.repeats))
-    into mark, still
-    from (select y.begins, y.place,
-              state.nths[y.place] >= 0 and metered._by_days((lots[y.place].plan).renews) as repeats
-          from unnest(state.begins) with ordinality y(begins, place) where y.begins is not null) x;
+    if cardinality(state.live) is distinct from cardinality(was.live) then
+        return null;
+    end if;
+    for n in 1..cardinality(state.live) loop
+        now := state.live[n];
+        old := was.live[n];
+        if now.place <> old.place or now.units <> old.units then
+            return null;
+        end if;
+        how := metered._repeats(now, plans[now.place]);
+        moves := case when how is null then interval '0' else later end;
+        if (now.ends, now.roll_end, now.held, now.rolled, now.roll_again, how) is distinct from
+                (old.ends + moves, old.roll_end + moves, old.held, old.rolled, old.roll_again,
+                    metered._repeats(old, plans[now.place]))
+            or (how = 's' and now.begins <> old.begins + later) or (how is distinct from 's' and now.nth <> old.nth) then
+            return null;
+        end if;
+        if how is null then
+            still := least(still, now.ends);
+        elsif not now.rolled or ((plans[now.place]).roll_to).every is not null then
+            ahead := greatest(ahead, nullif(now.ends, 'infinity'),
+                case when ((plans[now.place]).roll_to).every is not null then now.roll_end end);
+        end if;
+    end loop;
+    for n in 1..cardinality(state.next) loop
+        now := state.next[n];
+        old := was.next[n];
+        if now.nth > 0 and metered._by_days((plans[now.place]).renews) then
+            if (now.place, now.begins) is distinct from (old.place, old.begins + later) then
+                return null;
+            end if;
+            ahead := greatest(ahead, now.begins);
+        elsif (now.place, now.begins) is distinct from (old.place, old.begins) then
+            return null;
+        else
+            still := least(still, now.begins);
+        end if;
+    end loop;
+    return array[still, ahead];
 end
 $$;
 
@@ -145,40 +176,44 @@ exception when invalid_parameter_value then
 end
 $$;
 
--- A state so many times as much later as it is later than was, of which it has the mark.
+-- A state so many times as much later as it is later than was, which it repeats.
 create function metered._foreseen_later(state metered.idle_state, was metered.idle_state, times bigint,
-    lots metered.lots[]) returns metered.idle_state
+    plans metered.lot_plan[]) returns metered.idle_state
 language plpgsql stable
 as $$
 declare
-    micros bigint := (extract(epoch from state.at) - extract(epoch from was.at)) * 1000000 * times;
-    later  interval := micros * interval '1 microsecond';
-    how    text;
+    later interval := times * metered._hours_between(was.at, state.at);
+    now   metered.idle_units;
+    how   text;
 begin
     for n in 1..cardinality(state.live) loop
-        how := metered._repeats(state.live[n], lots[state.live[n].place].plan);
+        now := state.live[n];
+        how := metered._repeats(now, plans[now.place]);
         continue when how is null;
+        now.ends := now.ends + later;
+        now.roll_end := now.roll_end + later;
         if how = 'p' then
-            state.live[n].went := array[state.live[n].units];
-            state.live[n].went_at := state.live[n].went_at[cardinality(state.live[n].went_at):];
+            now.went := array[now.units];
+            now.went_at := now.went_at[cardinality(now.went_at):];
+        else
+            now.begins := now.begins + later;
+            now.born := extract(epoch from now.begins) * 1000000;
+            now.nth := now.nth + times * (now.nth - (was.live[n]).nth);
         end if;
-        state.live[n].ends := state.live[n].ends + later;
-        state.live[n].roll_end := state.live[n].roll_end + later;
-        state.live[n].went_at := array(select x + later
-            from unnest(state.live[n].went_at) with ordinality y(x, nth) order by y.nth);
-        continue when how = 'p';
-        state.live[n].begins := state.live[n].begins + later;
-        state.live[n].born := state.live[n].born + micros;
-        state.live[n].nth := state.live[n].nth + times
-            * (state.nths[state.live[n].place] - was.nths[state.live[n].place]);
+        now.went_at := array(select x + later from unnest(now.went_at) x);
+        state.live[n] := now;
     end loop;
-    for n in 1..cardinality(lots) loop
-        continue when state.nths[n] = was.nths[n];
-        state.begins[n] := state.begins[n] + later;
-        state.nths[n] := state.nths[n] + times * (state.nths[n] - was.nths[n]);
-        state.skipped[n] := state.skipped[n] + times * (state.skipped[n] - was.skipped[n]);
+    for n in 1..cardinality(state.next) loop
+        now := state.next[n];
+        continue when now.nth = (was.next[n]).nth;
+        now.begins := now.begins + later;
+        now.nth := now.nth + times * (now.nth - (was.next[n]).nth);
+        state.next[n] := now;
+        state.skipped[now.place] := state.skipped[now.place]
+            + times * (state.skipped[now.place] - was.skipped[now.place]);
     end loop;
     state.at := state.at + later;
+    state.due := least((select min(x.ends) from unnest(state.live) x), (select min(x.begins) from unnest(state.next) x));
     if state.over > was.at then
         state.over := state.over + later;
     end if;
@@ -186,35 +221,45 @@ begin
 end
 $$;
 
--- All that ends in a state at a time, and then all that begins.
-create function metered._foreseen_at(state metered.idle_state, lots metered.lots[], at timestamptz)
+-- All that ends in a state when the next lot does, or begins, and then all that begins.
+create function metered._foreseen_next(state metered.idle_state, plans metered.lot_plan[])
 returns metered.idle_state
 language plpgsql stable
 as $$
 declare
-    live   metered.idle_units[];
-    ending metered.idle_units[];
+    at     timestamptz := state.due;
+    due    timestamptz;
+    live   metered.idle_units[] := state.live;
+    stays  metered.idle_units[] := '{}';
+    comes  metered.idle_units[] := '{}';
     now    metered.idle_units;
-    next   metered.idle_units;
-    lot    metered.lots;
-    taken  bigint;
-    place  int;
-    count  bigint;
+    plan   metered.lot_plan;
+    units  bigint;
+    shares text;                -- the category of which units are taken
+    taken  bigint := 0;
+    of_period metered.period;   -- of which the next period begins at
+    begins timestamptz;
 begin
-    state.at := at;
-    select array_agg(x order by x.born, x.rank) filter (where x.ends <= at),
-        array_agg(x) filter (where x.ends > at)
-    into ending, live from unnest(state.live) x;
-    foreach now in array coalesce(ending, '{}') loop
-        taken := 0;
-        if now.shares is not null and now.roll_cap is not null then
-            taken := (select coalesce(sum(x.units + x.held), 0) from unnest(live) x
-                where x.rolled and x.shares = now.shares);
+    for n in 1..cardinality(live) loop
+        if live[n].ends > at then
+            due := least(due, live[n].ends);
+            continue;
         end if;
-        next := metered._foreseen_on(now, lots[now.place].plan, at, taken);
-        if next.units > 0 then
-            live := live || next;
-        elsif now.nth = 0 then
+        now := live[n];
+        if now.roll_cap is not null and now.shares is distinct from shares then
+            shares := now.shares;
+            taken := (select coalesce(sum(x.units + x.held), 0) from unnest(live) x
+                where x.rolled and x.ends > at and x.shares = now.shares);
+        end if;
+        units := case when now.roll_cap is null then 0 else least(now.units, now.roll_cap - taken) end;
+        if units > 0 then
+            taken := case when shares is not null then taken + units else 0 end;
+            live[n] := metered._foreseen_on(now, plans[now.place], units);
+            due := least(due, live[n].ends);
+            continue;
+        end if;
+        live[n] := null;
+        if now.nth = 0 then
             state.said := state.said || now;
         else
             state.skipped[now.place] := state.skipped[now.place] + 1;
@@ -222,28 +267,35 @@ begin
             state.over := at;
         end if;
     end loop;
-    for place in
-        select x.nth from unnest(state.begins) with ordinality x(due, nth) where x.due = at
-        order by state.ranks[x.nth]
-    loop
-        lot := lots[place];
-        count := coalesce(count, (select max(x) from unnest(state.ranks) x)) + 1;
-        state.ranks[place] := count;
-        state.nths[place] := state.nths[place] + 1;
-        state.begins[place] := case when ((lot.plan).renews).every is not null
-            then (metered._period_at((lot.plan).renews, at))[2] end;
-        if state.nths[place] > 0 then
-            lot.pending := (lot.plan).renew_amount;
-            lot.expires_at := state.begins[place];
-            lot.roll_end := case when lot.roll_cap is not null
-                then metered._roll_end(lot.expires_at, lot.plan, (lot.plan).roll_for) end;
+    live := array_remove(live, null);
+    foreach now in array state.next loop
+        if (now.begins = at) is not true then
+            stays := stays || now;
+            due := least(due, now.begins);
+            continue;
         end if;
-        live := live || row(place, state.nths[place], extract(epoch from at) * 1000000, count, at,
-            lot.expires_at, '{}', '{}', lot.pending, 0, lot.roll_cap, lot.roll_end,
-            (lot.plan).roll_again, case when (lot.plan).roll_shared then lot.category end,
-            false)::metered.idle_units;
+        plan := plans[now.place];
+        if plan.renews is distinct from of_period then
+            of_period := plan.renews;
+            begins := case when of_period.every is not null then (metered._period_at(of_period, at))[2] end;
+        end if;
+        if now.nth > 0 then
+            now.ends := begins;
+            now.roll_end := case when now.roll_cap is not null then metered._roll_end(begins, plan, plan.roll_for) end;
+        end if;
+        now.born := extract(epoch from at) * 1000000;
+        now.rank := cardinality(plans) + cardinality(comes) + 1;
+        live := live || now;
+        due := least(due, now.ends, begins);
+        now.nth := now.nth + 1;
+        now.begins := begins;
+        now.units := plan.renew_amount;
+        comes := comes || now;
     end loop;
+    state.at := at;
+    state.due := due;
     state.live := live;
+    state.next := stays || comes;
     return state;
 end
 $$;
@@ -254,50 +306,47 @@ create function metered._foreseen(lots metered.lots[], until timestamptz) return
 language plpgsql stable
 as $$
 declare
+    plans   metered.lot_plan[] := array(select x.plan from unnest(lots) x);
     state   metered.idle_state;
-    was     metered.idle_state;     -- an earlier state, of which mark is the mark
-    mark    text;
-    seen    record;
+    was     metered.idle_state;     -- an earlier state
     steps   int := 0;               -- since that
     most    int := 1;
-    at      timestamptz;
+    repeats boolean;
+    span    timestamptz[];
     changes timestamptz[];
+    at      timestamptz;
     times   bigint;
 begin
-    state.begins := array(select case when x.pending > 0 and x.starts_at <= until then x.starts_at end
-        from unnest(lots) with ordinality x order by x.ordinality);
-    state.ranks := array(select y.rank from (select x.ordinality as place, row_number() over (order by x.age) as rank
-        from unnest(lots) with ordinality x) y order by y.place);
-    state.nths := array_fill(-1, array[cardinality(lots)]);
+    select coalesce(array_agg(y.units order by y.born, y.rank) filter (where not y.begins), '{}'),
+        coalesce(array_agg(y.units order by y.rank) filter (where y.begins), '{}'),
+        least(min((y.units).ends) filter (where not y.begins), min((y.units).begins) filter (where y.begins)),
+        bool_or(((y.plan).renews).every is not null and metered._by_days((y.plan).renews) or (y.plan).roll_again = -1)
+    into state.live, state.next, state.due, repeats
+    from (select x.plan, x.age[1] as born, row_number() over (order by x.age) as rank,
+              x.pending > 0 and x.starts_at <= until as begins,
+              row(x.ordinality, 0, x.age[1], row_number() over (order by x.age), case when x.pending > 0 then x.starts_at end,
+                  x.expires_at, '{}', '{}', x.pending + x.rest + x.kept, x.held, x.roll_cap, x.roll_end, (x.plan).roll_again,
+                  case when (x.plan).roll_shared then x.category end, x.origin = 'r')::metered.idle_units as units
+          from unnest(lots) with ordinality x
+          where x.pending + x.rest + x.kept + x.held > 0) y;
     state.skipped := array_fill(0, array[cardinality(lots)]);
     state.first_at := array_fill(null::timestamptz, array[cardinality(lots)]);
-    select array_agg(row(x.ordinality, 0, x.age[1], state.ranks[x.ordinality],
-            case when x.pending > 0 then x.starts_at end, x.expires_at, '{}', '{}',
-            x.pending + x.rest + x.kept, x.held, x.roll_cap, x.roll_end, (x.plan).roll_again,
-            case when (x.plan).roll_shared then x.category end, x.origin = 'r')::metered.idle_units)
-    into state.live
-    from unnest(lots) with ordinality x
-    where x.pending + x.rest + x.kept + x.held > 0 and state.begins[x.ordinality] is null;
-    loop
-        at := least((select min(x.ends) from unnest(state.live) x),
-            (select min(x) from unnest(state.begins) x));
-        exit when (at <= until) is not true;
-        state := metered._foreseen_at(state, lots, at);
-        seen := metered._mark(state, lots);
+    while state.due <= until loop
+        state := metered._foreseen_next(state, plans);
+        continue when not repeats;
         steps := steps + 1;
         times := 0;
-        if seen.mark = mark then
-            changes := coalesce(changes,
-                metered._clock_changes(lots, was.at, greatest(until, seen.ahead)));
-            at := least(until, seen.still, (select min(x) from unnest(changes) x where x > was.at - interval '48:00')
-                - (extract(epoch from seen.ahead) - extract(epoch from at)) * interval '1 second');
+        span := metered._recurs(state, was, plans);
+        if span is not null then
+            changes := coalesce(changes, metered._clock_changes(lots, was.at, greatest(until, span[2])));
+            at := least(until, span[1], (select min(x) from unnest(changes) x where x > was.at - interval '48:00')
+                - metered._hours_between(state.at, span[2]));
             times := greatest(0, div(extract(epoch from at) - extract(epoch from state.at) - 0.000001,
                 extract(epoch from state.at) - extract(epoch from was.at)));
-            state := metered._foreseen_later(state, was, times, lots);
+            state := metered._foreseen_later(state, was, times, plans);
         end if;
         if steps >= most or times > 0 then
             most := case when times > 0 or most >= 256 then 1 else most * 2 end;
-            mark := seen.mark;
             was := state;
             steps := 0;
         end if;

@@ -82,6 +82,7 @@ as $$
 declare
     was   metered.lots[] := lots;
     last  int[];        -- by units, the place of the last lot that has them
+    nths  int[];        -- by place, how many periods later the last lot of the plan is
     event record;
     units metered.idle_units;
     pos   int;
@@ -89,6 +90,9 @@ declare
 begin
     entries := '{}';
     moves := '{}';
+    for n in 1..cardinality(state.next) loop
+        nths[(state.next[n]).place] := (state.next[n]).nth - 1;
+    end loop;
     for event in
         with x as (select * from unnest(state.said) with ordinality)
         select x.ordinality as nth, 'ends' as what, y.at, 1 as phase, x.born, x.rank, y.units,
@@ -116,7 +120,7 @@ begin
                     lots[pos].no := -pos;
                 end if;
                 last[event.nth] := pos;
-                if units.nth < state.nths[units.place] then
+                if units.nth < nths[units.place] then
                     lots[pos].plan.renews := null;
                     lots[pos].plan.renew_amount := null;
                 end if;
