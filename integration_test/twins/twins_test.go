@@ -424,11 +424,12 @@ func (w *twins) end() {
 		if tw.no == 2 { // a purge took some
 			tw = w.all[0]
 		}
-		// Lots of plans that nobody used are one, where the wallet was idle for long.
+		// Lots of plans that nobody used are one, where the wallet was idle for long, and units that went on many times did so
+		// at once.
 		rows, err := tw.pool.Query(w.Context(), tw.schema.SQL(`with lots as (
 				select *, (plan).renewal is not null and drawn + held + revoked + pending + rest + kept = 0 as unused from metered.lots)
 			select json_build_array(amount, rest, kept, drawn, held, lapsed, revoked, rolled, pending, origin, reference, category, expires_at, granted_at)::text
-			from lots where not unused
+			from lots where not unused and not (origin = 'r' and rolled = amount)
 			union all
 			select json_build_array((plan).renewal, sum(amount) filter (where origin = 'g'), sum(lapsed))::text from lots where unused group by (plan).renewal
 			order by 1`))
