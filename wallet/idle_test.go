@@ -207,6 +207,56 @@ func TestIdle_CallsTakeNoSecondAfterThreeYears(t *testing.T) {
 	}
 }
 
+// A call accepts the reference of a period that Balance showed, also if the period was skipped since: its lot has ended. What is
+// no period of the plan is unknown.
+func TestIdle_ReferencesOfSkippedPeriodsAreKnown(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, wallet.Config{})
+	f.clock.Set(noon.AddDate(0, 0, -90))
+	f.grant(wallet.Grant{Wallet: "ann", Amount: 5, Reference: "plan", Ends: wallet.EachPeriod(daily)})
+	f.clock.Advance(30 * day)
+	name := f.balance().Lots[0].Reference
+	f.draw(1)
+	f.clock.Advance(3 * day)
+	skipped := f.balance().Lots[0].Reference
+	f.clock.Set(noon)
+	f.draw(1)
+	var known bool
+	require.NoError(t, f.pool.QueryRow(t.Context(), "select exists (select from metered.lots where reference = $1)", skipped).Scan(&known))
+	require.False(t, known, "it was skipped")
+	for _, name := range []string{name, skipped} {
+		revoked, err := do(f, func(ctx context.Context, tx pgx.Tx) (wallet.Revoked, error) {
+			return f.book.Revoke(ctx, tx, wallet.Revoke{Wallet: "ann", Reference: name})
+		})
+		require.NoError(t, err, name)
+		require.Zero(t, revoked.Amount)
+		_, err = do(f, func(ctx context.Context, tx pgx.Tx) (any, error) {
+			return f.book.SetEnd(ctx, tx, wallet.LotEnd{Wallet: "ann", Reference: name, Expires: noon.Add(day)})
+		})
+		require.ErrorIs(t, err, wallet.ErrExpired, name)
+		rolled, err := do(f, func(ctx context.Context, tx pgx.Tx) (wallet.Granted, error) {
+			return f.book.Rollover(ctx, tx, wallet.Rollover{Wallet: "ann", Reference: name, Cap: 3, For: day})
+		})
+		require.NoError(t, err, name)
+		require.Zero(t, rolled.Amount)
+		back, err := do(f, func(ctx context.Context, tx pgx.Tx) (wallet.Granted, error) {
+			return f.book.Reinstate(ctx, tx, wallet.Revoke{Wallet: "ann", Reference: name})
+		})
+		require.NoError(t, err, name)
+		began, err := time.Parse(time.RFC3339, name[len("plan "):])
+		require.NoError(t, err)
+		require.Equal(t, began.Add(day), back.Expires)
+		_, err = f.tryGrant(wallet.Grant{Wallet: "ann", Amount: 5, Reference: name})
+		require.ErrorIs(t, err, wallet.ErrConflict, name)
+	}
+	for _, name := range []string{"plan 2026-10-20T01:00:00Z", "plan 2026-10-99T00:00:00Z", "other 2026-10-20T00:00:00Z", "plan 2029-10-20T00:00:00Z"} {
+		_, err := do(f, func(ctx context.Context, tx pgx.Tx) (any, error) {
+			return f.book.Revoke(ctx, tx, wallet.Revoke{Wallet: "ann", Reference: name})
+		})
+		require.ErrorIs(t, err, wallet.ErrUnknownLot, name)
+	}
+}
+
 // Periods that never coincide are skipped as others are. So many units that no lot has them are not: a call on the wallet goes on.
 func TestIdle_OddPeriodsAreSkippedAndUnlimitedPlansAreNot(t *testing.T) {
 	t.Parallel()

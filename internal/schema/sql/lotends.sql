@@ -11,6 +11,42 @@ begin
         select * into l from metered.lots y where y.no = of_lot and y.scope = of_scope;
     else
         select * into l from metered.lots y where y.scope = of_scope and y.reference = of_reference;
+        if l.no is null and of_reference ~ ' \d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$' then
+            l := metered._find_skipped(of_scope, left(of_reference, -21), right(of_reference, 20));
+        end if;
+    end if;
+    return l;
+end
+$$;
+
+-- The lot of a plan's period that began then and was skipped, for which another one stands (idle.sql): that one, with the units and
+-- the end of the period.
+create function metered._find_skipped(of_scope text, of_renewal text, began text) returns metered.lots
+language plpgsql stable
+as $$
+declare
+    l     metered.lots;
+    plan  metered.lot_plan;
+    named timestamptz;
+    span  timestamptz[];
+begin
+    -- The last lot of a plan has its period.
+    select (y.plan).* into plan from metered.lot_rows y
+    where y.scope = of_scope and (y.plan).renewal = of_renewal and ((y.plan).renews).every is not null
+    order by y.no desc limit 1;
+    begin
+        named := began::timestamptz;
+        span := metered._period_at(plan.renews, named + interval '999999 microseconds');
+    exception when datetime_field_overflow or sqlstate 'MT010' then     -- no time, or of a zone that is lost
+        return null;
+    end;
+    select y.* into l from metered.lots y
+    where y.scope = of_scope and (y.plan).renewal = of_renewal and y.starts_at <= span[1] and y.expires_at > span[1]
+      and starts_with(y.reference, metered._period_name(of_renewal, y.starts_at) || '/')
+      and date_trunc('second', span[1]) = named;
+    if l.no is not null then
+        l.amount := plan.renew_amount;
+        l.expires_at := span[2];
     end if;
     return l;
 end
@@ -66,7 +102,7 @@ begin
     if lot.no is not null then
         entry := metered._end_named(entry,
             case when lowers is not null then metered._family(lot.no) else array[lot.no] end);
-        lot := metered._find_lot(e.scope, lot.no, null);
+        lot := metered._find_lot(e.scope, of_lot, of_reference);
     end if;
 end
 $$;
