@@ -3436,7 +3436,7 @@ create type metered.idle_units as (
     rank      bigint,       -- the order of those of one age
     begins    timestamptz,  -- when the lot begins, or null: it has begun
     ends      timestamptz,  -- when the last one ends
-    went      bigint[],     -- how many of them went on, each time or the last times
+    went      bigint[],     -- how many of them went on, each time or the first and the last times
     went_at   timestamptz[],
     units     bigint,
     held      bigint,
@@ -3446,14 +3446,13 @@ create type metered.idle_units as (
     shares    text,         -- a cap with the units of this category, or null
     rolled    boolean);     -- such a cap counts them
 
--- What is foreseen at a time, which has passed. The arrays but live and said are by places of lots that have not begun.
+-- What is foreseen at a time, which has passed. The last arrays are by places of lots.
 create type metered.idle_state as (
     at       timestamptz,
-    live     metered.idle_units[],  -- not over
+    due      timestamptz,           -- when the next lot ends, or begins
+    live     metered.idle_units[],  -- not over, from the oldest on
     said     metered.idle_units[],  -- over, of the lots that the wallet had
-    begins   timestamptz[],         -- when the next lot of its plan begins
-    ranks    bigint[],              -- of the last one
-    nths     int[],                 -- how many periods later it is: -1 for none yet
+    next     metered.idle_units[],  -- of each plan, from the one on whose last lot began first. Without begins, no lot follows
     skipped  int[],                 -- periods whose units are over
     first_at timestamptz[],         -- when the first of these began
     over     timestamptz);          -- when the last one of all was over
@@ -3474,30 +3473,27 @@ begin
 end
 $$;
 
--- Units of a lot go on in another one at the time at, or lapse: then they are 0. taken are units that a
--- shared cap counts already.
-create function metered._foreseen_on(u metered.idle_units, plan metered.lot_plan, at timestamptz, taken bigint)
+-- So many units of a lot go on in another one, at its end.
+create function metered._foreseen_on(u metered.idle_units, plan metered.lot_plan, units bigint)
 returns metered.idle_units
 language plpgsql stable
 as $$
 begin
-    u.units := case when u.roll_cap is null then 0 else greatest(0, least(u.units, u.roll_cap - taken)) end;
-    if u.units > 0 then
-        if cardinality(u.went) >= metered._events_per_step() then
-            u.went := '{}';
-            u.went_at := '{}';
-        end if;
-        u.went := u.went || u.units;
-        u.went_at := u.went_at || at;
-        u.ends := u.roll_end;
-        u.held := 0;
-        u.rolled := true;
-        if u.roll_again <> 0 then
-            u.roll_end := metered._roll_end(u.ends, plan, plan.roll_for);
-            u.roll_again := greatest(u.roll_again - 1, -1);
-        else
-            u.roll_cap := null;
-        end if;
+    if cardinality(u.went) >= metered._events_per_step() then
+        u.went := u.went[:1];
+        u.went_at := u.went_at[:1];
+    end if;
+    u.went := u.went || units;
+    u.went_at := u.went_at || u.ends;
+    u.units := units;
+    u.ends := u.roll_end;
+    u.held := 0;
+    u.rolled := true;
+    if u.roll_again <> 0 then
+        u.roll_end := metered._roll_end(u.ends, plan, plan.roll_for);
+        u.roll_again := greatest(u.roll_again - 1, -1);
+    else
+        u.roll_cap := null;
     end if;
     return u;
 end
@@ -3523,32 +3519,67 @@ begin
 end
 $$;
 
--- A state, but for its dates: it repeats itself where two marks are equal, up to the next event that does not repeat
--- itself, at still. ahead is the last date that counts.
-create function metered._mark(state metered.idle_state, lots metered.lots[],
-    out mark text, out still timestamptz, out ahead timestamptz)
+-- The time from one time to another, in hours: days would be those of the session's time zone.
+create function metered._hours_between(since timestamptz, until timestamptz) returns interval
+language sql stable
+as $$
+    select ((extract(epoch from until) - extract(epoch from since)) * 1000000)::bigint * interval '1 microsecond'
+$$;
+
+-- Whether a state repeats an earlier one, but for its dates: then it does so again, up to the next event that does not
+-- repeat itself, which is the first result. The second one is the last date that a calendar made. Null: it does not.
+create function metered._recurs(state metered.idle_state, was metered.idle_state, plans metered.lot_plan[])
+returns timestamptz[]
 language plpgsql stable
 as $$
 declare
-    state_at numeric := extract(epoch from state.at);
+    later interval := metered._hours_between(was.at, state.at);
+    still timestamptz := 'infinity';
+    ahead timestamptz := state.at;
+    now   metered.idle_units;
+    old   metered.idle_units;
+    how   text;
+    moves interval;
 begin
-    select string_agg(case x.how
-            when 's' then row(x.place, x.units, extract(epoch from x.begins) - state_at, x.roll_again,
-                extract(epoch from x.ends) - state_at, extract(epoch from x.roll_end) - state_at)
-            when 'p' then row(x.place, x.units, x.nth,
-                extract(epoch from x.ends) - state_at, extract(epoch from x.roll_end) - state_at)
-            else row(x.place, x.units, x.held, x.nth, x.ends) end::text, ';' order by x.born, x.rank),
-        min(x.ends) filter (where x.how is null),
-        max(greatest(x.ends, nullif(x.roll_end, 'infinity'))) filter (where x.ends < 'infinity')
-    into mark, still, ahead
-    from (select y.*, metered._repeats(y, lots[y.place].plan) as how from unnest(state.live) y) x;
-    select concat_ws(';', mark, string_agg((extract(epoch from x.begins) - state_at)::text, ' '
-            order by x.place) filter (where x.repeats)),
-        least(still, min(x.begins) filter (where not x.repeats))
-    into mark, still
-    from (select y.begins, y.place,
-              state.nths[y.place] >= 0 and metered._by_days((lots[y.place].plan).renews) as repeats
-          from unnest(state.begins) with ordinality y(begins, place) where y.begins is not null) x;
+    if cardinality(state.live) is distinct from cardinality(was.live) then
+        return null;
+    end if;
+    for n in 1..cardinality(state.live) loop
+        now := state.live[n];
+        old := was.live[n];
+        if now.place <> old.place or now.units <> old.units then
+            return null;
+        end if;
+        how := metered._repeats(now, plans[now.place]);
+        moves := case when how is null then interval '0' else later end;
+        if (now.ends, now.roll_end, now.held, now.rolled, now.roll_again, how) is distinct from
+                (old.ends + moves, old.roll_end + moves, old.held, old.rolled, old.roll_again,
+                    metered._repeats(old, plans[now.place]))
+            or (how = 's' and now.begins <> old.begins + later) or (how is distinct from 's' and now.nth <> old.nth) then
+            return null;
+        end if;
+        if how is null then
+            still := least(still, now.ends);
+        elsif not now.rolled or ((plans[now.place]).roll_to).every is not null then
+            ahead := greatest(ahead, nullif(now.ends, 'infinity'),
+                case when ((plans[now.place]).roll_to).every is not null then now.roll_end end);
+        end if;
+    end loop;
+    for n in 1..cardinality(state.next) loop
+        now := state.next[n];
+        old := was.next[n];
+        if now.nth > 0 and metered._by_days((plans[now.place]).renews) then
+            if (now.place, now.begins) is distinct from (old.place, old.begins + later) then
+                return null;
+            end if;
+            ahead := greatest(ahead, now.begins);
+        elsif (now.place, now.begins) is distinct from (old.place, old.begins) then
+            return null;
+        else
+            still := least(still, now.begins);
+        end if;
+    end loop;
+    return array[still, ahead];
 end
 $$;
 
@@ -3570,40 +3601,47 @@ exception when invalid_parameter_value then
 end
 $$;
 
--- A state so many times as much later as it is later than was, of which it has the mark.
+-- A state so many times as much later as it is later than was, which it repeats.
 create function metered._foreseen_later(state metered.idle_state, was metered.idle_state, times bigint,
-    lots metered.lots[]) returns metered.idle_state
+    plans metered.lot_plan[]) returns metered.idle_state
 language plpgsql stable
 as $$
 declare
-    micros bigint := (extract(epoch from state.at) - extract(epoch from was.at)) * 1000000 * times;
-    later  interval := micros * interval '1 microsecond';
-    how    text;
+    later interval := times * metered._hours_between(was.at, state.at);
+    now   metered.idle_units;
+    how   text;
 begin
+    if times = 0 then
+        return state;
+    end if;
     for n in 1..cardinality(state.live) loop
-        how := metered._repeats(state.live[n], lots[state.live[n].place].plan);
+        now := state.live[n];
+        how := metered._repeats(now, plans[now.place]);
         continue when how is null;
+        now.ends := now.ends + later;
+        now.roll_end := now.roll_end + later;
         if how = 'p' then
-            state.live[n].went := array[state.live[n].units];
-            state.live[n].went_at := state.live[n].went_at[cardinality(state.live[n].went_at):];
+            now.went := now.went[:1] || now.units;
+            now.went_at := now.went_at[:1] || now.went_at[cardinality(now.went_at)] + later;
+        else
+            now.went_at := array(select x + later from unnest(now.went_at) x);
+            now.begins := now.begins + later;
+            now.born := extract(epoch from now.begins) * 1000000;
+            now.nth := now.nth + times * (now.nth - (was.live[n]).nth);
         end if;
-        state.live[n].ends := state.live[n].ends + later;
-        state.live[n].roll_end := state.live[n].roll_end + later;
-        state.live[n].went_at := array(select x + later
-            from unnest(state.live[n].went_at) with ordinality y(x, nth) order by y.nth);
-        continue when how = 'p';
-        state.live[n].begins := state.live[n].begins + later;
-        state.live[n].born := state.live[n].born + micros;
-        state.live[n].nth := state.live[n].nth + times
-            * (state.nths[state.live[n].place] - was.nths[state.live[n].place]);
+        state.live[n] := now;
     end loop;
-    for n in 1..cardinality(lots) loop
-        continue when state.nths[n] = was.nths[n];
-        state.begins[n] := state.begins[n] + later;
-        state.nths[n] := state.nths[n] + times * (state.nths[n] - was.nths[n]);
-        state.skipped[n] := state.skipped[n] + times * (state.skipped[n] - was.skipped[n]);
+    for n in 1..cardinality(state.next) loop
+        now := state.next[n];
+        continue when now.nth = (was.next[n]).nth;
+        now.begins := now.begins + later;
+        now.nth := now.nth + times * (now.nth - (was.next[n]).nth);
+        state.next[n] := now;
+        state.skipped[now.place] := state.skipped[now.place]
+            + times * (state.skipped[now.place] - was.skipped[now.place]);
     end loop;
     state.at := state.at + later;
+    state.due := least((select min(x.ends) from unnest(state.live) x), (select min(x.begins) from unnest(state.next) x));
     if state.over > was.at then
         state.over := state.over + later;
     end if;
@@ -3611,35 +3649,45 @@ begin
 end
 $$;
 
--- All that ends in a state at a time, and then all that begins.
-create function metered._foreseen_at(state metered.idle_state, lots metered.lots[], at timestamptz)
+-- All that ends in a state when the next lot does, or begins, and then all that begins.
+create function metered._foreseen_next(state metered.idle_state, plans metered.lot_plan[])
 returns metered.idle_state
 language plpgsql stable
 as $$
 declare
-    live   metered.idle_units[];
-    ending metered.idle_units[];
+    at     timestamptz := state.due;
+    due    timestamptz;
+    live   metered.idle_units[] := state.live;
+    stays  metered.idle_units[] := '{}';
+    comes  metered.idle_units[] := '{}';
     now    metered.idle_units;
-    next   metered.idle_units;
-    lot    metered.lots;
-    taken  bigint;
-    place  int;
-    count  bigint;
+    plan   metered.lot_plan;
+    units  bigint;
+    shares text;                -- the category of which units are taken
+    taken  bigint := 0;
+    of_period metered.period;   -- of which the next period begins at
+    begins timestamptz;
 begin
-    state.at := at;
-    select array_agg(x order by x.born, x.rank) filter (where x.ends <= at),
-        array_agg(x) filter (where x.ends > at)
-    into ending, live from unnest(state.live) x;
-    foreach now in array coalesce(ending, '{}') loop
-        taken := 0;
-        if now.shares is not null and now.roll_cap is not null then
-            taken := (select coalesce(sum(x.units + x.held), 0) from unnest(live) x
-                where x.rolled and x.shares = now.shares);
+    for n in 1..cardinality(live) loop
+        if live[n].ends > at then
+            due := least(due, live[n].ends);
+            continue;
         end if;
-        next := metered._foreseen_on(now, lots[now.place].plan, at, taken);
-        if next.units > 0 then
-            live := live || next;
-        elsif now.nth = 0 then
+        now := live[n];
+        if now.roll_cap is not null and now.shares is distinct from shares then
+            shares := now.shares;
+            taken := (select coalesce(sum(x.units + x.held), 0) from unnest(live) x
+                where x.rolled and x.ends > at and x.shares = now.shares);
+        end if;
+        units := case when now.roll_cap is null then 0 else least(now.units, now.roll_cap - taken) end;
+        if units > 0 then
+            taken := case when shares is not null then taken + units else 0 end;
+            live[n] := metered._foreseen_on(now, plans[now.place], units);
+            due := least(due, live[n].ends);
+            continue;
+        end if;
+        live[n] := null;
+        if now.nth = 0 then
             state.said := state.said || now;
         else
             state.skipped[now.place] := state.skipped[now.place] + 1;
@@ -3647,28 +3695,35 @@ begin
             state.over := at;
         end if;
     end loop;
-    for place in
-        select x.nth from unnest(state.begins) with ordinality x(due, nth) where x.due = at
-        order by state.ranks[x.nth]
-    loop
-        lot := lots[place];
-        count := coalesce(count, (select max(x) from unnest(state.ranks) x)) + 1;
-        state.ranks[place] := count;
-        state.nths[place] := state.nths[place] + 1;
-        state.begins[place] := case when ((lot.plan).renews).every is not null
-            then (metered._period_at((lot.plan).renews, at))[2] end;
-        if state.nths[place] > 0 then
-            lot.pending := (lot.plan).renew_amount;
-            lot.expires_at := state.begins[place];
-            lot.roll_end := case when lot.roll_cap is not null
-                then metered._roll_end(lot.expires_at, lot.plan, (lot.plan).roll_for) end;
+    live := array_remove(live, null);
+    foreach now in array state.next loop
+        if (now.begins = at) is not true then
+            stays := stays || now;
+            due := least(due, now.begins);
+            continue;
         end if;
-        live := live || row(place, state.nths[place], extract(epoch from at) * 1000000, count, at,
-            lot.expires_at, '{}', '{}', lot.pending, 0, lot.roll_cap, lot.roll_end,
-            (lot.plan).roll_again, case when (lot.plan).roll_shared then lot.category end,
-            false)::metered.idle_units;
+        plan := plans[now.place];
+        if plan.renews is distinct from of_period then
+            of_period := plan.renews;
+            begins := case when of_period.every is not null then (metered._period_at(of_period, at))[2] end;
+        end if;
+        if now.nth > 0 then
+            now.ends := begins;
+            now.roll_end := case when now.roll_cap is not null then metered._roll_end(begins, plan, plan.roll_for) end;
+        end if;
+        now.born := extract(epoch from at) * 1000000;
+        now.rank := cardinality(plans) + cardinality(comes) + 1;
+        live := live || now;
+        due := least(due, now.ends, begins);
+        now.nth := now.nth + 1;
+        now.begins := begins;
+        now.units := plan.renew_amount;
+        comes := comes || now;
     end loop;
+    state.at := at;
+    state.due := due;
     state.live := live;
+    state.next := stays || comes;
     return state;
 end
 $$;
@@ -3679,50 +3734,47 @@ create function metered._foreseen(lots metered.lots[], until timestamptz) return
 language plpgsql stable
 as $$
 declare
+    plans   metered.lot_plan[] := array(select x.plan from unnest(lots) x);
     state   metered.idle_state;
-    was     metered.idle_state;     -- an earlier state, of which mark is the mark
-    mark    text;
-    seen    record;
+    was     metered.idle_state;     -- an earlier state
     steps   int := 0;               -- since that
     most    int := 1;
-    at      timestamptz;
+    repeats boolean;
+    span    timestamptz[];
     changes timestamptz[];
+    at      timestamptz;
     times   bigint;
 begin
-    state.begins := array(select case when x.pending > 0 and x.starts_at <= until then x.starts_at end
-        from unnest(lots) with ordinality x order by x.ordinality);
-    state.ranks := array(select y.rank from (select x.ordinality as place, row_number() over (order by x.age) as rank
-        from unnest(lots) with ordinality x) y order by y.place);
-    state.nths := array_fill(-1, array[cardinality(lots)]);
+    select coalesce(array_agg(y.units order by y.born, y.rank) filter (where not y.begins), '{}'),
+        coalesce(array_agg(y.units order by y.rank) filter (where y.begins), '{}'),
+        least(min((y.units).ends) filter (where not y.begins), min((y.units).begins) filter (where y.begins)),
+        bool_or(((y.plan).renews).every is not null and metered._by_days((y.plan).renews) or (y.plan).roll_again = -1)
+    into state.live, state.next, state.due, repeats
+    from (select x.plan, x.age[1] as born, row_number() over (order by x.age) as rank,
+              x.pending > 0 and x.starts_at <= until as begins,
+              row(x.ordinality, 0, x.age[1], row_number() over (order by x.age), case when x.pending > 0 then x.starts_at end,
+                  x.expires_at, '{}', '{}', x.pending + x.rest + x.kept, x.held, x.roll_cap, x.roll_end, (x.plan).roll_again,
+                  case when (x.plan).roll_shared then x.category end, x.origin = 'r')::metered.idle_units as units
+          from unnest(lots) with ordinality x
+          where x.pending + x.rest + x.kept + x.held > 0) y;
     state.skipped := array_fill(0, array[cardinality(lots)]);
     state.first_at := array_fill(null::timestamptz, array[cardinality(lots)]);
-    select array_agg(row(x.ordinality, 0, x.age[1], state.ranks[x.ordinality],
-            case when x.pending > 0 then x.starts_at end, x.expires_at, '{}', '{}',
-            x.pending + x.rest + x.kept, x.held, x.roll_cap, x.roll_end, (x.plan).roll_again,
-            case when (x.plan).roll_shared then x.category end, x.origin = 'r')::metered.idle_units)
-    into state.live
-    from unnest(lots) with ordinality x
-    where x.pending + x.rest + x.kept + x.held > 0 and state.begins[x.ordinality] is null;
-    loop
-        at := least((select min(x.ends) from unnest(state.live) x),
-            (select min(x) from unnest(state.begins) x));
-        exit when (at <= until) is not true;
-        state := metered._foreseen_at(state, lots, at);
-        seen := metered._mark(state, lots);
+    while state.due <= until loop
+        state := metered._foreseen_next(state, plans);
+        continue when not repeats;
         steps := steps + 1;
         times := 0;
-        if seen.mark = mark then
-            changes := coalesce(changes,
-                metered._clock_changes(lots, was.at, greatest(until, seen.ahead)));
-            at := least(until, seen.still, (select min(x) from unnest(changes) x where x > was.at - interval '48:00')
-                - (extract(epoch from seen.ahead) - extract(epoch from at)) * interval '1 second');
+        span := metered._recurs(state, was, plans);
+        if span is not null then
+            changes := coalesce(changes, metered._clock_changes(lots, was.at, greatest(until, span[2])));
+            at := least(until, span[1], (select min(x) from unnest(changes) x where x > was.at - interval '48:00')
+                - metered._hours_between(state.at, span[2]));
             times := greatest(0, div(extract(epoch from at) - extract(epoch from state.at) - 0.000001,
                 extract(epoch from state.at) - extract(epoch from was.at)));
-            state := metered._foreseen_later(state, was, times, lots);
+            state := metered._foreseen_later(state, was, times, plans);
         end if;
         if steps >= most or times > 0 then
             most := case when times > 0 or most >= 256 then 1 else most * 2 end;
-            mark := seen.mark;
             was := state;
             steps := 0;
         end if;
@@ -3816,6 +3868,7 @@ as $$
 declare
     was   metered.lots[] := lots;
     last  int[];        -- by units, the place of the last lot that has them
+    nths  int[];        -- by place, how many periods later the last lot of the plan is
     event record;
     units metered.idle_units;
     pos   int;
@@ -3823,6 +3876,9 @@ declare
 begin
     entries := '{}';
     moves := '{}';
+    for n in 1..cardinality(state.next) loop
+        nths[(state.next[n]).place] := (state.next[n]).nth - 1;
+    end loop;
     for event in
         with x as (select * from unnest(state.said) with ordinality)
         select x.ordinality as nth, 'ends' as what, y.at, 1 as phase, x.born, x.rank, y.units,
@@ -3850,7 +3906,7 @@ begin
                     lots[pos].no := -pos;
                 end if;
                 last[event.nth] := pos;
-                if units.nth < state.nths[units.place] then
+                if units.nth < nths[units.place] then
                     lots[pos].plan.renews := null;
                     lots[pos].plan.renew_amount := null;
                 end if;
@@ -4475,30 +4531,39 @@ begin
 end
 $$;
 
--- Units of a wallet that have lapsed by now, unwritten: so much too high is its last entry's balance, with the units that due holds free. It reads no more ended
--- lots than a call writes. If there are more, it adds up the lots that have not ended.
+-- Units of a wallet that have lapsed by now, unwritten: so much too high is its last entry's balance, with the units that due holds free.
 create function metered._lapsing(tip metered.ledger, clk timestamptz) returns bigint
 language plpgsql stable
 as $$
 declare
+    d record := metered._due_lots(tip, clk);
+begin
+    return metered._lapsing_after(tip, clk, d.lots, d.lapsed, d.debt);
+end
+$$;
+
+-- The same, after _due_lots. It reads no more ended lots than a call writes. If there are more, it adds up the lots that have not ended.
+create function metered._lapsing_after(tip metered.ledger, clk timestamptz, lots metered.lots[], lapsed bigint, debt bigint)
+returns bigint
+language plpgsql stable
+as $$
+declare
     until timestamptz := greatest(clk, tip.at);
-    d     record;
     nos   bigint[];
     few   record;
 begin
-    d := metered._due_lots(tip, clk);
     if (tip.lots_end <= until) is not true then
-        return d.lapsed;
+        return lapsed;
     end if;
-    nos := array(select x.no from unnest(d.lots) x where x.no > 0);
+    nos := array(select x.no from unnest(lots) x where x.no > 0);
     select count(*) as n, sum(x.rest - case when x.roll_end > until then metered._rolls(x) else 0 end) as units into few
     from (select y.* from metered.lots y where y.scope = tip.scope and y.open and y.expires_at <= until and y.no <> all (nos)
           order by y.expires_at, y.age limit metered._ends_per_call() + 1) x;
     if few.n <= metered._ends_per_call() then
-        return d.lapsed + coalesce(few.units, 0);
+        return lapsed + coalesce(few.units, 0);
     end if;
     return metered._balance(tip) + case when tip.next_due <= clk then metered._due_units(tip.scope, tip.next_due, clk) - metered._minima(tip, null, clk) else 0 end
-        + d.debt - (select coalesce(sum(x.rest), 0) from unnest(d.lots) x where (x.plan).uses is null)
+        + debt - (select coalesce(sum(x.rest), 0) from unnest(lots) x where (x.plan).uses is null)
         - (select coalesce(sum(x.rest), 0) from (select y.rest from metered.lots y
             where y.scope = tip.scope and y.open and y.expires_at > until and y.no <> all (nos) order by y.expires_at, y.age) x)
         - (select coalesce(sum(x.rest), 0) from (select y.rest from metered.lots y     -- applied to a use
@@ -4514,9 +4579,18 @@ $$;
 create function metered._lots_now(tip metered.ledger, clk timestamptz, of_nos bigint[]) returns setof metered.lots
 language plpgsql stable
 as $$
+begin
+    return query select * from metered._lots_after(tip, clk, of_nos, (metered._due_lots(tip, clk)).lots);
+end
+$$;
+
+-- The same, after _due_lots, of which due are the lots.
+create function metered._lots_after(tip metered.ledger, clk timestamptz, of_nos bigint[], due metered.lots[])
+returns setof metered.lots
+language plpgsql stable
+as $$
 declare
     until  timestamptz := greatest(clk, tip.at);
-    due    metered.lots[] := (metered._due_lots(tip, clk)).lots;
     nos    bigint[] := array(select x.no from unnest(due) x where x.no > 0);
     family bigint[] := of_nos;      -- and all that they went on in
     l      metered.lots;
@@ -4895,6 +4969,42 @@ begin
         select * into l from metered.lots y where y.no = of_lot and y.scope = of_scope;
     else
         select * into l from metered.lots y where y.scope = of_scope and y.reference = of_reference;
+        if l.no is null and of_reference ~ ' \d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$' then
+            l := metered._find_skipped(of_scope, left(of_reference, -21), right(of_reference, 20));
+        end if;
+    end if;
+    return l;
+end
+$$;
+
+-- The lot of a plan's period that began then and was skipped, for which another one stands (idle.sql): that one, with the units and
+-- the end of the period.
+create function metered._find_skipped(of_scope text, of_renewal text, began text) returns metered.lots
+language plpgsql stable
+as $$
+declare
+    l     metered.lots;
+    plan  metered.lot_plan;
+    named timestamptz;
+    span  timestamptz[];
+begin
+    -- The last lot of a plan has its period.
+    select (y.plan).* into plan from metered.lot_rows y
+    where y.scope = of_scope and (y.plan).renewal = of_renewal and ((y.plan).renews).every is not null
+    order by y.no desc limit 1;
+    begin
+        named := began::timestamptz;
+        span := metered._period_at(plan.renews, named + interval '999999 microseconds');
+    exception when datetime_field_overflow or sqlstate 'MT010' then     -- no time, or of a zone that is lost
+        return null;
+    end;
+    select y.* into l from metered.lots y
+    where y.scope = of_scope and (y.plan).renewal = of_renewal and y.starts_at <= span[1] and y.expires_at > span[1]
+      and starts_with(y.reference, metered._period_name(of_renewal, y.starts_at) || '/')
+      and date_trunc('second', span[1]) = named;
+    if l.no is not null then
+        l.amount := plan.renew_amount;
+        l.expires_at := span[2];
     end if;
     return l;
 end
@@ -4950,7 +5060,7 @@ begin
     if lot.no is not null then
         entry := metered._end_named(entry,
             case when lowers is not null then metered._family(lot.no) else array[lot.no] end);
-        lot := metered._find_lot(e.scope, lot.no, null);
+        lot := metered._find_lot(e.scope, of_lot, of_reference);
     end if;
 end
 $$;
@@ -5720,6 +5830,7 @@ declare
     tip metered.ledger := metered._last_entry(of_scope);
     clk timestamptz := metered.clock();
     due bigint;     -- held, and due
+    d   record;
 begin
     if octet_length(of_scope) > 255 then
         raise exception 'out of bounds: an argument of wallet_balance' using errcode = '22023';
@@ -5728,16 +5839,17 @@ begin
     seq := tip.seq;
     due := case when tip.next_due <= clk then metered._due_units(of_scope, tip.next_due, clk) else 0 end;
     held := tip.held - due;
-    units := metered._balance(tip) + due - case when tip.next_due <= clk then metered._minima(tip, null, clk) else 0 end
-        - case when tip.lots_end is not null then metered._lapsing(tip, clk) else 0 end;
+    units := metered._balance(tip) + due - case when tip.next_due <= clk then metered._minima(tip, null, clk) else 0 end;
     if tip.lots_end is null then
         return;
     end if;
+    d := metered._due_lots(tip, clk);
+    units := units - metered._lapsing_after(tip, clk, d.lots, d.lapsed, d.debt);
     lots := (
         select json_agg(json_build_object('lot', coalesce(x.no, 0), 'reference', coalesce(x.reference, (x.plan).of_reference), 'category', x.category, 'priority', x.priority,
             'granted_at', x.granted_at, 'expires_at', nullif(x.expires_at, 'infinity'), 'amount', x.amount, 'rest', x.rest, 'held', x.held, 'uses', (x.plan).uses)
             order by x.priority, x.expires_at, x.age)
-        from metered._lots_now(tip, clk, null) x);
+        from metered._lots_after(tip, clk, null, d.lots) x);
 end
 $$;
 
@@ -16891,7 +17003,7 @@ comment on column metered.lot_debts.amount is 'spent units, 1 or more';
 comment on column metered.lot_debts.scope is 'the wallet';
 comment on column metered.lot_debts.use is 'the use in the note of the draw, or of the hold that was captured';
 comment on type metered.idle_units is 'Units of one lot in _foreseen, and of those in which they go on, of which the last one counts.';
-comment on type metered.idle_state is 'What is foreseen at a time, which has passed. The arrays but live and said are by places of lots that have not begun.';
+comment on type metered.idle_state is 'What is foreseen at a time, which has passed. The last arrays are by places of lots.';
 comment on function metered.revoke_lot(metered.scope_name, bigint, bigint, text, bigint, metered.charge_limit[], int, metered.origin) is 'Takes back units of a lot and of those that it went on in, or all units (null), as far as they are neither drawn nor held: revoked. missing counts units that are drawn or held; lapsed units of a lot that is revoked whole are not missing. Each lot has an entry of its own, and seq is the last. status is revoked (perhaps 0 units), unknown, or crossing: it would cross thresholds of limits, which the caller does not report (_cross_lowered).';
 comment on function metered.roll_over(metered.scope_name, bigint, metered.lot_rollover, metered.charge_limit[], int, metered.origin) is 'Rolls units of a lot over into another one: once. status is rolled, same (it rolled over before, at its end or so, and no and units are that lot), empty (no units are left), unknown, or crossing: it ends other lots, and would cross thresholds of limits, which the caller does not report (_cross_lowered). Units beyond cap stay in the lot.';
 comment on function metered.grant_lot(metered.scope_name, bigint, metered.new_lot, boolean, int, metered.origin) is 'Grants a lot that begins at once and has no plan, for builds of 0.1.0: see plan_lot.';
@@ -17280,53 +17392,53 @@ begin
             _crossed_at,_debt,_debt_paid,_due_after,_due_lots,_due_minima,_due_units,_empty_lot,_end_due,
             _end_foreseen,_end_line,_end_lost,_end_lot,_end_minima,_end_minima_of,_end_named,_end_skipped,
             _end_tallies,_ends_per_call,_entry_for_write,_events_per_step,_expire_and_check,_expire_due,
-            _expire_rows,_explain_charges,_family,_feed_needs,_feed_server,_find_lot,_first_due,_first_for_write,
-            _first_lot,_fits,_fits_at,_fits_origin,_fold,_fold_all,_foreseen,_foreseen_at,_foreseen_later,
-            _foreseen_on,_free_in_sum,_free_lines,_free_lots,_free_rest,_fresh,_give_back,_given_back,_goes_on,
-            _goes_short,_gone_on,_has_number,_held_here,_hold_as_json,_hold_before,_hold_of_job,_hold_text,
-            _in_us,_is_idle,_is_job,_join_line,_keep_back,_kept_for,_kept_reports,_key_fits,_keys_of_job,
-            _known_zone,_lags,_lapsing,_largest_number,_last_entry,_later_due,_lease_key,_lease_to_settle,
-            _leased,_leased_units,_leases_channel,_leave_line,_leaves_at,_limits_trouble,_line_before,_line_json,
-            _lines,_load_debt,_load_debts,_load_due,_load_lines,_load_rolling,_lock_all_scopes,_lock_charges,
-            _lock_each,_lock_holds,_lock_key,_lock_keys,_lock_keys_there,_lock_place,_look_again,_lot_begins,
-            _lot_entry,_lot_from,_lots_now,_make_room,_mark,_mark_freed,_meet_upgrade,_mend_numbers,_minima,
-            _minima_due,_minima_leave,_missing_hold,_missing_lot,_missing_token,_move_lot,_moved,_name_lot,
-            _named_holds,_names_kept,_new_hold_id,_next_end,_next_entry,_next_lot,_next_number,_no_amount,
-            _note_feed_server,_note_lot,_number_scopes,_numbers,_old_lot,_on_linux,_on_spending,_one_snapshot,
-            _open_wallet,_other_lane,_others,_others_fall_due,_others_wait,_overdue,_owe,_owe_use,_owed_before,
-            _own_entry,_paid_back,_parked_channel,_parked_json,_parts_of,_pass_ended,_pay_back,_pays,_period_at,
-            _period_name,_periods_of,_placed_before,_placed_json,_places,_plan_kept,_plan_on,_purge_changes,
-            _purge_feed,_purge_lots,_queued,_raise_moved,_raise_sequence,_raised,_rearmed,_recall_leases,
-            _recorded_events,_recorded_meanwhile,_refund_fate,_refund_hold,_refund_lots,_refund_parts,_refunds_after,
-            _refuse_closed,_refuse_hold,_refuse_moved,_refuse_old_tenant,_refuse_stale,_refuse_unreported,
-            _refusing,_reinstate,_release_job,_release_line,_release_lines,_remember_hold,_renamed_zones,
-            _renew_lot,_repaid,_repeats,_reported_after_repair,_reported_until,_require,_require_plan,_resource_for_write,
-            _roll_end,_roll_lot,_rolls,_schedule,_scope_key,_seq_of_tally,_settle,_sharded,_shorter,_sound_uses,
-            _spend_range,_spent_limits,_spent_since,_start_job,_start_lot,_step_until,_sweep_lots,_sweepable,
-            _take_back,_take_lots,_take_units,_taken,_taken_parts,_tallied_units,_tallies_before,_tally,
-            _tally_key,_tenant_key,_threshold_key,_token_fits,_told_use,_trouble_job,_try_each,_try_keys,
-            _try_lock,_try_lock_shared,_try_lock_there,_try_start_job,_turn,_turn_at,_unbound_lock_wait,
-            _under_limits,_unknown_use,_unsettled_spends,_untold,_untold_json,_usage_known_from,_use_lots,
-            _use_repaid,_v1_charge,_v1_hold,_v1_hold_no,_v1_issued,_v1_limit,_v1_no,_v1_print,_v1_refused,
-            _v1_stand,_v1_standings,_wake_releasers,_whole,_with_absent,_with_debt,_with_keys,_with_total,
-            _withdraw,_without_debt,_without_lapsing,_without_tallies,_write_charges,_write_debts,_write_due,
-            _write_exact,_write_for_uses,_write_lines,_write_moves,_write_others,_write_plain,_write_up_to,
-            _written_here,announced,begin_change,begin_command,begin_command_plain,block_commit,capture_holds,
-            capture_holds_plain,carve,change_parked,charge,charge_each,charge_leased,charge_plain,charge_total,
-            charge_up_to,check_charge,claim_job_key,clock,complete_command,complete_command_plain,complete_command_total,
-            consume_feed,consume_token,create_scopes,credit,draw,drop_feed_consumer,drop_parked,due_holds,
-            end_child,end_renewal,enter_tenant,expire_hold,explain_parked,extend_holds,feed_keeps,find_job_key,
-            finish_command,grant_lot,hold_json,inspect_token,judged_scopes,keep_memory,lock_all,lock_scopes,
-            look_place,mint_tokens,next_release,note_change,number_feed,numbers_behind,open_lease,open_session,
-            open_session_plain,park_jobs,place,place_plain,plan_lot,plan_overage,plan_state,purge_holds,
-            purge_job_keys,purge_leases,purge_operations,purge_scope,purge_tokens,read_feed,receive_child,
-            refund,reinstate_lot,release_captured,release_holds,release_jobs,repair_clock,replace_token,
-            rest_jobs,resume_renewal,retire_scopes,return_holds,revoke_lot,revoke_token,revoke_tokens,roll_over,
-            run_command,run_command_plain,run_command_total,search_entries,set_lot_end,settle_away,settle_lease,
-            spend,sweep_due,sweep_holds,sweep_lots,sweep_scope,sweep_wallet,sweep_wallets,take_newest,told_lots,
-            trouble_jobs,usage,usage_at,usage_before,usage_of,v1_answer,v1_balance,v1_capture,v1_charge,
-            v1_check,v1_claim,v1_consume,v1_credit,v1_enqueue,v1_hold,v1_refund,v1_release,v1_usage,wallet_balance,
-            with_sums}')
+            _expire_rows,_explain_charges,_family,_feed_needs,_feed_server,_find_lot,_find_skipped,_first_due,
+            _first_for_write,_first_lot,_fits,_fits_at,_fits_origin,_fold,_fold_all,_foreseen,_foreseen_later,
+            _foreseen_next,_foreseen_on,_free_in_sum,_free_lines,_free_lots,_free_rest,_fresh,_give_back,
+            _given_back,_goes_on,_goes_short,_gone_on,_has_number,_held_here,_hold_as_json,_hold_before,
+            _hold_of_job,_hold_text,_hours_between,_in_us,_is_idle,_is_job,_join_line,_keep_back,_kept_for,
+            _kept_reports,_key_fits,_keys_of_job,_known_zone,_lags,_lapsing,_lapsing_after,_largest_number,
+            _last_entry,_later_due,_lease_key,_lease_to_settle,_leased,_leased_units,_leases_channel,_leave_line,
+            _leaves_at,_limits_trouble,_line_before,_line_json,_lines,_load_debt,_load_debts,_load_due,
+            _load_lines,_load_rolling,_lock_all_scopes,_lock_charges,_lock_each,_lock_holds,_lock_key,_lock_keys,
+            _lock_keys_there,_lock_place,_look_again,_lot_begins,_lot_entry,_lot_from,_lots_after,_lots_now,
+            _make_room,_mark_freed,_meet_upgrade,_mend_numbers,_minima,_minima_due,_minima_leave,_missing_hold,
+            _missing_lot,_missing_token,_move_lot,_moved,_name_lot,_named_holds,_names_kept,_new_hold_id,
+            _next_end,_next_entry,_next_lot,_next_number,_no_amount,_note_feed_server,_note_lot,_number_scopes,
+            _numbers,_old_lot,_on_linux,_on_spending,_one_snapshot,_open_wallet,_other_lane,_others,_others_fall_due,
+            _others_wait,_overdue,_owe,_owe_use,_owed_before,_own_entry,_paid_back,_parked_channel,_parked_json,
+            _parts_of,_pass_ended,_pay_back,_pays,_period_at,_period_name,_periods_of,_placed_before,_placed_json,
+            _places,_plan_kept,_plan_on,_purge_changes,_purge_feed,_purge_lots,_queued,_raise_moved,_raise_sequence,
+            _raised,_rearmed,_recall_leases,_recorded_events,_recorded_meanwhile,_recurs,_refund_fate,_refund_hold,
+            _refund_lots,_refund_parts,_refunds_after,_refuse_closed,_refuse_hold,_refuse_moved,_refuse_old_tenant,
+            _refuse_stale,_refuse_unreported,_refusing,_reinstate,_release_job,_release_line,_release_lines,
+            _remember_hold,_renamed_zones,_renew_lot,_repaid,_repeats,_reported_after_repair,_reported_until,
+            _require,_require_plan,_resource_for_write,_roll_end,_roll_lot,_rolls,_schedule,_scope_key,
+            _seq_of_tally,_settle,_sharded,_shorter,_sound_uses,_spend_range,_spent_limits,_spent_since,
+            _start_job,_start_lot,_step_until,_sweep_lots,_sweepable,_take_back,_take_lots,_take_units,
+            _taken,_taken_parts,_tallied_units,_tallies_before,_tally,_tally_key,_tenant_key,_threshold_key,
+            _token_fits,_told_use,_trouble_job,_try_each,_try_keys,_try_lock,_try_lock_shared,_try_lock_there,
+            _try_start_job,_turn,_turn_at,_unbound_lock_wait,_under_limits,_unknown_use,_unsettled_spends,
+            _untold,_untold_json,_usage_known_from,_use_lots,_use_repaid,_v1_charge,_v1_hold,_v1_hold_no,
+            _v1_issued,_v1_limit,_v1_no,_v1_print,_v1_refused,_v1_stand,_v1_standings,_wake_releasers,_whole,
+            _with_absent,_with_debt,_with_keys,_with_total,_withdraw,_without_debt,_without_lapsing,_without_tallies,
+            _write_charges,_write_debts,_write_due,_write_exact,_write_for_uses,_write_lines,_write_moves,
+            _write_others,_write_plain,_write_up_to,_written_here,announced,begin_change,begin_command,
+            begin_command_plain,block_commit,capture_holds,capture_holds_plain,carve,change_parked,charge,
+            charge_each,charge_leased,charge_plain,charge_total,charge_up_to,check_charge,claim_job_key,
+            clock,complete_command,complete_command_plain,complete_command_total,consume_feed,consume_token,
+            create_scopes,credit,draw,drop_feed_consumer,drop_parked,due_holds,end_child,end_renewal,enter_tenant,
+            expire_hold,explain_parked,extend_holds,feed_keeps,find_job_key,finish_command,grant_lot,hold_json,
+            inspect_token,judged_scopes,keep_memory,lock_all,lock_scopes,look_place,mint_tokens,next_release,
+            note_change,number_feed,numbers_behind,open_lease,open_session,open_session_plain,park_jobs,
+            place,place_plain,plan_lot,plan_overage,plan_state,purge_holds,purge_job_keys,purge_leases,
+            purge_operations,purge_scope,purge_tokens,read_feed,receive_child,refund,reinstate_lot,release_captured,
+            release_holds,release_jobs,repair_clock,replace_token,rest_jobs,resume_renewal,retire_scopes,
+            return_holds,revoke_lot,revoke_token,revoke_tokens,roll_over,run_command,run_command_plain,
+            run_command_total,search_entries,set_lot_end,settle_away,settle_lease,spend,sweep_due,sweep_holds,
+            sweep_lots,sweep_scope,sweep_wallet,sweep_wallets,take_newest,told_lots,trouble_jobs,usage,
+            usage_at,usage_before,usage_of,v1_answer,v1_balance,v1_capture,v1_charge,v1_check,v1_claim,
+            v1_consume,v1_credit,v1_enqueue,v1_hold,v1_refund,v1_release,v1_usage,wallet_balance,with_sums}')
           and exists (select from aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a where a.grantee = 0)
         order by p.oid
     loop

@@ -11,7 +11,7 @@ create type metered.idle_units as (
     rank      bigint,       -- the order of those of one age
     begins    timestamptz,  -- when the lot begins, or null: it has begun
     ends      timestamptz,  -- when the last one ends
-    went      bigint[],     -- how many of them went on, each time or the last times
+    went      bigint[],     -- how many of them went on, each time or the first and the last times
     went_at   timestamptz[],
     units     bigint,
     held      bigint,
@@ -55,8 +55,8 @@ language plpgsql stable
 as $$
 begin
     if cardinality(u.went) >= metered._events_per_step() then
-        u.went := '{}';
-        u.went_at := '{}';
+        u.went := u.went[:1];
+        u.went_at := u.went_at[:1];
     end if;
     u.went := u.went || units;
     u.went_at := u.went_at || u.ends;
@@ -186,6 +186,9 @@ declare
     now   metered.idle_units;
     how   text;
 begin
+    if times = 0 then
+        return state;
+    end if;
     for n in 1..cardinality(state.live) loop
         now := state.live[n];
         how := metered._repeats(now, plans[now.place]);
@@ -193,14 +196,14 @@ begin
         now.ends := now.ends + later;
         now.roll_end := now.roll_end + later;
         if how = 'p' then
-            now.went := array[now.units];
-            now.went_at := now.went_at[cardinality(now.went_at):];
+            now.went := now.went[:1] || now.units;
+            now.went_at := now.went_at[:1] || now.went_at[cardinality(now.went_at)] + later;
         else
+            now.went_at := array(select x + later from unnest(now.went_at) x);
             now.begins := now.begins + later;
             now.born := extract(epoch from now.begins) * 1000000;
             now.nth := now.nth + times * (now.nth - (was.live[n]).nth);
         end if;
-        now.went_at := array(select x + later from unnest(now.went_at) x);
         state.live[n] := now;
     end loop;
     for n in 1..cardinality(state.next) loop

@@ -258,8 +258,18 @@ end
 $$;
 
 -- The lots of a wallet that have a rest or are held, as they are after all ends that are due. With of_nos, these lots and those that they go on in.
--- One that nobody has written yet and that has no number set aside has none. due are those of _due_lots.
-create function metered._lots_now(tip metered.ledger, clk timestamptz, of_nos bigint[], due metered.lots[]) returns setof metered.lots
+-- One that nobody has written yet and that has no number set aside has none.
+create function metered._lots_now(tip metered.ledger, clk timestamptz, of_nos bigint[]) returns setof metered.lots
+language plpgsql stable
+as $$
+begin
+    return query select * from metered._lots_after(tip, clk, of_nos, (metered._due_lots(tip, clk)).lots);
+end
+$$;
+
+-- The same, after _due_lots, of which due are the lots.
+create function metered._lots_after(tip metered.ledger, clk timestamptz, of_nos bigint[], due metered.lots[])
+returns setof metered.lots
 language plpgsql stable
 as $$
 declare

@@ -123,8 +123,6 @@ declare
     was   bigint;
     part  bigint;
     origin_no bigint;
-    tip   metered.ledger;
-    clk   timestamptz;
 begin
     perform metered._require(coalesce(metered._key_fits(key, of_scope), true) and (of_lot is null) <> (of_reference is null)
         and coalesce(units between 1 and 9007199254740992, true), 'revoke');
@@ -133,11 +131,8 @@ begin
     if l.no is null and of_lot is not null then     -- its number is set aside for units of this lot, whose end is perhaps due
         select y.no into origin_no from metered.lot_rows y where y.roll_no = of_lot and y.scope = of_scope;
     end if;
-    tip := metered._last_entry(of_scope);
-    clk := least(e.at, metered.clock());
-    part := (select coalesce(sum(y.rest), 0) from metered._lots_now(tip, clk,
-            case when l.no is not null then metered._family(l.no) when of_lot is not null then array[origin_no, of_lot] end,
-            (metered._due_lots(tip, clk)).lots) y
+    part := (select coalesce(sum(y.rest), 0) from metered._lots_now(metered._last_entry(of_scope), least(e.at, metered.clock()),
+            case when l.no is not null then metered._family(l.no) when of_lot is not null then array[origin_no, of_lot] end) y
         where (y.plan).uses is null and (y.no = origin_no) is not true and (coalesce(l.no, of_lot) is not null or coalesce(y.reference, (y.plan).of_reference) = of_reference));
     named := metered._name_lot(e, of_lot, of_reference, least(coalesce(units, part), part), limits, wait_ms);
     if named.silent then

@@ -49,7 +49,7 @@ create function metered._kept_for(tip metered.ledger, use text, clk timestamptz)
 language plpgsql stable
 as $$
 begin
-    return (select coalesce(sum(x.rest), 0) from metered._lots_now(tip, clk, null, (metered._due_lots(tip, clk)).lots) x where (x.plan).uses @> array[use]);
+    return (select coalesce(sum(x.rest), 0) from metered._lots_now(tip, clk, null) x where (x.plan).uses @> array[use]);
 end
 $$;
 

@@ -427,6 +427,6 @@ begin
         select json_agg(json_build_object('lot', coalesce(x.no, 0), 'reference', coalesce(x.reference, (x.plan).of_reference), 'category', x.category, 'priority', x.priority,
             'granted_at', x.granted_at, 'expires_at', nullif(x.expires_at, 'infinity'), 'amount', x.amount, 'rest', x.rest, 'held', x.held, 'uses', (x.plan).uses)
             order by x.priority, x.expires_at, x.age)
-        from metered._lots_now(tip, clk, null, d.lots) x);
+        from metered._lots_after(tip, clk, null, d.lots) x);
 end
 $$;
