@@ -229,10 +229,10 @@ func (b *behind) commands() {
 	whole.Sticky = []budget.Charge{{Scope: "tries", Amount: 1, Limits: hourly}}
 	b.try("metered.Do", func(ctx context.Context) error { return second(metered.Do(ctx, b.c, whole, all)) })
 	b.try("metered.Do, a replay", func(ctx context.Context) error { return second(metered.Do(ctx, b.c, whole, all)) })
-	pgtest.Execute(b.t, b.direct, "create table if not exists public.declared (id text primary key); grant insert on public.declared to public")
+	pgtest.Execute(b.t, b.direct, "create table if not exists metered.declared (id text primary key); grant insert on metered.declared to public")
 	declared := command("declared")
 	declared.Statements = &pgx.Batch{}
-	declared.Statements.Queue("insert into public.declared values ($1)", declared.ID)
+	declared.Statements.Queue("insert into metered.declared values ($1)", declared.ID)
 	for _, call := range []string{"metered.Do, of statements", "metered.Do, of statements, a replay"} {
 		b.try(call, func(ctx context.Context) error { return second(metered.Do[any](ctx, b.c, declared, nil)) })
 	}

@@ -118,8 +118,8 @@ func (c column) has() string {
 // near is the condition that the characters of the name are in a column, of a longer word too.
 func (c column) near() string { return fmt.Sprintf("pg_catalog.strpos(%s, $1) > 0", c.text()) }
 
-// set gives a column the alias $4 in place of the name.
-func (c column) set() string {
+// value is what a column has with the alias $4 in place of the name.
+func (c column) value() (value string) {
 	replaced := func(of, pattern string) string {
 		return fmt.Sprintf(`pg_catalog.regexp_replace((%s) collate "C", %s, $4, 'g')`, of, pattern)
 	}
@@ -127,7 +127,6 @@ func (c column) set() string {
 		return fmt.Sprintf(`case when x.%[1]s is not null then array(select %[2]s%[3]s from pg_catalog.unnest(x.%[1]s) with ordinality e(v, nth) order by e.nth) end`,
 			c.name, replaced("e.v::text", pattern), cast)
 	}
-	value := ""
 	switch c.kind {
 	case text:
 		value = replaced("x."+c.name, "$2")
@@ -148,8 +147,12 @@ func (c column) set() string {
 			fmt.Sprintf(`case when (x.%[1]s).uses is not null then array(select %[2]s from pg_catalog.unnest((x.%[1]s).uses) with ordinality e(v, nth) order by e.nth) end`,
 				c.name, replaced("e.v", "$2")))
 	}
-	return c.name + " = " + value
+	return value
 }
+
+// isStable reports whether functions of has and value depend on settings, for Postgres. Citus
+// refuses those in an UPDATE, but for the rows that it is given.
+func (c column) isStable() bool { return c.kind != text && c.kind != json }
 
 // all are the table's columns, with those of scopes.
 func (t table) all() []column {

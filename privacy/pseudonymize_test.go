@@ -183,7 +183,7 @@ func TestPseudonymize_ManyRowsAreDoneInSteps(t *testing.T) {
 func TestPseudonymize_WaitsForOpenLeases(t *testing.T) {
 	t.Parallel()
 	pool, c := pgtest.SetUp(t, metered.Config{})
-	slices, err := leases.New(pool, c.Budget, leases.Config{Rules: []leases.Rule{{Prefix: subject}}})
+	slices, err := leases.New(pool, c.Budget, leases.Config{Rules: []leases.Rule{{Prefix: subject, Idle: time.Hour, TTL: time.Hour}}})
 	require.NoError(t, err)
 	spend := func(scope string) {
 		require.NoError(t, pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
@@ -209,6 +209,29 @@ func TestPseudonymize_WaitsForOpenLeases(t *testing.T) {
 	usage, err := c.Budget.Usage(t.Context(), pool, budget.Query{Scope: alias})
 	require.NoError(t, err)
 	require.EqualValues(t, 20, usage[0].Used)
+}
+
+// A row is rewritten as it is once the transaction that has it has ended, with each kind of column.
+func TestPseudonymize_WaitsForARowThatChanges(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Open(t)
+	pgtest.Execute(t, pool, "create table public.notes (id int primary key, names text[], body text)")
+	pgtest.Execute(t, pool, "insert into public.notes values (1, array['user/ann', 'org/acme'], 'by user/ann')")
+	tx, err := pool.Begin(t.Context())
+	require.NoError(t, err)
+	defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
+	_, err = tx.Exec(t.Context(), "update public.notes set body = 'for user/ann'")
+	require.NoError(t, err)
+	reports, r := make(chan privacy.Report, 1), register(t, privacy.Config{Tables: []string{"public.notes"}})
+	go func() { reports <- pseudonymize(t, pool, r) }()
+	pgtest.WaitFor(t, "the row's lock", func() bool {
+		return pgtest.Value[bool](t, pool, "select exists (select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock')")
+	})
+	require.NoError(t, tx.Commit(t.Context()))
+	report := <-reports
+	require.True(t, report.Done)
+	require.EqualValues(t, 1, report.Rows)
+	require.Equal(t, "{gone/1,org/acme} for gone/1", strings.ReplaceAll(pgtest.Value[string](t, pool, "select names::text || ' ' || body from public.notes"), alias, "gone/1"))
 }
 
 func TestPseudonymize_AnAliasOfAnotherIsRefused(t *testing.T) {

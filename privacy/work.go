@@ -69,7 +69,7 @@ func (w *work) run(ctx context.Context) error {
 	}
 	err = w.rewriteEach(ctx, all, counts, false, err)
 	if err == nil && len(aliases) > 0 { // entries that were written between the look and the locks
-		err = w.exec(ctx, rewriteSQL(tables[0])+" and x.scope = any ($5::text[])", append(w.args(), aliases)...)
+		err = w.exec(ctx, rewriteSQL(tables[0], " and x.scope = any ($5::text[])"), append(w.args(), aliases)...)
 	}
 	if err == nil {
 		_, err = w.tx.Exec(ctx, endSQL, before)
@@ -231,12 +231,15 @@ func (w *work) renameScopes(ctx context.Context, all []named) (aliases []string,
 func renameSQL(t table, column string) string {
 	key := ""
 	if t.name == "metered.hold_lines" || t.name == "metered.parked_scopes" {
-		key = ", key = metered._scope_key(n.alias)"
+		key = ", key = n.key"
 	}
 	if t.name == "metered.notary_scopes" { // without the salt, nobody can guess the name behind the commitment
 		key = ", salt = null"
 	}
-	return fmt.Sprintf("update %s x set %s = n.alias%s from unnest($1::text[], $2::text[]) n(scope, alias) where x.%[2]s = n.scope", t.name, column, key)
+	return fmt.Sprintf(`
+with n as materialized (
+    select s.scope, s.alias, metered._scope_key(s.alias) as key from unnest($1::text[], $2::text[]) s(scope, alias))
+update %s x set %s = n.alias%s from n where x.%[2]s = n.scope`, t.name, column, key)
 }
 
 // open are the scopes in which something is open.
@@ -266,22 +269,42 @@ func (w *work) rewrite(ctx context.Context, t table, rows int64) error {
 		w.report.Done = false
 		return nil
 	}
-	if rows <= w.left {
-		return w.exec(ctx, rewriteSQL(t), w.args()...)
+	of, args := "", w.args()
+	if rows > w.left {
+		w.report.Done = false
+		of = fmt.Sprintf(`
+    and x.ctid = any (array(select x.ctid from %s x where %s limit $5))`, t.name, anyOf(t.columns, column.has))
+		args = append(args, w.left)
 	}
-	w.report.Done = false
-	return w.exec(ctx, rewriteSQL(t)+fmt.Sprintf(`
-    and x.ctid = any (array(select x.ctid from %s x where %s limit $5))`, t.name, anyOf(t.columns, column.has)), append(w.args(), w.left)...)
+	if slices.ContainsFunc(t.columns, column.isStable) { // the rows are found before they are rewritten
+		if _, err := w.tx.Exec(ctx, w.name.SQL(fmt.Sprintf("select count(*) from (select from %s x where %s for update) y",
+			t.name, having(t, of))), args...); err != nil {
+			return err
+		}
+	}
+	return w.exec(ctx, rewriteSQL(t, of), args...)
 }
 
-func rewriteSQL(t table) string {
-	sets := make([]string, len(t.columns))
+// having is the condition that a column of a row x has the name, and that the row is one of some.
+func having(t table, of string) string {
+	return fmt.Sprintf("$2::text is not null and $3::text is not null and $4::text is not null and (%s)%s",
+		anyOf(t.columns, column.has), of)
+}
+
+// rewriteSQL rewrites the rows of a table that have the name, or some of them.
+func rewriteSQL(t table, of string) string {
+	found, sets := []string{"x.ctid"}, make([]string, len(t.columns))
 	for i, c := range t.columns {
-		sets[i] = c.set()
+		found, sets[i] = append(found, c.value()+" as "+c.name), c.name+" = "+c.value()
 	}
-	return fmt.Sprintf(`
-update %s x set %s
-where $2::text is not null and $3::text is not null and (%s)`, t.name, strings.Join(sets, ",\n    "), anyOf(t.columns, column.has))
+	if !slices.ContainsFunc(t.columns, column.isStable) {
+		return fmt.Sprintf("update %s x set %s\nwhere %s", t.name, strings.Join(sets, ",\n    "), having(t, of))
+	}
+	for i, c := range t.columns {
+		sets[i] = c.name + " = x." + c.name
+	}
+	return fmt.Sprintf("with x as materialized (\nselect %s\nfrom %s x\nwhere %s)\nupdate %[2]s o set %[4]s from x where o.ctid = x.ctid",
+		strings.Join(found, ",\n    "), t.name, having(t, of), strings.Join(sets, ", "))
 }
 
 // look counts the rows of a table whose columns have the name, but for names of scopes.
