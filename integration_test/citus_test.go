@@ -157,7 +157,8 @@ func TestCitus_EveryCallOfAnApplication(t *testing.T) {
 	role := fmt.Sprintf("app_%d", citusDatabases.Add(1))
 	sql, err := pgtest.Grants(metered.GrantSQL, metered.GrantJobsSQL)("metered", role)
 	require.NoError(t, err)
-	sql = "create role " + role + " login;\n" + sql + strings.ReplaceAll(pgtest.RiverGrantSQL, "$role", role) + ";\n"
+	sql = "create role " + role + " login;\n" + sql + strings.ReplaceAll(pgtest.RiverGrantSQL, "$role", role) + ";\n" +
+		"grant select on metered.feed, metered.feed_state, metered.feed_consumers to " + role + ";\n" // docs/scale.md
 	for _, statement := range schema.Statements(sql) {
 		pgtest.Execute(t, c.owner, statement)
 	}
