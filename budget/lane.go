@@ -9,6 +9,7 @@ import (
 	"github.com/pgmetered/metered/internal/observed"
 	"github.com/pgmetered/metered/internal/pause"
 	"github.com/pgmetered/metered/internal/sqlstate"
+	"github.com/pgmetered/metered/internal/sweep"
 	"github.com/pgmetered/metered/observe"
 )
 
@@ -125,12 +126,14 @@ func (l *lane) send(ctx context.Context, batch []*call, skipBusy bool) (results 
 		items[i] = c.item
 	}
 	b := l.batcher
-	err = b.ledger.alone(ctx, b.pool, func(db Querier, telling bool) (crossed []Crossing, err error) {
-		results, err = b.ledger.eachOnce(ctx, db, items, skipBusy, telling)
-		for _, r := range results {
-			crossed = append(crossed, r.Crossed...)
-		}
-		return crossed, err
+	err = sweep.Through(ctx, b.pool, b.ledger.schema, b.ledger.wait, func() error {
+		return b.ledger.alone(ctx, b.pool, func(db Querier, telling bool) (crossed []Crossing, err error) {
+			results, err = b.ledger.eachOnce(ctx, db, items, skipBusy, telling)
+			for _, r := range results {
+				crossed = append(crossed, r.Crossed...)
+			}
+			return crossed, err
+		})
 	})
 	return results, err
 }

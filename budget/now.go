@@ -12,6 +12,7 @@ import (
 	"github.com/pgmetered/metered/internal/commit"
 	"github.com/pgmetered/metered/internal/ledger"
 	"github.com/pgmetered/metered/internal/pause"
+	"github.com/pgmetered/metered/internal/sweep"
 )
 
 // maxAttempts is how often a transaction of this package's own is tried that fails with 40001 or
@@ -40,10 +41,12 @@ func (l *Ledger) ChargeNow(ctx context.Context, pool *pgxpool.Pool, charge Charg
 	call := prepared.Call
 	var r Receipt
 	err = pause.Collided(ctx, l.observer, "budget", maxAttempts, func() error {
-		return l.alone(ctx, pool, func(db Querier, telling bool) (crossed []Crossing, err error) {
-			r, err = call.Scan(answer.QueryRow(ctx, db, call.SQL,
-				call.Args(ledger.Sending{WaitMS: l.waitMS(), Telling: telling})...))
-			return r.Crossed, err
+		return sweep.Through(ctx, pool, l.schema, l.wait, func() error {
+			return l.alone(ctx, pool, func(db Querier, telling bool) (crossed []Crossing, err error) {
+				r, err = call.Scan(answer.QueryRow(ctx, db, call.SQL,
+					call.Args(ledger.Sending{WaitMS: l.waitMS(), Telling: telling})...))
+				return r.Crossed, err
+			})
 		})
 	})
 	if err != nil {

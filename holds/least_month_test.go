@@ -8,8 +8,10 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/leases"
 )
 
@@ -170,8 +172,9 @@ func TestAtLeast_IsOnTheInvoiceOfTheMonthInWhichItFellDue(t *testing.T) {
 // However many minima fell due in November, the first entry of December moves none of them into its month, nor into a window.
 func TestAtLeast_HoweverManyFellDueTheyStayWhereTheyWere(t *testing.T) {
 	t.Parallel()
-	const many = 510 // a call ends 500 holds that have none
+	const many = 510
 	f := setUp(t, holds.Config{MaxTTL: 24 * time.Hour})
+	c := pgtest.NewClient(t, f.pool, metered.Config{})
 	november := time.Date(2031, 11, 1, 0, 0, 0, 0, time.UTC)
 	december := november.AddDate(0, 1, 0)
 	for what, act := range map[string]func(ctx context.Context, tx pgx.Tx) error{
@@ -201,7 +204,7 @@ func TestAtLeast_HoweverManyFellDueTheyStayWhereTheyWere(t *testing.T) {
 			require.NoError(t, err)
 			require.LessOrEqual(t, window[0].Used, int64(1), "%s a %s", when, what)
 			if when == "before" {
-				require.NoError(t, pgx.BeginFunc(t.Context(), f.pool, func(tx pgx.Tx) error { return act(t.Context(), tx) }))
+				require.NoError(t, c.RunTx(t.Context(), pgx.TxOptions{}, act))
 			}
 		}
 	}

@@ -22,6 +22,7 @@ import (
 	"github.com/pgmetered/metered/internal/pause"
 	"github.com/pgmetered/metered/internal/schema"
 	"github.com/pgmetered/metered/internal/sqlstate"
+	"github.com/pgmetered/metered/internal/sweep"
 	"github.com/pgmetered/metered/replica"
 )
 
@@ -210,6 +211,7 @@ func (e *Engine) Do(ctx context.Context, op *Operation) (Record, error) {
 
 // repeat makes tries until there is an answer. It tries again
 //   - after a collision, up to MaxAttempts;
+//   - after what is due has been written, where it is more than one call writes;
 //   - after a transient error, until op.Until;
 //   - on another connection, if the pool's had ended before anything was done on it;
 //   - after a COMMIT whose outcome is open (its error is lost), until a try is claimed or answered, or ctx ends, or
@@ -225,6 +227,12 @@ func (e *Engine) repeat(ctx context.Context, op *Operation, try func(ctx context
 		}
 		if a.claimed {
 			lost = nil // the claim was granted, so the lost transaction is over, without a record
+		}
+		scope := sqlstate.Behind(a.err)
+		if scope != "" && n < e.cfg.MaxAttempts {
+			if a.err = sweep.CatchUp(resolve, e.pool, e.cfg.Schema, e.cfg.LockTimeout, scope); a.err == nil {
+				continue
+			}
 		}
 		switch {
 		case a.unknown && a.answered && n >= e.cfg.MaxAttempts: // it is an error that stays
@@ -327,12 +335,12 @@ func (a *attempt) judge(ctx context.Context, conn *pgxpool.Conn) {
 	a.ended = a.err != nil && !a.begun && closed && ctx.Err() == nil
 }
 
-// Again makes tries until one does not collide, up to MaxAttempts.
+// Again makes tries until one does not collide, up to MaxAttempts. It goes through backlogs.
 func (e *Engine) Again(ctx context.Context, try func() error) error {
 	endTurn := func() {}
 	defer func() { endTurn() }()
 	return pause.Loop("metered", func(n int) (again context.Context, _ error) {
-		err := try()
+		err := sweep.Through(ctx, e.pool, e.cfg.Schema, e.cfg.LockTimeout, try)
 		switch {
 		case !sqlstate.Collided(err):
 			return nil, err

@@ -108,6 +108,7 @@ var Functions = []Function{
 	{"release_captured", Application, write},
 	{"extend_holds", Application, write},
 	{"return_holds", Application, write},
+	{"catch_up", Application, write},
 	{"expire_hold", Application, write},
 	{"sweep_due", Application, write},
 	{"sweep_scope", Application, write},

@@ -2,6 +2,7 @@
 package sqlstate
 
 import (
+	"encoding/json"
 	"errors"
 	"strings"
 
@@ -103,6 +104,16 @@ func OfShard(err error) bool {
 func Collided(err error) bool {
 	state := Of(err)
 	return state == SerializationFailure || state == DeadlockDetected || state == LeaseClosed
+}
+
+// Behind is the scope in which more is due than one call writes, or "".
+func Behind(err error) string {
+	var pgErr *pgconn.PgError
+	var detail struct{ Behind string }
+	if !errors.As(err, &pgErr) || pgErr.Code != LockNotAvailable || json.Unmarshal([]byte(pgErr.Detail), &detail) != nil {
+		return ""
+	}
+	return detail.Behind
 }
 
 // Missing reports whether err says that the schema lacks something, as an older one does. Its

@@ -96,7 +96,7 @@ begin
     if scopes is null then
         return;
     elsif minima and as_kind = 'x' then
-        perform metered._capture_minima(nos, only_scopes, clk);
+        perform metered._capture_minima(nos, only_scopes, null, clk);
         perform metered._release_lines(nos, only_scopes, as_kind, clk, of_hold, origin);   -- of the others
         return;
     end if;
@@ -178,39 +178,43 @@ begin
 end
 $$;
 
--- Frees the units of all due lines of a scope by one entry after tip: minima are captured before it,
--- each at its time. The scope is locked. An old snapshot may not see that a hold was extended: then
--- the lock of its row fails with 40001.
-create function metered._free_in_sum(tip metered.ledger, clk timestamptz, wait_ms int) returns void
+-- Frees the units of due lines of a scope by one entry after tip: minima are captured before it, each
+-- at its time. Where more of these are due than one step writes, a call fails (_refuse_behind), and a
+-- step of catch_up leaves the others, with all that falls due after the first of them. The scope is
+-- locked. An old snapshot may not see that a hold was extended: then the lock of its row fails with 40001.
+create function metered._free_in_sum(tip metered.ledger, clk timestamptz, in_step boolean, wait_ms int)
+returns void
 language plpgsql volatile
 as $$
 declare
     since  timestamptz := tip.next_due;
+    minima record := metered._first_minima(tip, clk);
+    until  timestamptz := coalesce(minima.until, clk + interval '1 microsecond');
     due    record;
     before text;
 begin
+    if minima.until is not null and not in_step then
+        perform metered._refuse_behind(tip.scope);
+    end if;
     if metered._one_snapshot() then
         before := metered._bound_lock_wait(wait_ms);
-        perform from metered.holds h where h.no = any (array(select l.hold from metered.hold_lines l
-            where l.scope = tip.scope and l.open > 0 and l.due >= since and l.due <= clk))
+        perform from metered.holds h where h.no = any (minima.nos || array(select l.hold from metered.hold_lines l
+            where l.scope = tip.scope and l.open > 0 and l.due >= since and l.due < until))
         order by h.no for share;
         before := metered._unbound_lock_wait(before);
     end if;
-    if 0 < metered._minima(tip, null, clk) then
-        perform metered._capture_minima(array(select l.hold from metered.hold_lines l
-            where l.scope = tip.scope and l.open > 0 and l.at_least > 0 and l.at_least > l.captured
-              and l.due >= since and l.due <= clk), array[tip.scope], clk);
+    if minima.nos <> '{}' then
+        perform metered._capture_minima(minima.nos, array[tip.scope], until, clk);
         tip := metered._entry_for_write(tip.scope);
     end if;
     select sum(l.open)::bigint as units, max(l.due) as last into due from metered.hold_lines l
-    where l.scope = tip.scope and l.open > 0 and l.due >= since and l.due <= clk;
+    where l.scope = tip.scope and l.open > 0 and l.due >= since and l.due < until;
     tip := metered._own_entry(tip, due.last);
     tip.kind := 'x';
     tip.amount := coalesce(due.units, 0);
     tip.seq := tip.seq + 1;
     tip.held := tip.held - tip.amount;
-    tip.next_due := case when tip.held > 0 then
-        metered._later_due(tip.scope, clk + interval '1 microsecond', clk) end;
+    tip.next_due := case when tip.held > 0 then metered._later_due(tip.scope, until, clk) end;
     if tip.amount > 0 then      -- else minima have captured all
         perform metered._append(tip);
     end if;
@@ -280,7 +284,7 @@ begin
             order by l.due limit most + 1);
         if cardinality(found_nos) > most then
             if tip.lots_end is null then
-                perform metered._free_in_sum(tip, clk, wait_ms);
+                perform metered._free_in_sum(tip, clk, false, wait_ms);
             else
                 perform metered._settle(tip, clk, metered._ends_per_call(), 0, wait_ms);
             end if;

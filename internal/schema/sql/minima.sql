@@ -87,12 +87,73 @@ begin
 end
 $$;
 
+-- The holds of the first due lines of a scope that have minima, as many as one step writes, and when the
+-- next one fell due, or null if there is none.
+create function metered._first_minima(tip metered.ledger, clk timestamptz,
+    out nos bigint[], out until timestamptz)
+language plpgsql stable
+as $$
+declare
+    dues timestamptz[];
+begin
+    select coalesce(array_agg(x.hold order by x.due, x.hold), '{}'), array_agg(x.due order by x.due)
+    into nos, dues from (
+        select l.hold, l.due from metered.hold_lines l
+        where l.scope = tip.scope and l.open > 0 and l.at_least > 0 and l.at_least > l.captured
+          and l.due >= tip.next_due and l.due <= clk
+        order by l.due, l.hold limit metered._events_per_step() + 1) x;
+    until := dues[metered._events_per_step() + 1];
+    nos := nos[:metered._events_per_step()];
+end
+$$;
+
+-- Fails in a call that would write more than one step writes, since each event counts at its own time,
+-- before the call. What the call was to do is undone, and steps are taken in transactions of their own.
+create function metered._refuse_behind(of_scope text) returns void
+language plpgsql
+as $$
+begin
+    raise exception 'more is due in the scope than one call writes: sweep it'
+        using errcode = '55P03', detail = json_build_object('behind', of_scope),
+            hint = 'Call metered.catch_up until it returns false, and try again.';
+end
+$$;
+
+-- Takes a step in a scope that is so far behind that calls fail (_refuse_behind). In a scope without
+-- lots it ends no rows of holds, which sweeps do. more: take another one.
+create function metered.catch_up(of_scope metered.scope_name, wait_ms int, out more boolean)
+language plpgsql volatile
+as $$
+declare
+    tip   metered.ledger;
+    stands metered.ledger;
+    clk   timestamptz;
+    until timestamptz;
+begin
+    perform metered._lock_keys(array[metered._scope_key(of_scope)], wait_ms);
+    clk := metered.clock();
+    tip := metered._entry_for_write(of_scope);
+    if tip.lots_end is not null then
+        until := metered._step_until(tip, clk, metered._events_per_step());
+        perform metered._settle(tip, until, metered._events_per_step(), 0, wait_ms);
+        stands := metered._last_entry(of_scope);
+        more := until < clk and stands.seq > tip.seq;
+    elsif tip.next_due > '-infinity' and (metered._first_minima(tip, clk)).until is not null then
+        perform metered._free_in_sum(tip, clk, true, wait_ms);
+        stands := metered._last_entry(of_scope);
+        more := (metered._first_minima(stands, clk)).until is not null;
+    else
+        more := false;
+    end if;
+end
+$$;
+
 -- Captures the minima of holds that expire, in their scopes or in only_scopes, which are all locked
 -- and no wallets: an entry for each line, of the time at which it fell due, or of its scope's last
--- entry if that is later. One statement writes those of a scope, however many they are. next_due
--- stays where it is, at or before the first line that still has units.
-create function metered._capture_minima(nos bigint[], only_scopes text[], clk timestamptz)
-returns void
+-- entry if that is later. One statement writes those of a scope. next_due stays where it is, at or
+-- before the first line that still has units, or becomes border, before which none will have any.
+create function metered._capture_minima(nos bigint[], only_scopes text[], border timestamptz,
+    clk timestamptz) returns void
 language plpgsql volatile
 as $$
 declare
@@ -121,8 +182,8 @@ begin
             select {entry of tip: seq = tip.seq + m.nth, amount = m.units,
                 at = greatest(tip.at, least(m.due, clk)), spent = tip.spent + m.upto,
                 held = tip.held - m.upto, kind = 'u', scope = of_scope,
-                next_due = case when tip.next_due = '-infinity' or tip.held > m.upto
-                    then tip.next_due end,
+                next_due = case when tip.next_due = '-infinity' then tip.next_due
+                    when tip.held > m.upto then coalesce(border, tip.next_due) end,
                 hold = (select h.id from metered.holds h where h.no = m.hold),
                 operation_tenant = e.operation_tenant, operation = e.operation,
                 note = (metered._by_system()).note}

@@ -111,7 +111,7 @@ $$;
 -- of lots. It ends the first max_lots lots (null: all) of those that it could leave to later calls, and
 -- those that go on, as far as a caller could draw so many units of them. Where more lines of holds are
 -- due than one step writes, those that only give units back are freed as sums, and the rows of holds are
--- left to sweeps, as _free_in_sum does it. tip is the last entry, under the wallet's lock. The result is
+-- left to sweeps, as _free_in_sum does it. A call fails where more of the others are due (_refuse_behind). tip is the last entry, under the wallet's lock. The result is
 -- the last entry after that, with the lots_end of the next one, without the caller, operation and note of
 -- tip. The caller may have put into tip.crossed the thresholds that these ends, or its own entry, cross.
 create function metered._settle(tip metered.ledger, clk timestamptz, max_lots int, units bigint,
@@ -148,6 +148,10 @@ begin
         end if;
     end if;
     due := metered._load_due(tip, clk, max_lots, units, nos, nos is null, null);
+    if max_lots = metered._ends_per_call() and cardinality(due.lines) > metered._events_per_step()
+        and metered._step_until(tip, clk, metered._events_per_step()) < clk then
+        perform metered._refuse_behind(tip.scope);      -- a call, and no step
+    end if;
     if due.stop is not null and e.crossed is not null then
         unwritten := (select coalesce(sum(x.rest), 0) from (select y.rest from metered.lots y
             where y.scope = tip.scope and y.open and y.expires_at <= until

@@ -1,0 +1,181 @@
+package holds_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/pgtest"
+)
+
+// minimaAgree expects that the minima of a pile of n holds count at their own times, whoever has written how many of them, in months and in
+// windows that begin among them.
+func (f *fixture) minimaAgree(scope string, n int, charged int64) {
+	f.Helper()
+	first := noon.Add(time.Minute)
+	for _, part := range []int{0, 1, 3, 5, 9, 10} {
+		cut := first.Add(time.Duration(n*part/10)*time.Microsecond + 5*time.Microsecond)
+		var before int64
+		for i := 10; i <= n; i += 10 {
+			if first.Add(time.Duration(i) * time.Microsecond).Before(cut) {
+				before++
+			}
+		}
+		u, err := f.ledger.UsageBetween(f.Context(), f.pool, scope, noon, cut)
+		require.NoError(f, err)
+		require.Equal(f, before, u.Charged, "%s until %d of 10", scope, part)
+		w, err := f.ledger.Usage(f.Context(), f.pool, budget.Query{Scope: scope, Window: f.clock.Now().Sub(cut)})
+		require.NoError(f, err)
+		require.Equal(f, int64(n/10)-before+charged, w[0].Used, "%s after %d of 10", scope, part)
+	}
+}
+
+// entries counts the entries of each kind in a scope.
+func (f *fixture) entries(scope string) map[budget.EntryKind]int {
+	f.Helper()
+	kinds := map[budget.EntryKind]int{}
+	for e, err := range f.ledger.Entries(f.Context(), f.pool, scope, budget.EntriesOptions{}) {
+		require.NoError(f, err)
+		kinds[e.Kind]++
+	}
+	return kinds
+}
+
+// A call in a transaction of the library's writes minima in steps of 25, each in a transaction that stays, at any level. A call in a caller's
+// transaction is ErrBusy, and writes nothing. A refusal needs no step. Each minimum counts when its hold fell due, before, between and after
+// the steps.
+func TestBacklog_MinimaAreWrittenInStepsThatStay(t *testing.T) {
+	t.Parallel()
+	const many, minima = 600, 60
+	f := setUp(t, holds.Config{})
+	c := pgtest.NewClient(t, f.pool, metered.Config{})
+	b, err := budget.NewBatcher(f.pool, f.ledger, budget.BatcherConfig{})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, b.Close(context.Background())) })
+	one := func(scope string) budget.Charge {
+		return budget.Charge{Scope: scope, Amount: 1, Limits: []budget.Limit{budget.Lifetime(minima + 1)}}
+	}
+	inTx := func(level pgx.TxIsoLevel) func(scope string) error {
+		return func(scope string) error {
+			return c.RunTx(t.Context(), pgx.TxOptions{IsoLevel: level}, func(ctx context.Context, tx pgx.Tx) error {
+				_, err := f.ledger.Charge(ctx, tx, one(scope))
+				return err
+			})
+		}
+	}
+	calls := map[string]func(scope string) error{
+		"read committed":  inTx(pgx.ReadCommitted),
+		"repeatable read": inTx(pgx.RepeatableRead),
+		"serializable":    inTx(pgx.Serializable),
+		"command": func(scope string) error {
+			_, err := metered.Do[any](t.Context(), c, metered.Command{ID: "charge", Charges: []budget.Charge{one(scope)}}, nil)
+			return err
+		},
+		"alone":   func(scope string) error { _, err := f.ledger.ChargeNow(t.Context(), f.pool, one(scope)); return err },
+		"batcher": func(scope string) error { _, err := b.Charge(t.Context(), one(scope)); return err },
+	}
+	for scope := range calls {
+		f.pile(scope, many, true)
+	}
+	f.clock.Advance(time.Hour)
+	for scope, call := range calls {
+		t.Run(scope, func(t *testing.T) {
+			f := f.as(t)
+			f.minimaAgree(scope, many, 0)
+			_, err := f.charge(budget.Charge{Scope: scope, Amount: 1, Limits: []budget.Limit{budget.Lifetime(minima)}})
+			require.ErrorIs(t, err, budget.ErrExceeded)
+			_, err = f.charge(one(scope))
+			require.ErrorIs(t, err, budget.ErrBusy)
+			require.ErrorContains(t, err, "sweep it")
+			require.Equal(t, map[budget.EntryKind]int{"hold": many}, f.entries(scope), "nothing is written")
+
+			var more bool
+			require.NoError(t, f.pool.QueryRow(t.Context(), "select metered.catch_up($1, 1000)", scope).Scan(&more))
+			require.True(t, more)
+			require.Equal(t, map[budget.EntryKind]int{"hold": many, "capture": 25, "expire": 1}, f.entries(scope), "a step")
+			f.minimaAgree(scope, many, 0) // as after a crash
+			f.sums()
+			f.checkLedger()
+			_, err = f.charge(one(scope))
+			require.ErrorIs(t, err, budget.ErrBusy)
+
+			require.NoError(t, call(scope))
+			require.Equal(t, map[budget.EntryKind]int{"hold": many, "capture": minima, "expire": 3, "charge": 1}, f.entries(scope), "a step, and the rest")
+			f.minimaAgree(scope, many, 1)
+			require.Zero(t, lastHeld(f, scope))
+		})
+	}
+	_, err = f.book.Sweep(t.Context(), f.pool, holds.SweepOptions{})
+	require.NoError(t, err)
+	f.verify()
+}
+
+// Two writers and a sweep at the same time write each minimum once, at its own time. A charge of another scope is part of no step.
+func TestBacklog_WritersAndASweepWriteEachMinimumOnce(t *testing.T) {
+	t.Parallel()
+	many := pgtest.Size(1_500, 10_000)
+	f := setUp(t, holds.Config{})
+	c := pgtest.NewClient(t, f.pool, metered.Config{})
+	f.pile("big", many, true)
+	f.clock.Advance(time.Hour)
+	errs := make(chan error, 5)
+	for n := range 4 {
+		go func() {
+			for range 5 {
+				err := c.RunTx(t.Context(), pgx.TxOptions{}, func(ctx context.Context, tx pgx.Tx) error {
+					if n%2 == 0 {
+						_, err := f.ledger.Charge(ctx, tx, budget.Charge{Scope: "big", Amount: 1})
+						return err
+					}
+					_, err := f.book.Place(ctx, tx, holds.Placement{TTL: time.Hour, Lines: []holds.Line{{Scope: "big", Amount: 1}}})
+					return err
+				})
+				if err != nil {
+					errs <- err
+					return
+				}
+			}
+			errs <- nil
+		}()
+	}
+	go func() {
+		_, err := f.book.Sweep(t.Context(), f.pool, holds.SweepOptions{})
+		errs <- err
+	}()
+	for range 5 {
+		require.NoError(t, <-errs)
+	}
+	_, err := f.book.Sweep(t.Context(), f.pool, holds.SweepOptions{})
+	require.NoError(t, err)
+	require.Equal(t, many/10, queryRow[int](t, f.pool, `select count(*) from metered.ledger e join metered.holds h on h.id = e.hold
+		where e.scope = 'big' and e.kind = 'u' and e.at = h.due`))
+	used, held := f.usage("big")
+	require.Equal(t, []int64{int64(many/10 + 10), 10}, []int64{used, held})
+	f.clock.Advance(time.Second) // past entries that are microseconds ahead of it
+	f.minimaAgree("big", many, 10)
+	f.verify()
+}
+
+// Minima of one instant are written in steps, too.
+func TestBacklog_MinimaOfOneInstantAreWrittenInSteps(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, holds.Config{})
+	for n := range 60 {
+		f.mustPlace(holds.Placement{ID: fmt.Sprint(n), TTL: time.Minute, Lines: []holds.Line{{Scope: "a", Amount: 3, AtLeast: 1 + int64(n%3)}}})
+	}
+	f.clock.Advance(time.Hour)
+	_, err := f.ledger.ChargeNow(t.Context(), f.pool, budget.Charge{Scope: "a", Amount: 1})
+	require.NoError(t, err)
+	require.Equal(t, map[budget.EntryKind]int{"hold": 60, "capture": 60, "expire": 1, "charge": 1}, f.entries("a"))
+	require.Equal(t, 120, queryRow[int](t, f.pool, "select sum(amount) from metered.ledger where scope = 'a' and kind = 'u' and at = $1", noon.Add(time.Minute)))
+	_, err = f.book.Sweep(t.Context(), f.pool, holds.SweepOptions{})
+	require.NoError(t, err)
+	f.verify()
+}

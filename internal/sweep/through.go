@@ -1,0 +1,51 @@
+package sweep
+
+import (
+	"context"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgmetered/metered/internal/answer"
+	"github.com/pgmetered/metered/internal/commit"
+	"github.com/pgmetered/metered/internal/fault"
+	"github.com/pgmetered/metered/internal/schema"
+	"github.com/pgmetered/metered/internal/sqlstate"
+)
+
+// maxBacklogs is how often one call has backlogs written.
+const maxBacklogs = 64
+
+const catchUpSQL = `select metered.catch_up($1::text, $2::int)`
+
+// Through makes a call that has a transaction of its own. Where the call fails since more is due in a
+// scope than one call writes, that is written first, in steps of a transaction each, which stay.
+func Through(ctx context.Context, pool *pgxpool.Pool, name schema.Name, wait time.Duration,
+	call func() error) error {
+	for n := 0; ; n++ {
+		err := call()
+		scope := sqlstate.Behind(err)
+		if scope == "" || n == maxBacklogs {
+			return err
+		}
+		if err := CatchUp(ctx, pool, name, wait, scope); err != nil {
+			return err
+		}
+	}
+}
+
+// CatchUp writes what is due in such a scope, until a call writes the rest.
+func CatchUp(ctx context.Context, pool *pgxpool.Pool, name schema.Name, wait time.Duration,
+	scope string) error {
+	sql := name.SQL(catchUpSQL)
+	for more := true; more; {
+		err := commit.InTx(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+			return answer.QueryRow(ctx, tx, sql, scope, int32(wait.Milliseconds())).Scan(&more)
+		})
+		if err != nil {
+			return fault.Failed("metered", "catch up", err)
+		}
+	}
+	return nil
+}
