@@ -27,7 +27,7 @@ begin
     parts := '{}';
     debts := '{}';
     if tip.next_due <= clk then
-        due := metered._load_lines(tip, clk, nos, in_sum and debt = 0);
+        due := metered._load_lines(tip, clk, nos, in_sum and debt = 0, max_lots = 0);
         lines := due.lines;
         parts := due.parts;
         load := load || array(select k.lot from unnest(parts) k where k.lot > 0);
@@ -134,9 +134,10 @@ end
 $$;
 
 -- Due lines of a wallet, in their order, and their parts: of the holds nos, or of all (null). In a sum,
--- those that fall due between the same ends of their own lots are one, at the time of the last.
+-- those that fall due between the same ends of their own lots are one, at the time of the last. Lines
+-- with minima are alone, unless minima are in a sum, too, of another line, which captures its parts whole.
 create function metered._load_lines(tip metered.ledger, clk timestamptz, nos bigint[], in_sum boolean,
-    out lines metered.due_line[], out parts metered.lot_holds[])
+    minima_too boolean, out lines metered.due_line[], out parts metered.lot_holds[])
 language plpgsql stable
 as $$
 declare
@@ -156,21 +157,37 @@ begin
         select y.hold, y.due, y.opened_seq, y.open,
             least(y.open, greatest(0, y.at_least - y.captured)) as minimum,
             width_bucket(y.due, bounds) as span,
-            case when in_sum and y.at_least <= y.captured then 0 else y.hold end as alone
+            case when in_sum and (minima_too or y.at_least <= y.captured) then 0 else y.hold end as alone
         from metered.hold_lines y
         where y.scope = tip.scope and y.open > 0 and y.due >= tip.next_due and y.due <= clk
           and (nos is null or y.hold = any (nos))),
     sums as (
-        select nullif(d.alone, 0) as hold, max(d.due) as due, max(d.opened_seq) as opened_seq,
-            sum(d.open)::bigint as units, sum(d.minimum)::bigint as minimum,
-            array_agg(d.opened_seq) as seqs
-        from due d group by d.span, d.alone),
+        select nullif(d.alone, 0) as hold, max(d.due) as due, p.sign, max(d.opened_seq) * p.sign as opened_seq,
+            sum(p.units)::bigint as units, sum(p.minimum)::bigint as minimum,
+            array_agg(d.opened_seq) as seqs, array_agg(p.split) as splits
+        from due d, lateral (values (1, case when d.alone = 0 then d.open - d.minimum else d.open end,
+                case when d.alone = 0 then 0 else d.minimum end, case when d.alone = 0 then d.minimum else 0 end),
+            (-1, case when d.alone = 0 then d.minimum else 0 end, d.minimum, d.minimum)) p(sign, units, minimum, split)
+        where p.units > 0 group by d.span, d.alone, p.sign),
     kept as (
-        select s.due, s.opened_seq, o.lot, sum(o.amount)::bigint as amount
-        -- The order keeps the planner from a join that reads all parts of the wallet for each line.
-        from sums s, unnest(s.seqs) q, lateral (select z.lot, z.amount from metered.lot_holds z
-            where z.scope = tip.scope and z.seq = q order by z.lot) o
-        group by s.due, s.opened_seq, o.lot)
+        select x.due, x.opened_seq, x.lot, sum(x.amount)::bigint as amount
+        from (select s.due, s.opened_seq, o.lot, o.amount
+              -- The order keeps the planner from a join that reads all parts of the wallet for each line.
+              from sums s, unnest(s.seqs, s.splits) q(seq, split), lateral (
+                  select z.lot, z.amount from metered.lot_holds z
+                  where z.scope = tip.scope and z.seq = q.seq order by z.lot) o
+              where q.split = 0
+              union all
+              select s.due, s.opened_seq, o.lot, case when s.sign < 0 then o.taken else o.amount - o.taken end
+              from sums s, unnest(s.seqs, s.splits) q(seq, split), lateral (
+                  select z.lot, z.amount, greatest(0, least(z.amount, q.split + z.amount - sum(z.amount) over (
+                      order by r.priority, r.expires_at, r.age))) as taken
+                  from metered.lot_holds z, lateral (select y.priority, y.expires_at, y.age
+                      from metered.lot_rows y where y.no = z.lot limit 1) r
+                  where z.scope = tip.scope and z.seq = q.seq order by z.lot) o
+              where q.split > 0) x
+        where x.amount > 0
+        group by x.due, x.opened_seq, x.lot)
     select array(
             select row(s.hold, s.due, s.opened_seq, s.units, s.minimum, h.id, v.operation_tenant,
                 v.operation, e.note ->> 'use')::metered.due_line
