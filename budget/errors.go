@@ -20,7 +20,9 @@ var (
 	// ErrArgument says that an argument was refused before any SQL. It is an *ArgumentError.
 	ErrArgument error = errArgument
 
-	// ErrBusy says that Config.LockTimeout has passed.
+	// ErrBusy says that Config.LockTimeout has passed, or that so much is due in a scope that holds
+	// with minima (Line.AtLeast) have to be swept first. A call that has a transaction of its own, and
+	// metered.Client.RunTx, do that themselves.
 	ErrBusy error = fault.ErrBusy
 
 	// ErrSerialization says that the transaction collided with another one, SQLSTATE 40001 or

@@ -163,14 +163,20 @@ func TestBacklog_WritersAndASweepWriteEachMinimumOnce(t *testing.T) {
 	f.verify()
 }
 
-// Minima of one instant are written in steps, too.
+// Minima of one instant are written in steps, too, and so are those that capture all units.
 func TestBacklog_MinimaOfOneInstantAreWrittenInSteps(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{})
 	for n := range 60 {
 		f.mustPlace(holds.Placement{ID: fmt.Sprint(n), TTL: time.Minute, Lines: []holds.Line{{Scope: "a", Amount: 3, AtLeast: 1 + int64(n%3)}}})
 	}
+	for n := range 60 {
+		f.mustPlace(holds.Placement{TTL: time.Minute + time.Duration(n)*time.Microsecond, Lines: []holds.Line{{Scope: "whole", Amount: 1, AtLeast: 1}}})
+	}
 	f.clock.Advance(time.Hour)
+	execute(t, f.pool, "select metered.catch_up('whole', 1000)")
+	require.Equal(t, noon.Add(time.Minute+25*time.Microsecond), queryRow[time.Time](t, f.pool, "select next_due from metered.ledger where scope = 'whole' order by seq desc limit 1").UTC(),
+		"no search reads these lines again")
 	_, err := f.ledger.ChargeNow(t.Context(), f.pool, budget.Charge{Scope: "a", Amount: 1})
 	require.NoError(t, err)
 	require.Equal(t, map[budget.EntryKind]int{"hold": 60, "capture": 60, "expire": 1, "charge": 1}, f.entries("a"))

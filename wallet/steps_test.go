@@ -1,0 +1,128 @@
+package wallet_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/pgtest"
+	"github.com/pgmetered/metered/wallet"
+)
+
+// Holds with minima that fell due in a wallet, between ends of its lots, are written in steps by calls in transactions of the library's. What
+// they leave is what a sweep leaves, and what a Balance said before anybody wrote.
+func TestBacklog_OfAWalletIsWrittenInStepsThatStay(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, wallet.Config{})
+	c := pgtest.NewClient(t, f.pool, metered.Config{})
+	for _, scope := range []string{"called", "swept"} {
+		f.grant(wallet.Grant{Wallet: scope, Amount: 60, Ends: wallet.At(noon.Add(time.Hour + 40*time.Microsecond))})
+		f.grant(wallet.Grant{Wallet: scope, Amount: 30, Ends: wallet.At(noon.Add(time.Hour + 60*time.Microsecond))})
+		f.grant(wallet.Grant{Wallet: scope, Amount: 500, Reference: "paid"})
+		f.holdsDue(scope, 120, 2, f.book.Line(scope, 3))
+	}
+	f.clock.Advance(2 * time.Hour)
+	units := func(scope string) (all []int64) { // of the wallet, and of each lot
+		b, err := f.book.Balance(t.Context(), f.pool, scope)
+		require.NoError(t, err)
+		all = append(all, b.Units, b.Held)
+		for _, l := range b.Lots {
+			all = append(all, l.Units)
+		}
+		return all
+	}
+	read := units("called")
+	require.Equal(t, read, units("swept"))
+	draw := func(ctx context.Context, tx pgx.Tx) error {
+		_, err := f.book.Draw(ctx, tx, wallet.Draw{Wallet: "called", Amount: 1})
+		return err
+	}
+	_, err := do(f, func(ctx context.Context, tx pgx.Tx) (struct{}, error) { return struct{}{}, draw(ctx, tx) })
+	require.ErrorIs(t, err, budget.ErrBusy)
+	require.ErrorContains(t, err, "sweep it")
+	require.Equal(t, 123, f.lastSeq("called"), "nothing is written")
+	var more bool
+	require.NoError(t, f.pool.QueryRow(t.Context(), "select metered.catch_up('called', 1000)").Scan(&more))
+	require.True(t, more)
+	require.Equal(t, read, units("called"), "a step, as after a crash")
+	require.NoError(t, c.RunTx(t.Context(), pgx.TxOptions{}, draw))
+	f.sweeps()
+	require.Equal(t, read, units("swept"))
+	read[0]--
+	read[2]--
+	require.Equal(t, read, units("called"))
+}
+
+// lastSeq is the number of a wallet's last entry.
+func (f *fixture) lastSeq(scope string) (seq int) {
+	f.Helper()
+	require.NoError(f, f.pool.QueryRow(f.Context(), "select max(seq) from metered.ledger where scope = $1", scope).Scan(&seq))
+	return seq
+}
+
+// However much is due, calls go through where no statement may last more than a second: their steps stay. A charge of another wallet
+// waits for none of them.
+func TestBacklog_CallsGoThroughWhereAStatementMayLastASecond(t *testing.T) {
+	pgtest.InCI(t)
+	t.Parallel()
+	many := pgtest.Size(250, 100_000)
+	for name, b := range map[string]struct {
+		plain bool
+		fill  func(f *fixture, scope string)
+	}{
+		"due holds": {true, func(f *fixture, scope string) { f.holdsDue(scope, many, 0, holds.Line{Scope: scope, Amount: 2}) }},
+		"minima": {true, func(f *fixture, scope string) {
+			f.holdsDue(scope, pgtest.Size(250, 20_000), 1, holds.Line{Scope: scope, Amount: 2})
+		}},
+		"due holds of a wallet": {false, func(f *fixture, scope string) { f.holdsDue(scope, many, 0, f.book.Line(scope, 2)) }},
+		"minima of a wallet": {false, func(f *fixture, scope string) {
+			f.holdsDue(scope, pgtest.Size(250, 5_000), 1, f.book.Line(scope, 2))
+		}},
+		"ended lots": {false, func(f *fixture, scope string) { f.lotsEnd(scope, pgtest.Size(400, 10_000), wallet.Grant{}) }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := setUp(t, wallet.Config{})
+			f.grant(wallet.Grant{Wallet: "other", Amount: 100})
+			if !b.plain {
+				f.grant(wallet.Grant{Wallet: "much", Amount: 1_000_000, Reference: "paid"})
+			}
+			b.fill(f, "much")
+			f.clock.Advance(2 * time.Hour)
+			_, err := f.pool.Exec(t.Context(), "analyze metered.ledger, metered.lot_rows, metered.lot_moves, metered.lot_holds, metered.hold_lines, metered.holds, metered.hold_events")
+			require.NoError(t, err)
+			pool := pgtest.Reopen(t, f.pool, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["statement_timeout"] = "1s" })
+			c := pgtest.NewClient(t, pool, metered.Config{Config: budget.Config{LockTimeout: time.Minute}})
+
+			step, err := f.pool.Begin(t.Context())
+			require.NoError(t, err)
+			_, err = step.Exec(t.Context(), "select metered.catch_up('much', 1000)")
+			require.NoError(t, err)
+			_, err = f.ledger.ChargeNow(t.Context(), pool, f.book.Charge("other", 1))
+			require.NoError(t, err, "beside a step")
+			require.NoError(t, step.Rollback(t.Context()))
+
+			calls := f.calledOn(b.plain)
+			names := []string{"charge", "place", "draw", "grant"}
+			if b.plain {
+				names = names[:2]
+			}
+			errs := make(chan error, len(names))
+			for _, name := range names {
+				go func() {
+					errs <- c.RunTx(t.Context(), pgx.TxOptions{}, func(ctx context.Context, tx pgx.Tx) error { return calls[name](ctx, tx, "much") })
+				}()
+			}
+			for range names {
+				require.NoError(t, <-errs)
+			}
+		})
+	}
+}
