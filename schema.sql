@@ -4112,9 +4112,9 @@ $$;
 -- of lots. It ends the first max_lots lots (null: all) of those that it could leave to later calls, and
 -- those that go on, as far as a caller could draw so many units of them. Where more lines of holds are
 -- due than one step writes, those that only give units back are freed as sums, and the rows of holds are
--- left to sweeps, as _free_in_sum does it. tip is the last entry, under the wallet's lock. The result is
--- the last entry after that, with the lots_end of the next one, without the caller, operation and note of
--- tip. The caller may have put into tip.crossed the thresholds that these ends, or its own entry, cross.
+-- left to sweeps, as _free_in_sum does it. A call fails where more of the others are due (_refuse_behind).
+-- tip is the last entry, under the wallet's lock. The result is the last entry after that, with the
+-- lots_end of the next one, without the caller, operation and note of tip. The caller may have put into tip.crossed the thresholds that these ends, or its own entry, cross.
 create function metered._settle(tip metered.ledger, clk timestamptz, max_lots int, units bigint,
     wait_ms int) returns metered.ledger
 language plpgsql volatile
@@ -4149,6 +4149,10 @@ begin
         end if;
     end if;
     due := metered._load_due(tip, clk, max_lots, units, nos, nos is null, null);
+    if max_lots = metered._ends_per_call() and cardinality(due.lines) > metered._events_per_step()
+        and metered._step_until(tip, clk, metered._events_per_step()) < clk then
+        perform metered._refuse_behind(tip.scope);      -- a call, and no step
+    end if;
     if due.stop is not null and e.crossed is not null then
         unwritten := (select coalesce(sum(x.rest), 0) from (select y.rest from metered.lots y
             where y.scope = tip.scope and y.open and y.expires_at <= until
@@ -4344,7 +4348,7 @@ begin
     parts := '{}';
     debts := '{}';
     if tip.next_due <= clk then
-        due := metered._load_lines(tip, clk, nos, in_sum and debt = 0);
+        due := metered._load_lines(tip, clk, nos, in_sum and debt = 0, max_lots = 0);
         lines := due.lines;
         parts := due.parts;
         load := load || array(select k.lot from unnest(parts) k where k.lot > 0);
@@ -4451,9 +4455,10 @@ end
 $$;
 
 -- Due lines of a wallet, in their order, and their parts: of the holds nos, or of all (null). In a sum,
--- those that fall due between the same ends of their own lots are one, at the time of the last.
+-- those that fall due between the same ends of their own lots are one, at the time of the last. Lines
+-- with minima are alone, unless minima are in a sum, too, of another line, which captures its parts whole.
 create function metered._load_lines(tip metered.ledger, clk timestamptz, nos bigint[], in_sum boolean,
-    out lines metered.due_line[], out parts metered.lot_holds[])
+    minima_too boolean, out lines metered.due_line[], out parts metered.lot_holds[])
 language plpgsql stable
 as $$
 declare
@@ -4473,21 +4478,37 @@ begin
         select y.hold, y.due, y.opened_seq, y.open,
             least(y.open, greatest(0, y.at_least - y.captured)) as minimum,
             width_bucket(y.due, bounds) as span,
-            case when in_sum and y.at_least <= y.captured then 0 else y.hold end as alone
+            case when in_sum and (minima_too or y.at_least <= y.captured) then 0 else y.hold end as alone
         from metered.hold_lines y
         where y.scope = tip.scope and y.open > 0 and y.due >= tip.next_due and y.due <= clk
           and (nos is null or y.hold = any (nos))),
     sums as (
-        select nullif(d.alone, 0) as hold, max(d.due) as due, max(d.opened_seq) as opened_seq,
-            sum(d.open)::bigint as units, sum(d.minimum)::bigint as minimum,
-            array_agg(d.opened_seq) as seqs
-        from due d group by d.span, d.alone),
+        select nullif(d.alone, 0) as hold, max(d.due) as due, p.sign, max(d.opened_seq) * p.sign as opened_seq,
+            sum(p.units)::bigint as units, sum(p.minimum)::bigint as minimum,
+            array_agg(d.opened_seq) as seqs, array_agg(p.split) as splits
+        from due d, lateral (values (1, case when d.alone = 0 then d.open - d.minimum else d.open end,
+                case when d.alone = 0 then 0 else d.minimum end, case when d.alone = 0 then d.minimum else 0 end),
+            (-1, case when d.alone = 0 then d.minimum else 0 end, d.minimum, d.minimum)) p(sign, units, minimum, split)
+        where p.units > 0 group by d.span, d.alone, p.sign),
     kept as (
-        select s.due, s.opened_seq, o.lot, sum(o.amount)::bigint as amount
-        -- The order keeps the planner from a join that reads all parts of the wallet for each line.
-        from sums s, unnest(s.seqs) q, lateral (select z.lot, z.amount from metered.lot_holds z
-            where z.scope = tip.scope and z.seq = q order by z.lot) o
-        group by s.due, s.opened_seq, o.lot)
+        select x.due, x.opened_seq, x.lot, sum(x.amount)::bigint as amount
+        from (select s.due, s.opened_seq, o.lot, o.amount
+              -- The order keeps the planner from a join that reads all parts of the wallet for each line.
+              from sums s, unnest(s.seqs, s.splits) q(seq, split), lateral (
+                  select z.lot, z.amount from metered.lot_holds z
+                  where z.scope = tip.scope and z.seq = q.seq order by z.lot) o
+              where q.split = 0
+              union all
+              select s.due, s.opened_seq, o.lot, case when s.sign < 0 then o.taken else o.amount - o.taken end
+              from sums s, unnest(s.seqs, s.splits) q(seq, split), lateral (
+                  select z.lot, z.amount, greatest(0, least(z.amount, q.split + z.amount - sum(z.amount) over (
+                      order by r.priority, r.expires_at, r.age))) as taken
+                  from metered.lot_holds z, lateral (select y.priority, y.expires_at, y.age
+                      from metered.lot_rows y where y.no = z.lot limit 1) r
+                  where z.scope = tip.scope and z.seq = q.seq order by z.lot) o
+              where q.split > 0) x
+        where x.amount > 0
+        group by x.due, x.opened_seq, x.lot)
     select array(
             select row(s.hold, s.due, s.opened_seq, s.units, s.minimum, h.id, v.operation_tenant,
                 v.operation, e.note ->> 'use')::metered.due_line
@@ -9409,7 +9430,7 @@ begin
     if scopes is null then
         return;
     elsif minima and as_kind = 'x' then
-        perform metered._capture_minima(nos, only_scopes, clk);
+        perform metered._capture_minima(nos, only_scopes, null, clk);
         perform metered._release_lines(nos, only_scopes, as_kind, clk, of_hold, origin);   -- of the others
         return;
     end if;
@@ -9489,39 +9510,43 @@ begin
 end
 $$;
 
--- Frees the units of all due lines of a scope by one entry after tip: minima are captured before it,
--- each at its time. The scope is locked. An old snapshot may not see that a hold was extended: then
--- the lock of its row fails with 40001.
-create function metered._free_in_sum(tip metered.ledger, clk timestamptz, wait_ms int) returns void
+-- Frees the units of due lines of a scope by one entry after tip: minima are captured before it, each
+-- at its time. Where more of these are due than one step writes, a call fails (_refuse_behind), and a
+-- step of catch_up leaves the others, with all that falls due after the first of them. The scope is
+-- locked. An old snapshot may not see that a hold was extended: then the lock of its row fails with 40001.
+create function metered._free_in_sum(tip metered.ledger, clk timestamptz, in_step boolean, wait_ms int)
+returns void
 language plpgsql volatile
 as $$
 declare
     since  timestamptz := tip.next_due;
+    minima record := metered._first_minima(tip, clk);
+    until  timestamptz := coalesce(minima.until, clk + interval '1 microsecond');
     due    record;
     before text;
 begin
+    if minima.until is not null and not in_step then
+        perform metered._refuse_behind(tip.scope);
+    end if;
     if metered._one_snapshot() then
         before := metered._bound_lock_wait(wait_ms);
-        perform from metered.holds h where h.no = any (array(select l.hold from metered.hold_lines l
-            where l.scope = tip.scope and l.open > 0 and l.due >= since and l.due <= clk))
+        perform from metered.holds h where h.no = any (minima.nos || array(select l.hold from metered.hold_lines l
+            where l.scope = tip.scope and l.open > 0 and l.due >= since and l.due < until))
         order by h.no for share;
         before := metered._unbound_lock_wait(before);
     end if;
-    if 0 < metered._minima(tip, null, clk) then
-        perform metered._capture_minima(array(select l.hold from metered.hold_lines l
-            where l.scope = tip.scope and l.open > 0 and l.at_least > 0 and l.at_least > l.captured
-              and l.due >= since and l.due <= clk), array[tip.scope], clk);
+    if minima.nos <> '{}' then
+        perform metered._capture_minima(minima.nos, array[tip.scope], until, clk);
         tip := metered._entry_for_write(tip.scope);
     end if;
     select sum(l.open)::bigint as units, max(l.due) as last into due from metered.hold_lines l
-    where l.scope = tip.scope and l.open > 0 and l.due >= since and l.due <= clk;
+    where l.scope = tip.scope and l.open > 0 and l.due >= since and l.due < until;
     tip := metered._own_entry(tip, due.last);
     tip.kind := 'x';
     tip.amount := coalesce(due.units, 0);
     tip.seq := tip.seq + 1;
     tip.held := tip.held - tip.amount;
-    tip.next_due := case when tip.held > 0 then
-        metered._later_due(tip.scope, clk + interval '1 microsecond', clk) end;
+    tip.next_due := case when tip.held > 0 then metered._later_due(tip.scope, until, clk) end;
     if tip.amount > 0 then      -- else minima have captured all
         perform metered._append(tip);
     end if;
@@ -9565,9 +9590,8 @@ begin
 end
 $$;
 
--- Frees the units of all due lines of the scopes, which are locked. A caller saw some. Lines of a
--- wallet give their units back to its lots, so each has an entry, and next_due of a closed scope
--- says nothing: their holds are ended, however many they are.
+-- Frees the units of all due lines of the scopes, which are locked. A caller saw some. next_due of a
+-- closed scope says nothing: its holds are ended, however many they are.
 create function metered._end_due(scopes text[], clk timestamptz, wait_ms int) returns void
 language plpgsql volatile
 as $$
@@ -9591,7 +9615,7 @@ begin
             order by l.due limit most + 1);
         if cardinality(found_nos) > most then
             if tip.lots_end is null then
-                perform metered._free_in_sum(tip, clk, wait_ms);
+                perform metered._free_in_sum(tip, clk, false, wait_ms);
             else
                 perform metered._settle(tip, clk, metered._ends_per_call(), 0, wait_ms);
             end if;
@@ -9881,12 +9905,80 @@ begin
 end
 $$;
 
+-- The holds of the first due lines of a scope that have minima, as many as one step writes, and when the
+-- next one fell due, or null if there is none.
+create function metered._first_minima(tip metered.ledger, clk timestamptz,
+    out nos bigint[], out until timestamptz)
+language plpgsql stable
+as $$
+declare
+    dues timestamptz[];
+begin
+    select coalesce(array_agg(x.hold order by x.due, x.hold), '{}'), array_agg(x.due order by x.due)
+    into nos, dues from (
+        select l.hold, l.due from metered.hold_lines l
+        where l.scope = tip.scope and l.open > 0 and l.at_least > 0 and l.at_least > l.captured
+          and l.due >= tip.next_due and l.due <= clk
+        order by l.due, l.hold limit metered._events_per_step() + 1) x;
+    until := dues[metered._events_per_step() + 1];
+    nos := nos[:metered._events_per_step()];
+end
+$$;
+
+-- Fails in a call that would write more than one step writes, since each event counts at its own time,
+-- before the call. What the call was to do is undone, and steps are taken in transactions of their own.
+create function metered._refuse_behind(of_scope text) returns void
+language plpgsql
+as $$
+begin
+    raise exception 'more is due in the scope than one call writes: sweep it'
+        using errcode = '55P03', detail = json_build_object('behind', of_scope),
+            hint = 'Call metered.catch_up until it returns false, and try again.';
+end
+$$;
+
+-- Takes a step in a scope that is so far behind that calls fail (_refuse_behind). In a scope without
+-- lots it ends no rows of holds, which sweeps do. more: take another one.
+create function metered.catch_up(of_scope metered.scope_name, wait_ms int, out more boolean)
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    tip   metered.ledger;
+    stands metered.ledger;
+    clk   timestamptz;
+    until timestamptz;
+begin
+    if wait_ms > 3600000 then
+        raise exception 'out of bounds: an argument of catch_up' using errcode = '22023';
+    end if;
+    perform metered._lock_keys(array[metered._scope_key(of_scope)], wait_ms);
+    clk := metered.clock();
+    tip := metered._entry_for_write(of_scope);
+    if tip.lots_end is not null then
+        until := metered._step_until(tip, clk, metered._events_per_step());
+        perform metered._settle(tip, until, metered._events_per_step(), 0, wait_ms);
+        stands := metered._last_entry(of_scope);
+        more := until < clk and stands.seq > tip.seq;
+    elsif tip.next_due > '-infinity' and (metered._first_minima(tip, clk)).until is not null then
+        perform metered._free_in_sum(tip, clk, true, wait_ms);
+        stands := metered._last_entry(of_scope);
+        more := (metered._first_minima(stands, clk)).until is not null;
+    else
+        more := false;
+    end if;
+end
+$$;
+
 -- Captures the minima of holds that expire, in their scopes or in only_scopes, which are all locked
 -- and no wallets: an entry for each line, of the time at which it fell due, or of its scope's last
--- entry if that is later. One statement writes those of a scope, however many they are. next_due
--- stays where it is, at or before the first line that still has units.
-create function metered._capture_minima(nos bigint[], only_scopes text[], clk timestamptz)
-returns void
+-- entry if that is later. One statement writes those of a scope. next_due stays where it is, at or
+-- before the first line that still has units, or becomes border, before which none will have any.
+create function metered._capture_minima(nos bigint[], only_scopes text[], border timestamptz,
+    clk timestamptz) returns void
 language plpgsql volatile
 as $$
 declare
@@ -9912,7 +10004,7 @@ begin
             window due_order as (order by y.due, y.hold)),
         entries as (
             insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed, tallied, others)
-            select tip.seq + m.nth, m.units, greatest(tip.at, least(m.due, clk)), tip.spent + m.upto, tip.refunded, tip.credited, tip.held - m.upto, tip.epoch, 'u', of_scope, case when tip.next_due = '-infinity' or tip.held > m.upto then tip.next_due end, (select h.id from metered.holds h where h.no = m.hold), e.operation_tenant, e.operation, (metered._by_system()).note, tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed, tip.tallied, int8smaller(tip.others, tip.seq)
+            select tip.seq + m.nth, m.units, greatest(tip.at, least(m.due, clk)), tip.spent + m.upto, tip.refunded, tip.credited, tip.held - m.upto, tip.epoch, 'u', of_scope, case when tip.next_due = '-infinity' then tip.next_due when tip.held > m.upto then coalesce(border, tip.next_due) end, (select h.id from metered.holds h where h.no = m.hold), e.operation_tenant, e.operation, (metered._by_system()).note, tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed, tip.tallied, int8smaller(tip.others, tip.seq)
             from minima m, lateral (
                 select v.operation_tenant, v.operation from metered.hold_events v
                 where v.hold = m.hold and v.version = 1 limit 1) e
@@ -10767,14 +10859,14 @@ begin
         end if;
     end if;
     clk := metered.clock();
-    -- As many as _end_due would take, but of a wallet 500. If it has more, or another one falls due
-    -- before _end_due looks, that one is locked out of order.
+    -- As many as _end_due would take. If another one falls due before it looks, that one is locked out
+    -- of order.
     select array_agg(d.hold) into due
     from unnest(scopes) s(scope),
-         lateral (select l.next_due, l.lots_end from metered.ledger l where l.scope = s.scope order by l.seq desc limit 1) t,
+         lateral (select l.next_due from metered.ledger l where l.scope = s.scope order by l.seq desc limit 1) t,
          lateral (select l.hold from metered.hold_lines l
           where t.next_due <= clk and l.scope = s.scope and l.open > 0 and l.due >= t.next_due and l.due <= clk
-          order by l.due limit case when t.lots_end is null then metered._events_per_step() else 500 end) d;
+          order by l.due limit metered._events_per_step()) d;
     nos := nos || due;
     if nos is not null then
         before := metered._bound_lock_wait(wait_ms);
@@ -17051,6 +17143,7 @@ comment on function metered.expire_hold(text, text, timestamptz, timestamptz, in
 comment on function metered.due_holds(text, text, timestamptz, bigint, timestamptz, timestamptz, int) is 'Holds that are held, or that expired and are not announced, in the order in which they fall due, after after_due and after_no, and before a time: of one tenant or of all (null), with a scope that begins with prefix. It looks at no more than 10,000 and returns max_rows. Go on after last_due and last_no, which are null at the end. clk counts as now.';
 comment on function metered.announced(bigint[], text) is 'Marks swept holds as announced, and notifies listeners.';
 comment on function metered.purge_holds(timestamptz, timestamptz, int, int) is 'Deletes holds that ended before cutoff, with lines and history, at most max_rows of them, from "after" on (null: from the beginning), and moves the horizon to the latest time that their ids carry, in the same transaction, as purge_operations does.';
+comment on function metered.catch_up(metered.scope_name, int) is 'Takes a step in a scope that is so far behind that calls fail (_refuse_behind). In a scope without lots it ends no rows of holds, which sweeps do. more: take another one.';
 comment on function metered.sweep_due(timestamptz, bigint, int, boolean, text) is 'Looks at up to max_holds due holds, after after_due and after_no, and ends those whose locks are free. Scopes that are behind are returned, for sweep_scope, and their lines stay. nos are the holds that ended whole, and skipped counts those whose locks were not free. Without keep_pending they need no announcement. seen counts the holds looked at. If there may be more, go on after last_due and last_no.';
 comment on function metered.sweep_scope(metered.scope_name, int, boolean, text) is 'Sweeps one scope that is behind: ends its first due lines, as many as one step writes and no more than max_holds, if its lock is free. Lines that were freed with a sum, by a step too, come first, and their rows are cleared. In a wallet it takes the step that sweep_wallet takes, which may end lots and no line. freed counts the lines: null if the scope or the first hold is locked. nos are holds that ended whole with them, as sweep_due has it. more: others are due.';
 comment on function metered.sweep_holds(timestamptz, bigint, int, boolean, text) is 'sweep_due, and a step of the first scope that is behind, for programs of version 1, which go on where this call says. If more is due in that scope, it is before the next hold of that scope.';
@@ -17393,11 +17486,11 @@ begin
             _end_foreseen,_end_line,_end_lost,_end_lot,_end_minima,_end_minima_of,_end_named,_end_skipped,
             _end_tallies,_ends_per_call,_entry_for_write,_events_per_step,_expire_and_check,_expire_due,
             _expire_rows,_explain_charges,_family,_feed_needs,_feed_server,_find_lot,_find_skipped,_first_due,
-            _first_for_write,_first_lot,_fits,_fits_at,_fits_origin,_fold,_fold_all,_foreseen,_foreseen_later,
-            _foreseen_next,_foreseen_on,_free_in_sum,_free_lines,_free_lots,_free_rest,_fresh,_give_back,
-            _given_back,_goes_on,_goes_short,_gone_on,_has_number,_held_here,_hold_as_json,_hold_before,
-            _hold_of_job,_hold_text,_hours_between,_in_us,_is_idle,_is_job,_join_line,_keep_back,_kept_for,
-            _kept_reports,_key_fits,_keys_of_job,_known_zone,_lags,_lapsing,_lapsing_after,_largest_number,
+            _first_for_write,_first_lot,_first_minima,_fits,_fits_at,_fits_origin,_fold,_fold_all,_foreseen,
+            _foreseen_later,_foreseen_next,_foreseen_on,_free_in_sum,_free_lines,_free_lots,_free_rest,
+            _fresh,_give_back,_given_back,_goes_on,_goes_short,_gone_on,_has_number,_held_here,_hold_as_json,
+            _hold_before,_hold_of_job,_hold_text,_hours_between,_in_us,_is_idle,_is_job,_join_line,_keep_back,
+            _kept_for,_kept_reports,_key_fits,_keys_of_job,_known_zone,_lags,_lapsing,_lapsing_after,_largest_number,
             _last_entry,_later_due,_lease_key,_lease_to_settle,_leased,_leased_units,_leases_channel,_leave_line,
             _leaves_at,_limits_trouble,_line_before,_line_json,_lines,_load_debt,_load_debts,_load_due,
             _load_lines,_load_rolling,_lock_all_scopes,_lock_charges,_lock_each,_lock_holds,_lock_key,_lock_keys,
@@ -17410,11 +17503,11 @@ begin
             _parts_of,_pass_ended,_pay_back,_pays,_period_at,_period_name,_periods_of,_placed_before,_placed_json,
             _places,_plan_kept,_plan_on,_purge_changes,_purge_feed,_purge_lots,_queued,_raise_moved,_raise_sequence,
             _raised,_rearmed,_recall_leases,_recorded_events,_recorded_meanwhile,_recurs,_refund_fate,_refund_hold,
-            _refund_lots,_refund_parts,_refunds_after,_refuse_closed,_refuse_hold,_refuse_moved,_refuse_old_tenant,
-            _refuse_stale,_refuse_unreported,_refusing,_reinstate,_release_job,_release_line,_release_lines,
-            _remember_hold,_renamed_zones,_renew_lot,_repaid,_repeats,_reported_after_repair,_reported_until,
-            _require,_require_plan,_resource_for_write,_roll_end,_roll_lot,_rolls,_schedule,_scope_key,
-            _seq_of_tally,_settle,_sharded,_shorter,_sound_uses,_spend_range,_spent_limits,_spent_since,
+            _refund_lots,_refund_parts,_refunds_after,_refuse_behind,_refuse_closed,_refuse_hold,_refuse_moved,
+            _refuse_old_tenant,_refuse_stale,_refuse_unreported,_refusing,_reinstate,_release_job,_release_line,
+            _release_lines,_remember_hold,_renamed_zones,_renew_lot,_repaid,_repeats,_reported_after_repair,
+            _reported_until,_require,_require_plan,_resource_for_write,_roll_end,_roll_lot,_rolls,_schedule,
+            _scope_key,_seq_of_tally,_settle,_sharded,_shorter,_sound_uses,_spend_range,_spent_limits,_spent_since,
             _start_job,_start_lot,_step_until,_sweep_lots,_sweepable,_take_back,_take_lots,_take_units,
             _taken,_taken_parts,_tallied_units,_tallies_before,_tally,_tally_key,_tenant_key,_threshold_key,
             _token_fits,_told_use,_trouble_job,_try_each,_try_keys,_try_lock,_try_lock_shared,_try_lock_there,
@@ -17424,8 +17517,8 @@ begin
             _with_absent,_with_debt,_with_keys,_with_total,_withdraw,_without_debt,_without_lapsing,_without_tallies,
             _write_charges,_write_debts,_write_due,_write_exact,_write_for_uses,_write_lines,_write_moves,
             _write_others,_write_plain,_write_up_to,_written_here,announced,begin_change,begin_command,
-            begin_command_plain,block_commit,capture_holds,capture_holds_plain,carve,change_parked,charge,
-            charge_each,charge_leased,charge_plain,charge_total,charge_up_to,check_charge,claim_job_key,
+            begin_command_plain,block_commit,capture_holds,capture_holds_plain,carve,catch_up,change_parked,
+            charge,charge_each,charge_leased,charge_plain,charge_total,charge_up_to,check_charge,claim_job_key,
             clock,complete_command,complete_command_plain,complete_command_total,consume_feed,consume_token,
             create_scopes,credit,draw,drop_feed_consumer,drop_parked,due_holds,end_child,end_renewal,enter_tenant,
             expire_hold,explain_parked,extend_holds,feed_keeps,find_job_key,finish_command,grant_lot,hold_json,

@@ -13,6 +13,7 @@ import (
 	"github.com/pgmetered/metered/internal/ledger"
 	"github.com/pgmetered/metered/internal/pause"
 	"github.com/pgmetered/metered/internal/schema"
+	"github.com/pgmetered/metered/internal/sweep"
 	"github.com/pgmetered/metered/observe"
 )
 
@@ -143,15 +144,17 @@ func (p *Pool) call(ctx context.Context, db *pgxpool.Pool,
 // before it commits.
 func (p *Pool) silently(ctx context.Context, db *pgxpool.Pool, sql string,
 	args func(telling bool) []any, scan func(pgx.Row) error, cross func(pgx.Tx) error) error {
-	return ledger.Silently(func(telling bool) error {
-		if !telling {
-			return p.call(ctx, db, scan, sql, args(false)...)
-		}
-		return retried(ctx, p.observer, db, func(tx pgx.Tx) error {
-			if err := scan(answer.QueryRow(ctx, tx, sql, args(true)...)); err != nil {
-				return err
+	return sweep.Through(ctx, db, p.schema, p.wait, func() error {
+		return ledger.Silently(func(telling bool) error {
+			if !telling {
+				return p.call(ctx, db, scan, sql, args(false)...)
 			}
-			return cross(tx)
+			return retried(ctx, p.observer, db, func(tx pgx.Tx) error {
+				if err := scan(answer.QueryRow(ctx, tx, sql, args(true)...)); err != nil {
+					return err
+				}
+				return cross(tx)
+			})
 		})
 	})
 }

@@ -7,8 +7,6 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/pgmetered/metered/internal/answer"
-	"github.com/pgmetered/metered/internal/commit"
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/schema"
 	"github.com/pgmetered/metered/internal/sqlstate"
@@ -40,9 +38,18 @@ func CatchUp(ctx context.Context, pool *pgxpool.Pool, name schema.Name, wait tim
 	scope string) error {
 	sql := name.SQL(catchUpSQL)
 	for more := true; more; {
-		err := commit.InTx(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
-			return answer.QueryRow(ctx, tx, sql, scope, int32(wait.Milliseconds())).Scan(&more)
-		})
+		step := &pgx.Batch{} // in one round trip
+		step.Queue("begin isolation level read committed")
+		step.Queue(sql, scope, int32(wait.Milliseconds()))
+		step.Queue("commit")
+		results := pool.SendBatch(ctx, step)
+		_, err := results.Exec()
+		if err == nil {
+			err = results.QueryRow().Scan(&more)
+		}
+		if closing := results.Close(); err == nil {
+			err = closing
+		}
 		if err != nil {
 			return fault.Failed("metered", "catch up", err)
 		}

@@ -258,9 +258,8 @@ begin
 end
 $$;
 
--- Frees the units of all due lines of the scopes, which are locked. A caller saw some. Lines of a
--- wallet give their units back to its lots, so each has an entry, and next_due of a closed scope
--- says nothing: their holds are ended, however many they are.
+-- Frees the units of all due lines of the scopes, which are locked. A caller saw some. next_due of a
+-- closed scope says nothing: its holds are ended, however many they are.
 create function metered._end_due(scopes text[], clk timestamptz, wait_ms int) returns void
 language plpgsql volatile
 as $$

@@ -84,14 +84,14 @@ begin
         end if;
     end if;
     clk := metered.clock();
-    -- As many as _end_due would take, but of a wallet 500. If it has more, or another one falls due
-    -- before _end_due looks, that one is locked out of order.
+    -- As many as _end_due would take. If another one falls due before it looks, that one is locked out
+    -- of order.
     select array_agg(d.hold) into due
     from unnest(scopes) s(scope),
-         lateral (select l.next_due, l.lots_end from metered.ledger l where l.scope = s.scope order by l.seq desc limit 1) t,
+         lateral (select l.next_due from metered.ledger l where l.scope = s.scope order by l.seq desc limit 1) t,
          lateral (select l.hold from metered.hold_lines l
           where t.next_due <= clk and l.scope = s.scope and l.open > 0 and l.due >= t.next_due and l.due <= clk
-          order by l.due limit case when t.lots_end is null then metered._events_per_step() else 500 end) d;
+          order by l.due limit metered._events_per_step()) d;
     nos := nos || due;
     if nos is not null then
         before := metered._bound_lock_wait(wait_ms);
