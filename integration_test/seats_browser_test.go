@@ -151,7 +151,7 @@ func eval[T any](p *page, expression string) T {
 // see waits until an expression is true in the page.
 func (p *page) see(expression, what string) {
 	p.t.Helper()
-	for end := time.Now().Add(3 * time.Minute); !eval[bool](p, expression); time.Sleep(30 * time.Millisecond) { // a browser is asked, it does not say when
+	for end := pgtest.Patience(p.t); !eval[bool](p, expression); time.Sleep(30 * time.Millisecond) { // a browser is asked, it does not say when
 		if time.Now().After(end) {
 			p.shot("failed")
 			require.Fail(p.t, p.name+" does not see: "+what)

@@ -85,7 +85,7 @@ func (w *world) link(child string) carvejobs.Link {
 func (w *world) eventually(what string, do func(ctx context.Context) error) {
 	w.Helper()
 	var err error
-	for deadline := time.Now().Add(3 * time.Minute); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) { // as WaitFor, with errors
+	for deadline := pgtest.Patience(w); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) { // as WaitFor, with errors
 		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 		err = do(ctx)
 		cancel()
