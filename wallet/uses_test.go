@@ -16,6 +16,7 @@ import (
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/wallet"
 )
 
@@ -401,7 +402,7 @@ func TestUses_UnderStressAllSumsAreExact(t *testing.T) {
 					}
 				}
 				ctx := f.Context()
-				for range 12 {
+				for range pgtest.Sizes(6, 12, 12) {
 					d := wallet.Draw{Wallet: w.wallet, Amount: 1 + r.Int64N(12), UpTo: r.IntN(3) == 0, Note: budget.Note{Use: []string{"", "images", "tokens"}[r.IntN(3)]}}
 					var err error
 					switch r.IntN(3) {
