@@ -195,17 +195,17 @@ func try[R any](h *history, call func(ctx context.Context, tx pgx.Tx) (R, error)
 	return r, err
 }
 
-// number finds the numbers of the lots: they are numbered in the order in which they are granted, and each is followed
-// by the lot that it rolls over into.
+// number finds the numbers of the lots, in the order in which they came. Numbers are no order: where one call writes that
+// units of a lot went on twice, the last lot's number is not set aside before others are given.
 func (h *history) number() {
-	rows, err := h.f.pool.Query(h.Context(), `select no from metered.lot_rows where scope = $1 union select roll_no from metered.lot_rows where scope = $1 and roll_no is not null order by no`, h.scope)
+	rows, err := h.f.pool.Query(h.Context(), `select no from metered.lot_rows where scope = $1 order by age[3], age[1]`, h.scope)
 	require.NoError(h.T, err)
 	all, err := pgx.CollectRows(rows, pgx.RowTo[int64])
 	require.NoError(h.T, err)
-	require.Len(h.T, all, h.m.numbers)
-	h.nos = nil
-	for _, l := range h.m.lots {
-		h.nos = append(h.nos, all[l.no-1])
+	require.Len(h.T, all, len(h.m.lots))
+	h.nos = make([]int64, len(all))
+	for n, i := range h.m.inTurn() {
+		h.nos[i] = all[n]
 	}
 }
 
@@ -230,7 +230,7 @@ type kept struct {
 // check compares each lot, and the balance.
 func (h *history) check() {
 	rows, err := h.f.pool.Query(h.Context(),
-		`select amount, rest + case when (plan).uses is null then 0 else kept end, drawn, held, lapsed, revoked, rolled, pending, coalesce(nullif(expires_at, 'infinity'), '0001-01-01 00:00:00+00') from metered.lots where scope = $1 order by no`, h.scope)
+		`select amount, rest + case when (plan).uses is null then 0 else kept end, drawn, held, lapsed, revoked, rolled, pending, coalesce(nullif(expires_at, 'infinity'), '0001-01-01 00:00:00+00') from metered.lots where scope = $1 order by age[3], age[1]`, h.scope)
 	require.NoError(h.T, err)
 	got, err := pgx.CollectRows(rows, pgx.RowToStructByPos[kept])
 	require.NoError(h.T, err)
@@ -238,9 +238,8 @@ func (h *history) check() {
 		got[i].Ends = got[i].Ends.UTC()
 	}
 	want := []kept{}
-	lots := slices.Clone(h.m.lots)
-	slices.SortFunc(lots, func(a, b mLot) int { return a.no - b.no })
-	for _, l := range lots {
+	for _, i := range h.m.inTurn() {
+		l := h.m.lots[i]
 		want = append(want, kept{l.amount, l.rest(), l.drawn, l.kept, l.lapsed, l.revoked, l.rolled, l.pending, l.ends})
 	}
 	if !h.lags {

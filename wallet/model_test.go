@@ -243,6 +243,20 @@ func (m *model) add(l mLot) {
 	m.lots = append(m.lots, l)
 }
 
+// inTurn returns the lots in the order in which they came: each was granted, began, or took units over at a time of its own, and one
+// that is scheduled came with the lot before it.
+func (m *model) inTurn() []int {
+	turns := make([]int, len(m.lots))
+	for i := range turns {
+		turns[i] = i
+	}
+	slices.SortFunc(turns, func(a, b int) int {
+		x, y := m.lots[a].age, m.lots[b].age
+		return cmp.Or(cmp.Compare(x[2], y[2]), cmp.Compare(x[0], y[0]))
+	})
+	return turns
+}
+
 func (m *model) open() {
 	if m.opened {
 		return
