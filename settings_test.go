@@ -56,6 +56,7 @@ var bySomebodyElse = []string{
 	"internal/command/owned.go SendBatch", // begins with answer.PinSQL
 	"leases/open.go SendBatch",            // has answer.PinSQL
 	"metered.go SendBatch",                // BEGIN and COMMIT
+	"internal/sweep/through.go SendBatch", // BEGIN, an answer of yes or no, and COMMIT
 }
 
 // pathOfOther reports whether a file is of another module, or of internal/answer itself.

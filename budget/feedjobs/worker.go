@@ -12,6 +12,7 @@ import (
 	"github.com/riverqueue/river"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/answer"
 )
 
 // Consumer is a consumer of the feed.
@@ -83,7 +84,7 @@ func (w *worker) Work(ctx context.Context, job *river.Job[Args]) error {
 	}
 	return pgx.BeginTxFunc(ctx, w.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 		var free bool
-		err := tx.QueryRow(ctx, tryLockSQL, job.Args.Consumer).Scan(&free)
+		err := answer.QueryRow(ctx, tx, tryLockSQL, job.Args.Consumer).Scan(&free)
 		if err != nil || !free {
 			return err
 		}
