@@ -15,6 +15,7 @@ import (
 	"github.com/pgmetered/metered/cells"
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/pgtest"
+	"github.com/pgmetered/metered/wallet"
 )
 
 // A tenant's name has up to four parts. None of its scopes gets a first entry in the cell that it left,
@@ -177,4 +178,56 @@ func TestMove_TakesTheHorizonsAlong(t *testing.T) {
 func idOf(at time.Time) string {
 	hex := fmt.Sprintf("%012x", at.UnixMilli())
 	return hex[:8] + "-" + hex[8:] + "-7000-8000-000000000000"
+}
+
+// Periods of a plan that were skipped, since nobody touched the wallet, are known in another cell by their references, and the
+// plan goes on there.
+func TestMove_TakesSkippedPeriodsAlong(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 2, database(t))
+	r := w.router()
+	clock := pgtest.SetClock(t, w.pools[0], pgtest.Tomorrow(12).AddDate(0, 0, -60))
+	calls := func(fn func(book *wallet.Book, tx pgx.Tx) error) {
+		t.Helper()
+		in(t, r, "acme", func(c *metered.Client, tx pgx.Tx) error {
+			book, err := wallet.New(c.Budget, wallet.Config{})
+			require.NoError(t, err)
+			return fn(book, tx)
+		})
+	}
+	calls(func(book *wallet.Book, tx pgx.Tx) error {
+		_, err := book.Grant(t.Context(), tx, wallet.Grant{Wallet: "acme", Amount: 5, Reference: "plan", Ends: wallet.EachPeriod(budget.Per(1, budget.Day, nil, time.Time{}).Period)})
+		return err
+	})
+	clock.Advance(5 * 24 * time.Hour)
+	var shown string
+	left := func() (units int64) {
+		calls(func(book *wallet.Book, tx pgx.Tx) error {
+			b, err := book.Balance(t.Context(), tx, "acme")
+			shown, units = b.Lots[0].Reference, b.Units
+			return err
+		})
+		return units
+	}
+	draw := func() {
+		calls(func(book *wallet.Book, tx pgx.Tx) error {
+			_, err := book.Draw(t.Context(), tx, wallet.Draw{Wallet: "acme", Amount: 2})
+			return err
+		})
+	}
+	require.EqualValues(t, 5, left())
+	skipped := shown
+	clock.Advance(55 * 24 * time.Hour)
+	draw()
+	w.move(r, "acme", 1-r.First("acme"))
+	require.EqualValues(t, 3, left())
+	calls(func(book *wallet.Book, tx pgx.Tx) error {
+		revoked, err := book.Revoke(t.Context(), tx, wallet.Revoke{Wallet: "acme", Reference: skipped})
+		require.Zero(t, revoked.Amount)
+		return err
+	})
+	clock.Advance(24 * time.Hour)
+	draw()
+	require.EqualValues(t, 3, left())
+	w.verified()
 }

@@ -257,6 +257,27 @@ func TestIdle_ReferencesOfSkippedPeriodsAreKnown(t *testing.T) {
 	}
 }
 
+// A series over skipped time has the draws before and after it, in their days, and nothing else.
+func TestIdle_ASeriesOverSkippedTimeHasDrawsAlone(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, wallet.Config{})
+	since := noon.AddDate(0, 0, -60).Truncate(day)
+	f.clock.Set(since.Add(time.Hour))
+	f.grant(wallet.Grant{Wallet: "ann", Amount: 5, Reference: "plan", Ends: wallet.EachPeriod(daily), Roll: &wallet.Roll{Cap: 5, Lasts: wallet.For(day)}})
+	f.draw(3)
+	f.clock.Set(noon)
+	f.draw(4)
+	f.clock.Advance(day)
+	days, err := f.ledger.Series(t.Context(), f.pool, "ann", since, since.AddDate(0, 0, 62), budget.Day, nil)
+	require.NoError(t, err)
+	require.Len(t, days, 62)
+	for i, d := range days {
+		require.Equal(t, map[int]int64{0: 3, 60: 4}[i], d.Charged, "%v", d)
+		require.Equal(t, d.Charged > 0, d.Charges == 1)
+		require.Zero(t, d.RefundsMade)
+	}
+}
+
 // Periods that never coincide are skipped as others are. So many units that no lot has them are not: a call on the wallet goes on.
 func TestIdle_OddPeriodsAreSkippedAndUnlimitedPlansAreNot(t *testing.T) {
 	t.Parallel()
