@@ -51,6 +51,8 @@ var ways = map[string]func(ctx context.Context, pool *pgxpool.Pool, c *metered.C
 			holds.Placement{TTL: time.Hour, Lines: []holds.Line{{Scope: "hall", Amount: 1, Limits: seatsOf}}}))
 		return err
 	},
+	"Open":         opening(seatsOf),
+	"Open, a look": opening([]budget.Limit{budget.Lifetime(0).Named("seats").MaxFrom(`select seats from halls where id = $1`, "h")}),
 	"Ledger.Charge": func(ctx context.Context, pool *pgxpool.Pool, c *metered.Client, _ string, level pgx.TxIsoLevel) error {
 		return pgtest.Retried(ctx, pool, level, func(tx pgx.Tx) error {
 			_, err := c.Budget.Charge(ctx, tx, budget.Charge{Scope: "hall", Amount: 1, Limits: seatsOf})
@@ -69,6 +71,17 @@ var ways = map[string]func(ctx context.Context, pool *pgxpool.Pool, c *metered.C
 			return err
 		})
 	},
+}
+
+// opening opens a session of one seat, whose hold stays.
+func opening(limits []budget.Limit) func(ctx context.Context, pool *pgxpool.Pool, c *metered.Client, id string, level pgx.TxIsoLevel) error {
+	return func(ctx context.Context, _ *pgxpool.Pool, c *metered.Client, id string, level pgx.TxIsoLevel) error {
+		s, err := metered.Open[any](ctx, c, metered.Reservation{ID: id, Isolation: level, TTL: time.Hour, Lines: []holds.Line{{Scope: "hall", Amount: 1, Limits: limits}}})
+		if err == nil {
+			s.Close()
+		}
+		return err
+	}
 }
 
 // A capacity that is lowered while a call waits for the scope counts: nobody is let in by the one before.
@@ -106,6 +119,39 @@ func TestCapacity_LoweredWhileACallWaitsForTheLockIsTheOneThatCounts(t *testing.
 			})
 		}
 	}
+}
+
+// A session asks for its limit before it has the scope, and once more in the flush that takes the lock and commits: no
+// other caller waits for an answer's way to the program and back. A query that is no part of another one is asked under
+// the lock alone.
+func TestCapacity_OfASessionIsAskedBeforeTheLock(t *testing.T) {
+	t.Parallel()
+	owner, _ := setUp(t, metered.Config{})
+	pool, wire := pgtest.Tap(t, owner, nil)
+	c, err := metered.New(pool, metered.Config{})
+	require.NoError(t, err)
+	_, err = owner.Exec(t.Context(), `create table asked (no bigserial, locks int);
+		create function seats() returns int language sql as $$
+			insert into asked (locks) select count(*) from pg_locks where locktype = 'advisory' and pid = pg_backend_pid() returning 2 $$`)
+	require.NoError(t, err)
+	for n, sql := range []string{"select seats()", "select seats();"} {
+		var committing atomic.Int32
+		wire.Once(func(f *pgtest.Flush) bool { return f.Has("seats()") && f.Has("commit") }, func(*pgtest.Flush) { committing.Add(1) })
+		s, err := metered.Open[any](t.Context(), c, metered.Reservation{ID: fmt.Sprint(n), TTL: time.Hour,
+			Lines: []holds.Line{{Scope: "hall", Amount: 1, Limits: []budget.Limit{budget.Lifetime(0).MaxFrom(sql)}}}})
+		require.NoError(t, err, sql)
+		s.Close()
+		locks := pgtest.Value[[]int32](t, owner, "with x as (delete from asked returning *) select array_agg(locks order by no) from x")
+		if n == 0 {
+			require.Equal(t, []int32{1, 2}, locks, "the operation's lock, and the scope's")
+			require.EqualValues(t, 1, committing.Load())
+			continue
+		}
+		require.Equal(t, []int32{2}, locks)
+	}
+	_, err = metered.Open[any](t.Context(), c, metered.Reservation{ID: "full", Lines: []holds.Line{
+		{Scope: "hall", Amount: 1, Limits: []budget.Limit{budget.Lifetime(0).MaxFrom("select seats()")}}}})
+	require.ErrorIs(t, err, budget.ErrExceeded)
 }
 
 // A column says what was granted, and what is left is that less the use. Who sets the balance under the

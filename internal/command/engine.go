@@ -105,6 +105,7 @@ type Operation struct {
 	Function func(context.Context, pgx.Tx) (Ending, error)
 	Failed   bool // the error of the last attempt is Function's
 	Telling  bool // an attempt met a threshold: from then on charges are made, and reported, before COMMIT is sent
+	Locking  bool // Once takes its locks before it asks for limits, since a query locks rows, or was answered otherwise under them
 
 	Attempts, RoundTrips int // so far, for the observer
 
@@ -251,6 +252,10 @@ func (e *Engine) repeat(ctx context.Context, op *Operation, try func(ctx context
 			continue
 		case !op.Telling && ledger.Crossing(a.err): // COMMIT was in the flush of the charge that crosses it
 			op.Telling = true
+			n--
+			continue
+		case !op.Locking && changed(a.err):
+			op.Locking = true
 			n--
 			continue
 		case fault.Is(a.err, fault.ErrMoved.Code()): // the lost transaction is over, too, and its record has moved along

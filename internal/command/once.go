@@ -3,6 +3,9 @@ package command
 import (
 	"cmp"
 	"context"
+	"errors"
+	"slices"
+	"strings"
 
 	"github.com/jackc/pgx/v5"
 
@@ -10,6 +13,7 @@ import (
 	"github.com/pgmetered/metered/internal/commit"
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/ledger"
+	"github.com/pgmetered/metered/internal/sqlstate"
 )
 
 // Once does one step of an operation in a transaction of its own at READ COMMITTED, which writes no
@@ -75,11 +79,15 @@ func (e *Engine) step(ctx context.Context, t transaction, op *Operation, step St
 			return false, cmp.Or(t.aborted(err), failed("open", err))
 		}
 		*begun = true
-		err := ledger.Ask(ctx, t.tx(), e.sql.lockAll, ledger.LockAllArgs(wait, step.locks), step.queries, func(err error) error { return failed("open", err) })
-		if err != nil {
+		f = &flush{}
+		if err := e.ask(ctx, t, op, step, f, wait); err != nil {
 			return false, err
 		}
-		f = &flush{}
+		defer func() {
+			if err != nil && !unknown && !op.Locking {
+				err = &askedAhead{err}
+			}
+		}()
 	}
 	telling := op.Telling || step.tell != nil
 	t.early(f)
@@ -109,6 +117,47 @@ func (e *Engine) step(ctx context.Context, t transaction, op *Operation, step St
 		err = failed("open", err)
 	}
 	return unknown, err
+}
+
+// ask asks the queries of a step. A transaction of the engine's own asks before it has the scopes:
+// else all callers of a hot one would wait for its way to the program and back. It queues the locks
+// then, and the queries once more, which fail where an answer is another one under the locks. The
+// locks are first if a query locks rows, in a transaction of a caller's, which keeps them in any case,
+// and in the attempt after one that failed.
+func (e *Engine) ask(ctx context.Context, t transaction, op *Operation, step Step, f *flush, wait int32) error {
+	first, queries := []ledger.Locks{step.locks}, step.queries
+	if _, own := t.(*owned); !own || slices.ContainsFunc(step.queries, (*ledger.Query).Locks) {
+		op.Locking = true
+	}
+	if !op.Locking {
+		first, queries = nil, make([]*ledger.Query, len(step.queries))
+		f.exec(e.sql.lockAll, ledger.LockAllArgs(wait, step.locks)...)
+		for i, q := range step.queries {
+			asked := *q
+			asked.Set = func(most *int64, err error) error {
+				if most != nil {
+					sql, args := q.Unchanged(*most)
+					f.exec(sql, args...)
+				}
+				return q.Set(most, err)
+			}
+			queries[i] = &asked
+		}
+	}
+	return ledger.Ask(ctx, t.tx(), e.sql.lockAll, ledger.LockAllArgs(wait, first...), queries, func(err error) error { return failed("open", err) })
+}
+
+// askedAhead is the error of an attempt whose queries were asked before its locks.
+type askedAhead struct{ error }
+
+func (a *askedAhead) Unwrap() error { return a.error }
+
+// changed reports whether err may be that of an answer that has changed, or of a query that cannot
+// be a part of another one.
+func changed(err error) bool {
+	var asked *askedAhead
+	state := sqlstate.Of(err)
+	return errors.As(err, &asked) && (strings.HasPrefix(state, "21") || strings.HasPrefix(state, "22") || strings.HasPrefix(state, "42"))
 }
 
 // Judged is StepOf of a call whose refusals are answers, and leave the transaction usable.

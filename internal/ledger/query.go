@@ -21,6 +21,17 @@ type Query struct {
 	Forget func()                             // leaves the limit out until it is Set
 }
 
+// Unchanged is a statement that fails unless the query answers most still.
+func (q *Query) Unchanged(most int64) (sql string, args []any) {
+	return fmt.Sprintf(`select case when (%s
+) operator(pg_catalog.=) $%d::pg_catalog.int8 then 0 else pg_catalog.concat('the limit has changed, ', pg_catalog.clock_timestamp())::pg_catalog.int4 end`,
+		q.SQL, len(q.Args)+1), append(slices.Clone(q.Args), most)
+}
+
+// Locks reports whether the query locks rows. Then it may be asked under the scopes' locks alone: whoever
+// changes such a row under them would wait for it, and it for them.
+func (q *Query) Locks() bool { return rowLocks.MatchString(q.SQL) }
+
 // LockAllSQL takes all locks of a call, or of a command, in one order.
 const LockAllSQL = `
 select metered.lock_all(case when $6::text[] operator(pg_catalog.=) '{}' then $1::bigint[] else metered.with_sums($1::bigint[], $6::text[]) end,
@@ -113,5 +124,6 @@ func wrong(err error) bool {
 var (
 	ours          = regexp.MustCompile(`\b(lock_all|hold_ids)\b|SQLSTATE (3F000|25)`) // the schema is missing, or the transaction failed
 	locking       = regexp.MustCompile(`(?i)\bfor\s+(share|update|no\s+key\s+update)\b`)
+	rowLocks      = regexp.MustCompile(`(?i)\bfor\s+(key\s+|no\s+key\s+)?(share|update)\b`)
 	errNotLocking = errors.New("above READ COMMITTED it must end with FOR SHARE, or it answers from before the locks")
 )
