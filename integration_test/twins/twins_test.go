@@ -2,6 +2,7 @@
 package twins
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -23,6 +24,7 @@ import (
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/internal/purge"
 	"github.com/pgmetered/metered/internal/schema"
+	"github.com/pgmetered/metered/internal/sweep"
 	"github.com/pgmetered/metered/leases"
 	"github.com/pgmetered/metered/wallet"
 )
@@ -326,13 +328,17 @@ func (w *twins) bind(what string, first said, j, i int, no int64) {
 func (w *twins) call(what string, call func(ctx context.Context, tx pgx.Tx, tw *twin) (said, error)) bool {
 	keep := w.r.IntN(2) == 0
 	return w.ask(what, func(tw *twin) (a said, err error) {
-		tw.heard = nil
-		txErr := pgx.BeginFunc(w.Context(), tw.pool, func(tx pgx.Tx) error {
-			a, err = call(w.Context(), tx, tw)
-			if keep && err != nil && tx.Conn().PgConn().TxStatus() == 'T' {
-				return nil
-			}
-			return err
+		var txErr error
+		_ = sweep.Through(w.Context(), tw.pool, tw.schema, time.Minute, func() error { // as RunTx does
+			tw.heard = nil
+			txErr = pgx.BeginFunc(w.Context(), tw.pool, func(tx pgx.Tx) error {
+				a, err = call(w.Context(), tx, tw)
+				if keep && err != nil && tx.Conn().PgConn().TxStatus() == 'T' {
+					return nil
+				}
+				return err
+			})
+			return cmp.Or(err, txErr)
 		})
 		if txErr == nil {
 			w.heardIn(tw, what)
