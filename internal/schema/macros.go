@@ -16,7 +16,9 @@ import (
 //	{short tip: scope = s}                       the last entry of a scope, for a writer, as far as a plain charge needs it, and clk, the time
 //	{short last: scope = s}                      the same without a lock of its row, under the condition {locked}
 //	{locked}                                     the condition that the call has the scope's own lock, and sees all that was committed before
-//	{usual: tip = t, at = c, amount = n, note = j}   the condition that a charge needs none of the full function's care
+//	{short call}                                 the condition of a short charge on what it is given: {locked}, and {plain}
+//	{plain: amount = n, note = j}                the condition that an entry has a usual amount, and a usual note or none
+//	{usual: tip = t, at = c}                     the condition that a scope needs none of the full function's care
 //	{usual hold: tip = t, at = c, …}             the same for a hold, whose entry moves next_due on
 //	{admits: tip = t, at = c, amount = n}        the condition that its one limit admits a charge (max_units in each win) by the bound
 //	{settled: tip = t, at = c}                   the condition that nothing of a scope is due, nor ahead of the clock, and that it has no lots
@@ -46,7 +48,7 @@ import (
 //	{shorter timeouts: ms = n}                   sets the timeouts of a transaction, unless they are shorter
 //
 // A macro may stand in the arguments of another one.
-var macro = regexp.MustCompile(`(?s)\{(entry columns|entry of (\w+)|base|bound|(?:short|counted) \w+|locked|usual|usual hold|admits|exact|settled|due|known id|tallied|others|sum|own time|write tally|pair \w+|shorter timeouts|v1 (?:limit|window|charge)|new hold|placed detail|fits hold)(?:: ([^{}]*))?\}`)
+var macro = regexp.MustCompile(`(?s)\{(entry columns|entry of (\w+)|base|bound|(?:short|counted) \w+|locked|usual|usual hold|admits|exact|settled|plain|due|known id|tallied|others|sum|own time|write tally|pair \w+|shorter timeouts|v1 (?:limit|window|charge)|new hold|placed detail|fits hold)(?:: ([^{}]*))?\}`)
 
 // templates are the macros that only fill in their arguments.
 var templates = map[string]string{
@@ -56,14 +58,16 @@ var templates = map[string]string{
 	// Then no purge takes the last entry before this call has appended to it. To lock its row would write to its
 	// page, and to the log. Another writer's entry collides.
 	"locked": `metered._key_fits(key, of_scope) and current_setting('transaction_isolation') = 'read committed'`,
+	// In the statement it would be a node of the plan with all columns of the entry.
+	"short call": `{locked} and {plain: amount = units, note = note}`,
+	"plain": `$amount between 1 and 9007199254740992 and ($note is null or pg_column_size($note) <= 8192
+                and pg_column_compression($note) is null and not $note ? 'use')`,
 	// Up to an entry of version 1, which has the greatest number, none is counted. Strict: null stays null.
 	"others": `int8smaller($tip.others, $tip.seq)`,
 	// With two of 16 entries a scope with held units moves its next_due on (_due_after).
-	"usual": `($tip.held = 0 or $tip.seq & 15 > 1) and {usual hold: tip = $tip, at = $at, amount = $amount, note = $note}`,
-	"usual hold": `{settled: tip = $tip, at = $at} and $tip.crossed is null
-                and $amount between 1 and 9007199254740992 and ($note is null or pg_column_size($note) <= 8192
-                and pg_column_compression($note) is null and not $note ? 'use')`,
-	"settled": `$tip.at <= $at and ($tip.next_due <= $at) is not true and $tip.lots_end is null and $tip.tallied is null`,
+	"usual":      `($tip.held = 0 or $tip.seq & 15 > 1) and {settled: tip = $tip, at = $at} and $tip.crossed is null`,
+	"usual hold": `{settled: tip = $tip, at = $at} and $tip.crossed is null and {plain: amount = $amount, note = $note}`,
+	"settled":    `$tip.at <= $at and ($tip.next_due <= $at) is not true and $tip.lots_end is null and $tip.tallied is null`,
 	"admits": `(max_units is null or win >= interval '0'
             and case when win = interval '0' then $tip.spent - $tip.refunded - $tip.credited
                 else {bound: tip = $tip, since = $at - win} end <= max_units - $tip.held - $amount)`,
@@ -160,7 +164,7 @@ func init() {
                 insert into metered.ledger as y ({short columns})
                 select {short values: at = t.clk}, t.clk - win, coalesce(b.spent, 0)
                 from {short last: scope = of_scope} t left join lateral {short base: epoch = t.epoch, since = t.clk - win}
-                where {usual: tip = t, at = t.clk, amount = units, note = note} and $also and {locked}
+                where {usual: tip = t, at = t.clk} and $also
                     and {exact: seq = b.seq, refunded = b.refunded} and t.spent - coalesce(b.spent, 0) <= max_units - t.held - units
                 on conflict do nothing
                 returning y.seq, y.at, y.held, y.spent - units - y.anchor_spent into e_seq, e_at, e_held, e_used;
@@ -168,7 +172,7 @@ func init() {
                 insert into metered.ledger as y ({short columns})
                 select {short values: at = t.clk}, t.anchor_at, t.anchor_spent
                 from {short last: scope = of_scope} t
-                where {usual: tip = t, at = t.clk, amount = units, note = note} and $also and {locked}
+                where {usual: tip = t, at = t.clk} and $also
                     and {admits: tip = t, at = t.clk, amount = units}
                 on conflict do nothing
                 returning y.seq, y.at, y.held, y.spent - units - y.refunded - y.credited into e_seq, e_at, e_held, e_used;
@@ -212,8 +216,8 @@ func init() {
     t_lock   bigint := metered._tally_key(total_scope);
     t_at     timestamptz;   -- of the tally that was written, or null`,
 		// The tally comes first: without one, no lock of a scope was taken out of order.
-		"short pair": `if {sum: amount = total_units, note = total_note}
-            and pg_try_advisory_xact_lock_shared(t_lock) and current_setting('transaction_isolation') = 'read committed'
+		"short pair": `if {sum: amount = total_units, note = total_note} and {short call}
+            and pg_try_advisory_xact_lock_shared(t_lock)
         then
             {write tally: into = t_at, scope = total_scope, amount = total_units, tenant = of_tenant, operation = of_id,
                 hold = null, note = total_note};

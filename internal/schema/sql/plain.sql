@@ -60,7 +60,9 @@ declare
     of_id   text;
     {short variables}
 begin
-    if metered._goes_short() and (max_units is not null or metered._try_lock(key)) then     -- a mere sum waits for nobody
+    if metered._goes_short() and {short call}
+        and (max_units is not null or metered._try_lock(key))       -- a mere sum waits for nobody
+    then
         {short lock};
         {short charge: also = true};
         if e_seq is not null then
@@ -145,7 +147,7 @@ declare
     command_cursor refcursor := 'metered_command';  -- CLOSE by a variable is not parsed anew
 begin
     if metered._goes_short() and current_setting('metered_tx.command', true) = marker
-        and (of_scope is null or max_units is not null or metered._try_lock(key))
+        and (of_scope is null or {short call} and (max_units is not null or metered._try_lock(key)))
     then
         if of_scope is not null then
             {short lock};
@@ -190,7 +192,7 @@ begin
     -- The statements see what was committed before the locks were free: each has a snapshot of its own.
     if metered._goes_short() and coalesce(current_setting('metered_tx.command', true), '') = ''
         and current_setting('transaction_isolation') = 'read committed' and metered._try_lock(id_key)
-        and (of_scope is null or max_units is not null or metered._try_lock(key))
+        and (of_scope is null or {short call} and (max_units is not null or metered._try_lock(key)))
     then
         if of_scope is null then
             insert into {short record: scopes = null, amounts = null, seqs = null, ats = null, holds = null, jobs = null,

@@ -110,7 +110,7 @@ declare
 begin
     {v1 limit};
     key := metered._scope_key(scope);
-    if standing and metered._goes_short() and must_exist is not true
+    if standing and metered._goes_short() and {short call} and must_exist is not true
         and (one is not null or metered._try_lock(key))     -- a mere sum waits for nobody
     then
         {short lock};
