@@ -11,6 +11,7 @@ import (
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/wallet"
 )
 
@@ -96,6 +97,31 @@ func TestPlainHolds_AnswerAsTheFullFunctionsDo(t *testing.T) {
 		require.NoError(t, err)
 		require.Empty(t, report.Differences)
 	}
+}
+
+// A placement the short way has the scope's lock and that of no entry, whose row is then not written. Above READ
+// COMMITTED, where a purge may have been since its snapshot, it goes the full way.
+func TestPlainHolds_APlacementLocksNoEntry(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, holds.Config{})
+	line := holds.Line{Scope: "s", Amount: 1, Limits: []budget.Limit{budget.Lifetime(100)}}
+	rowsLocked := func() int {
+		return pgtest.Value[int](t, f.pool, "select count(*) from metered.ledger where scope = 's' and xmax::text <> '0'")
+	}
+	for i := range 4 {
+		f.mustPlace(holds.Placement{ID: fmt.Sprint("id ", i), TTL: time.Hour, Lines: []holds.Line{line}})
+		if i == 0 {
+			require.Zero(t, rowsLocked(), "the first one goes the full way, and finds no entry")
+		}
+	}
+	require.Zero(t, rowsLocked())
+	tx, err := f.pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: pgx.RepeatableRead})
+	require.NoError(t, err)
+	defer tx.Rollback(context.Background())
+	_, err = f.book.Place(t.Context(), tx, holds.Placement{TTL: time.Hour, Lines: []holds.Line{line}})
+	require.NoError(t, err)
+	require.NoError(t, tx.Commit(t.Context()))
+	require.Equal(t, 1, rowsLocked())
 }
 
 // A hold of two lines, or one whose line another call has emptied, takes the full way.

@@ -16,10 +16,9 @@ import (
 //	{short tip: scope = s}                       the last entry of a scope, for a writer, as far as a plain charge needs it, and clk, the time
 //	{short last: scope = s}                      the same without a lock of its row, under the condition {locked}
 //	{locked}                                     the condition that the call has the scope's own lock, and sees all that was committed before
-//	{short call}                                 the condition of a short charge on what it is given: {locked}, and {plain}
+//	{short call}                                 the condition of a short charge or hold on what it is given: {locked}, and {plain}
 //	{plain: amount = n, note = j}                the condition that an entry has a usual amount, and a usual note or none
 //	{usual: tip = t, at = c}                     the condition that a scope needs none of the full function's care
-//	{usual hold: tip = t, at = c, …}             the same for a hold, whose entry moves next_due on
 //	{admits: tip = t, at = c, amount = n}        the condition that its one limit admits a charge (max_units in each win) by the bound
 //	{settled: tip = t, at = c}                   the condition that nothing of a scope is due, nor ahead of the clock, and that it has no lots
 //	{due: tip = t, at = c, held = n}             next_due of the entry after tip, which leaves n units held, without its own new line: see _due_after
@@ -48,7 +47,7 @@ import (
 //	{shorter timeouts: ms = n}                   sets the timeouts of a transaction, unless they are shorter
 //
 // A macro may stand in the arguments of another one.
-var macro = regexp.MustCompile(`(?s)\{(entry columns|entry of (\w+)|base|bound|(?:short|counted) \w+|locked|usual|usual hold|admits|exact|settled|plain|due|known id|tallied|others|sum|own time|write tally|pair \w+|shorter timeouts|v1 (?:limit|window|charge)|new hold|placed detail|fits hold)(?:: ([^{}]*))?\}`)
+var macro = regexp.MustCompile(`(?s)\{(entry columns|entry of (\w+)|base|bound|(?:short|counted) \w+|locked|usual|admits|exact|settled|plain|due|known id|tallied|others|sum|own time|write tally|pair \w+|shorter timeouts|v1 (?:limit|window|charge)|new hold|placed detail|fits hold)(?:: ([^{}]*))?\}`)
 
 // templates are the macros that only fill in their arguments.
 var templates = map[string]string{
@@ -65,9 +64,8 @@ var templates = map[string]string{
 	// Up to an entry of version 1, which has the greatest number, none is counted. Strict: null stays null.
 	"others": `int8smaller($tip.others, $tip.seq)`,
 	// With two of 16 entries a scope with held units moves its next_due on (_due_after).
-	"usual":      `($tip.held = 0 or $tip.seq & 15 > 1) and {settled: tip = $tip, at = $at} and $tip.crossed is null`,
-	"usual hold": `{settled: tip = $tip, at = $at} and $tip.crossed is null and {plain: amount = $amount, note = $note}`,
-	"settled":    `$tip.at <= $at and ($tip.next_due <= $at) is not true and $tip.lots_end is null and $tip.tallied is null`,
+	"usual":   `($tip.held = 0 or $tip.seq & 15 > 1) and {settled: tip = $tip, at = $at} and $tip.crossed is null`,
+	"settled": `$tip.at <= $at and ($tip.next_due <= $at) is not true and $tip.lots_end is null and $tip.tallied is null`,
 	"admits": `(max_units is null or win >= interval '0'
             and case when win = interval '0' then $tip.spent - $tip.refunded - $tip.credited
                 else {bound: tip = $tip, since = $at - win} end <= max_units - $tip.held - $amount)`,
@@ -93,7 +91,7 @@ var templates = map[string]string{
 	"fits hold": `($ttl > interval '0' and $grace >= interval '0' and $ttl <= coalesce($lifetime, interval '3660 days')
             and $grace <= interval '3660 days' and coalesce($lifetime <= interval '3660 days', true)
             and $tenant is not null and $id <> '' and $holder is not null and octet_length($fingerprint) = 33
-            and octet_length($scope) between 1 and 255 and metered._key_fits($key, $scope)) is true`,
+            and octet_length($scope) between 1 and 255) is true`,
 	"known id": `exists (select from metered.operations o where o.tenant = $tenant and o.id = $id)
                 or $issued <= (select h.at from metered.operations_horizon h where h.one)
                 or $issued > metered.clock() + $future`,
@@ -187,8 +185,8 @@ func init() {
             select t.seq + 1, units, t.clk, t.spent, t.refunded, t.credited, t.held + units, t.epoch, 'h',
                 of_scope, least({due: tip = t, at = t.clk, held = t.held}, t.clk + (ttl + grace)), of_id, op_tenant,
                 operation, note, t.anchor_at, t.anchor_spent, coalesce({others: tip = t}, 0) + 1
-            from {short tip: scope = of_scope} t
-            where {usual hold: tip = t, at = t.clk, amount = units, note = note}
+            from {short last: scope = of_scope} t
+            where {settled: tip = t, at = t.clk} and t.crossed is null
                 and {admits: tip = t, at = t.clk, amount = units}
                 and t.clk + ttl > t.clk and t.clk + (ttl + grace) >= t.clk + ttl
                 and coalesce(ttl <= lifetime and t.clk + ttl <= t.clk + lifetime, true)

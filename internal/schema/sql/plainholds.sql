@@ -24,7 +24,7 @@ declare
     p      record;
 begin
     if metered._goes_short() and {fits hold: tenant = of_tenant, id = of_id, holder = holder, fingerprint = of_fingerprint,
-        ttl = ttl, grace = grace, lifetime = lifetime, key = key, scope = of_scope}
+        ttl = ttl, grace = grace, lifetime = lifetime, scope = of_scope} and {short call}
     then
         if metered._try_lock(key) is not true then
             perform metered._lock_all_scopes(array[of_scope], array[key], wait_ms);
@@ -74,7 +74,7 @@ declare
     p      record;
 begin
     if metered._goes_short() and {fits hold: tenant = of_tenant, id = of_id, holder = holder, fingerprint = of_fingerprint,
-            ttl = ttl, grace = grace, lifetime = lifetime, key = key, scope = of_scope}
+            ttl = ttl, grace = grace, lifetime = lifetime, scope = of_scope} and {short call}
         and octet_length(left(of_id, -36)) >= 32 and not metered._one_snapshot() and metered._try_lock(name_key)
     then
         -- A statement of its own, whose snapshot is taken after the lock.
