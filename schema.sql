@@ -13981,7 +13981,10 @@ begin
         or wait_ms > 3600000 then
         raise exception 'out of bounds: an argument of charge_plain' using errcode = '22023';
     end if;
-    if metered._goes_short() and (max_units is not null or metered._try_lock(key)) then     -- a mere sum waits for nobody
+    if metered._goes_short() and metered._key_fits(key, of_scope) and current_setting('transaction_isolation') = 'read committed' and units between 1 and 9007199254740992 and (note is null or pg_column_size(note) <= 8192
+                and pg_column_compression(note) is null and not note ? 'use')
+        and (max_units is not null or metered._try_lock(key))       -- a mere sum waits for nobody
+    then
         if metered._try_lock(key) is not true then
             perform metered._lock_all_scopes(array[of_scope], array[key], wait_ms);
         end if;
@@ -13999,9 +14002,7 @@ begin
             lateral (select y.seq, y.spent, y.refunded from metered.ledger y
                 where y.scope = of_scope and y.seq between mark.seq and mark.seq + 15 and y.epoch = t.epoch and y.at <= t.clk - win
                 order by y.seq desc limit 1) base) b on true
-                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null
-                and units between 1 and 9007199254740992 and (note is null or pg_column_size(note) <= 8192
-                and pg_column_compression(note) is null and not note ? 'use') and true and metered._key_fits(key, of_scope) and current_setting('transaction_isolation') = 'read committed'
+                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null and true
                     and coalesce(b.refunded, 0) = t.refunded and (b.seq > 1 or b.seq = t.seq or t.epoch = 0 and (t.seq <= 16 and b.seq is null
                         or (select l.seq from metered.ledger l where l.scope = of_scope and l.seq = 2) > 0)) and t.spent - coalesce(b.spent, 0) <= max_units - t.held - units
                 on conflict do nothing
@@ -14014,9 +14015,7 @@ begin
                 from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
                 l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
             from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1) t
-                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null
-                and units between 1 and 9007199254740992 and (note is null or pg_column_size(note) <= 8192
-                and pg_column_compression(note) is null and not note ? 'use') and true and metered._key_fits(key, of_scope) and current_setting('transaction_isolation') = 'read committed'
+                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null and true
                     and (max_units is null or win >= interval '0'
             and case when win = interval '0' then t.spent - t.refunded - t.credited
                 else t.spent - case when t.anchor_at <= t.clk - win then t.anchor_spent else 0 end end <= max_units - t.held - units)
@@ -14137,7 +14136,8 @@ begin
         raise exception 'out of bounds: an argument of complete_command_plain' using errcode = '22023';
     end if;
     if metered._goes_short() and current_setting('metered_tx.command', true) = marker
-        and (of_scope is null or max_units is not null or metered._try_lock(key))
+        and (of_scope is null or metered._key_fits(key, of_scope) and current_setting('transaction_isolation') = 'read committed' and units between 1 and 9007199254740992 and (note is null or pg_column_size(note) <= 8192
+                and pg_column_compression(note) is null and not note ? 'use') and (max_units is not null or metered._try_lock(key)))
     then
         if of_scope is not null then
             if metered._try_lock(key) is not true then
@@ -14157,9 +14157,7 @@ begin
             lateral (select y.seq, y.spent, y.refunded from metered.ledger y
                 where y.scope = of_scope and y.seq between mark.seq and mark.seq + 15 and y.epoch = t.epoch and y.at <= t.clk - win
                 order by y.seq desc limit 1) base) b on true
-                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null
-                and units between 1 and 9007199254740992 and (note is null or pg_column_size(note) <= 8192
-                and pg_column_compression(note) is null and not note ? 'use') and true and metered._key_fits(key, of_scope) and current_setting('transaction_isolation') = 'read committed'
+                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null and true
                     and coalesce(b.refunded, 0) = t.refunded and (b.seq > 1 or b.seq = t.seq or t.epoch = 0 and (t.seq <= 16 and b.seq is null
                         or (select l.seq from metered.ledger l where l.scope = of_scope and l.seq = 2) > 0)) and t.spent - coalesce(b.spent, 0) <= max_units - t.held - units
                 on conflict do nothing
@@ -14172,9 +14170,7 @@ begin
                 from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
                 l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
             from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1) t
-                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null
-                and units between 1 and 9007199254740992 and (note is null or pg_column_size(note) <= 8192
-                and pg_column_compression(note) is null and not note ? 'use') and true and metered._key_fits(key, of_scope) and current_setting('transaction_isolation') = 'read committed'
+                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null and true
                     and (max_units is null or win >= interval '0'
             and case when win = interval '0' then t.spent - t.refunded - t.credited
                 else t.spent - case when t.anchor_at <= t.clk - win then t.anchor_spent else 0 end end <= max_units - t.held - units)
@@ -14238,7 +14234,8 @@ begin
     -- The statements see what was committed before the locks were free: each has a snapshot of its own.
     if metered._goes_short() and coalesce(current_setting('metered_tx.command', true), '') = ''
         and current_setting('transaction_isolation') = 'read committed' and metered._try_lock(id_key)
-        and (of_scope is null or max_units is not null or metered._try_lock(key))
+        and (of_scope is null or metered._key_fits(key, of_scope) and current_setting('transaction_isolation') = 'read committed' and units between 1 and 9007199254740992 and (note is null or pg_column_size(note) <= 8192
+                and pg_column_compression(note) is null and not note ? 'use') and (max_units is not null or metered._try_lock(key)))
     then
         if of_scope is null then
             insert into metered.operations as o (tenant, id, fingerprint, issued_at, at, result, scopes, amounts, seqs, ats, holds, name, jobs)
@@ -14268,9 +14265,7 @@ begin
             lateral (select y.seq, y.spent, y.refunded from metered.ledger y
                 where y.scope = of_scope and y.seq between mark.seq and mark.seq + 15 and y.epoch = t.epoch and y.at <= t.clk - win
                 order by y.seq desc limit 1) base) b on true
-                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null
-                and units between 1 and 9007199254740992 and (note is null or pg_column_size(note) <= 8192
-                and pg_column_compression(note) is null and not note ? 'use') and (exists (select from metered.operations o where o.tenant = of_tenant and o.id = of_id) or issued <= (select h.at from metered.operations_horizon h where h.one) or issued > metered.clock() + max_future) is not true and metered._key_fits(key, of_scope) and current_setting('transaction_isolation') = 'read committed'
+                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null and (exists (select from metered.operations o where o.tenant = of_tenant and o.id = of_id) or issued <= (select h.at from metered.operations_horizon h where h.one) or issued > metered.clock() + max_future) is not true
                     and coalesce(b.refunded, 0) = t.refunded and (b.seq > 1 or b.seq = t.seq or t.epoch = 0 and (t.seq <= 16 and b.seq is null
                         or (select l.seq from metered.ledger l where l.scope = of_scope and l.seq = 2) > 0)) and t.spent - coalesce(b.spent, 0) <= max_units - t.held - units
                 on conflict do nothing
@@ -14283,9 +14278,7 @@ begin
                 from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
                 l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
             from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1) t
-                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null
-                and units between 1 and 9007199254740992 and (note is null or pg_column_size(note) <= 8192
-                and pg_column_compression(note) is null and not note ? 'use') and (exists (select from metered.operations o where o.tenant = of_tenant and o.id = of_id) or issued <= (select h.at from metered.operations_horizon h where h.one) or issued > metered.clock() + max_future) is not true and metered._key_fits(key, of_scope) and current_setting('transaction_isolation') = 'read committed'
+                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null and (exists (select from metered.operations o where o.tenant = of_tenant and o.id = of_id) or issued <= (select h.at from metered.operations_horizon h where h.one) or issued > metered.clock() + max_future) is not true
                     and (max_units is null or win >= interval '0'
             and case when win = interval '0' then t.spent - t.refunded - t.credited
                 else t.spent - case when t.anchor_at <= t.clk - win then t.anchor_spent else 0 end end <= max_units - t.held - units)
@@ -14396,8 +14389,9 @@ begin
     end if;
     if metered._goes_short() then
         if total_units between 1 and 1099511627776 and coalesce(pg_column_size(total_note) <= 8192
-            and pg_column_compression(total_note) is null and not total_note ? 'use', true)
-            and pg_try_advisory_xact_lock_shared(t_lock) and current_setting('transaction_isolation') = 'read committed'
+            and pg_column_compression(total_note) is null and not total_note ? 'use', true) and metered._key_fits(key, of_scope) and current_setting('transaction_isolation') = 'read committed' and units between 1 and 9007199254740992 and (note is null or pg_column_size(note) <= 8192
+                and pg_column_compression(note) is null and not note ? 'use')
+            and pg_try_advisory_xact_lock_shared(t_lock)
         then
             insert into metered.tallies as y (at, amount, scope, operation_tenant, operation, hold, note)
             select t.clk, total_units, total_scope, of_tenant, of_id, null, total_note
@@ -14423,9 +14417,7 @@ begin
             lateral (select y.seq, y.spent, y.refunded from metered.ledger y
                 where y.scope = of_scope and y.seq between mark.seq and mark.seq + 15 and y.epoch = t.epoch and y.at <= t.clk - win
                 order by y.seq desc limit 1) base) b on true
-                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null
-                and units between 1 and 9007199254740992 and (note is null or pg_column_size(note) <= 8192
-                and pg_column_compression(note) is null and not note ? 'use') and true and metered._key_fits(key, of_scope) and current_setting('transaction_isolation') = 'read committed'
+                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null and true
                     and coalesce(b.refunded, 0) = t.refunded and (b.seq > 1 or b.seq = t.seq or t.epoch = 0 and (t.seq <= 16 and b.seq is null
                         or (select l.seq from metered.ledger l where l.scope = of_scope and l.seq = 2) > 0)) and t.spent - coalesce(b.spent, 0) <= max_units - t.held - units
                 on conflict do nothing
@@ -14438,9 +14430,7 @@ begin
                 from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
                 l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
             from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1) t
-                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null
-                and units between 1 and 9007199254740992 and (note is null or pg_column_size(note) <= 8192
-                and pg_column_compression(note) is null and not note ? 'use') and true and metered._key_fits(key, of_scope) and current_setting('transaction_isolation') = 'read committed'
+                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null and true
                     and (max_units is null or win >= interval '0'
             and case when win = interval '0' then t.spent - t.refunded - t.credited
                 else t.spent - case when t.anchor_at <= t.clk - win then t.anchor_spent else 0 end end <= max_units - t.held - units)
@@ -14504,8 +14494,9 @@ begin
     end if;
     if metered._goes_short() and current_setting('metered_tx.command', true) = marker then
         if total_units between 1 and 1099511627776 and coalesce(pg_column_size(total_note) <= 8192
-            and pg_column_compression(total_note) is null and not total_note ? 'use', true)
-            and pg_try_advisory_xact_lock_shared(t_lock) and current_setting('transaction_isolation') = 'read committed'
+            and pg_column_compression(total_note) is null and not total_note ? 'use', true) and metered._key_fits(key, of_scope) and current_setting('transaction_isolation') = 'read committed' and units between 1 and 9007199254740992 and (note is null or pg_column_size(note) <= 8192
+                and pg_column_compression(note) is null and not note ? 'use')
+            and pg_try_advisory_xact_lock_shared(t_lock)
         then
             insert into metered.tallies as y (at, amount, scope, operation_tenant, operation, hold, note)
             select t.clk, total_units, total_scope, of_tenant, of_id, null, total_note
@@ -14531,9 +14522,7 @@ begin
             lateral (select y.seq, y.spent, y.refunded from metered.ledger y
                 where y.scope = of_scope and y.seq between mark.seq and mark.seq + 15 and y.epoch = t.epoch and y.at <= t.clk - win
                 order by y.seq desc limit 1) base) b on true
-                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null
-                and units between 1 and 9007199254740992 and (note is null or pg_column_size(note) <= 8192
-                and pg_column_compression(note) is null and not note ? 'use') and true and metered._key_fits(key, of_scope) and current_setting('transaction_isolation') = 'read committed'
+                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null and true
                     and coalesce(b.refunded, 0) = t.refunded and (b.seq > 1 or b.seq = t.seq or t.epoch = 0 and (t.seq <= 16 and b.seq is null
                         or (select l.seq from metered.ledger l where l.scope = of_scope and l.seq = 2) > 0)) and t.spent - coalesce(b.spent, 0) <= max_units - t.held - units
                 on conflict do nothing
@@ -14546,9 +14535,7 @@ begin
                 from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
                 l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
             from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1) t
-                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null
-                and units between 1 and 9007199254740992 and (note is null or pg_column_size(note) <= 8192
-                and pg_column_compression(note) is null and not note ? 'use') and true and metered._key_fits(key, of_scope) and current_setting('transaction_isolation') = 'read committed'
+                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null and true
                     and (max_units is null or win >= interval '0'
             and case when win = interval '0' then t.spent - t.refunded - t.credited
                 else t.spent - case when t.anchor_at <= t.clk - win then t.anchor_spent else 0 end end <= max_units - t.held - units)
@@ -14622,8 +14609,9 @@ begin
         and metered._try_lock(id_key)
     then
         if total_units between 1 and 1099511627776 and coalesce(pg_column_size(total_note) <= 8192
-            and pg_column_compression(total_note) is null and not total_note ? 'use', true)
-            and pg_try_advisory_xact_lock_shared(t_lock) and current_setting('transaction_isolation') = 'read committed'
+            and pg_column_compression(total_note) is null and not total_note ? 'use', true) and metered._key_fits(key, of_scope) and current_setting('transaction_isolation') = 'read committed' and units between 1 and 9007199254740992 and (note is null or pg_column_size(note) <= 8192
+                and pg_column_compression(note) is null and not note ? 'use')
+            and pg_try_advisory_xact_lock_shared(t_lock)
         then
             insert into metered.tallies as y (at, amount, scope, operation_tenant, operation, hold, note)
             select t.clk, total_units, total_scope, of_tenant, of_id, null, total_note
@@ -14649,9 +14637,7 @@ begin
             lateral (select y.seq, y.spent, y.refunded from metered.ledger y
                 where y.scope = of_scope and y.seq between mark.seq and mark.seq + 15 and y.epoch = t.epoch and y.at <= t.clk - win
                 order by y.seq desc limit 1) base) b on true
-                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null
-                and units between 1 and 9007199254740992 and (note is null or pg_column_size(note) <= 8192
-                and pg_column_compression(note) is null and not note ? 'use') and (exists (select from metered.operations o where o.tenant = of_tenant and o.id = of_id) or issued <= (select h.at from metered.operations_horizon h where h.one) or issued > metered.clock() + max_future) is not true and metered._key_fits(key, of_scope) and current_setting('transaction_isolation') = 'read committed'
+                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null and (exists (select from metered.operations o where o.tenant = of_tenant and o.id = of_id) or issued <= (select h.at from metered.operations_horizon h where h.one) or issued > metered.clock() + max_future) is not true
                     and coalesce(b.refunded, 0) = t.refunded and (b.seq > 1 or b.seq = t.seq or t.epoch = 0 and (t.seq <= 16 and b.seq is null
                         or (select l.seq from metered.ledger l where l.scope = of_scope and l.seq = 2) > 0)) and t.spent - coalesce(b.spent, 0) <= max_units - t.held - units
                 on conflict do nothing
@@ -14664,9 +14650,7 @@ begin
                 from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
                 l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
             from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1) t
-                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null
-                and units between 1 and 9007199254740992 and (note is null or pg_column_size(note) <= 8192
-                and pg_column_compression(note) is null and not note ? 'use') and (exists (select from metered.operations o where o.tenant = of_tenant and o.id = of_id) or issued <= (select h.at from metered.operations_horizon h where h.one) or issued > metered.clock() + max_future) is not true and metered._key_fits(key, of_scope) and current_setting('transaction_isolation') = 'read committed'
+                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null and (exists (select from metered.operations o where o.tenant = of_tenant and o.id = of_id) or issued <= (select h.at from metered.operations_horizon h where h.one) or issued > metered.clock() + max_future) is not true
                     and (max_units is null or win >= interval '0'
             and case when win = interval '0' then t.spent - t.refunded - t.credited
                 else t.spent - case when t.anchor_at <= t.clk - win then t.anchor_spent else 0 end end <= max_units - t.held - units)
@@ -14836,7 +14820,8 @@ begin
     if metered._goes_short() and (ttl > interval '0' and grace >= interval '0' and ttl <= coalesce(lifetime, interval '3660 days')
             and grace <= interval '3660 days' and coalesce(lifetime <= interval '3660 days', true)
             and of_tenant is not null and of_id <> '' and holder is not null and octet_length(of_fingerprint) = 33
-            and octet_length(of_scope) between 1 and 255 and metered._key_fits(key, of_scope)) is true
+            and octet_length(of_scope) between 1 and 255) is true and metered._key_fits(key, of_scope) and current_setting('transaction_isolation') = 'read committed' and units between 1 and 9007199254740992 and (note is null or pg_column_size(note) <= 8192
+                and pg_column_compression(note) is null and not note ? 'use')
     then
         if metered._try_lock(key) is not true then
             perform metered._lock_all_scopes(array[of_scope], array[key], wait_ms);
@@ -14851,10 +14836,8 @@ begin
                 operation, note, t.anchor_at, t.anchor_spent, coalesce(int8smaller(t.others, t.seq), 0) + 1
             from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
                 l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
-            from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1 for key share) t
+            from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1) t
             where t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null
-                and units between 1 and 9007199254740992 and (note is null or pg_column_size(note) <= 8192
-                and pg_column_compression(note) is null and not note ? 'use')
                 and (max_units is null or win >= interval '0'
             and case when win = interval '0' then t.spent - t.refunded - t.credited
                 else t.spent - case when t.anchor_at <= t.clk - win then t.anchor_spent else 0 end end <= max_units - t.held - units)
@@ -14953,7 +14936,8 @@ begin
     if metered._goes_short() and (ttl > interval '0' and grace >= interval '0' and ttl <= coalesce(lifetime, interval '3660 days')
             and grace <= interval '3660 days' and coalesce(lifetime <= interval '3660 days', true)
             and of_tenant is not null and of_id <> '' and holder is not null and octet_length(of_fingerprint) = 33
-            and octet_length(of_scope) between 1 and 255 and metered._key_fits(key, of_scope)) is true
+            and octet_length(of_scope) between 1 and 255) is true and metered._key_fits(key, of_scope) and current_setting('transaction_isolation') = 'read committed' and units between 1 and 9007199254740992 and (note is null or pg_column_size(note) <= 8192
+                and pg_column_compression(note) is null and not note ? 'use')
         and octet_length(left(of_id, -36)) >= 32 and not metered._one_snapshot() and metered._try_lock(name_key)
     then
         -- A statement of its own, whose snapshot is taken after the lock.
@@ -14974,10 +14958,8 @@ begin
                 operation, note, t.anchor_at, t.anchor_spent, coalesce(int8smaller(t.others, t.seq), 0) + 1
             from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
                 l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
-            from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1 for key share) t
+            from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1) t
             where t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null
-                and units between 1 and 9007199254740992 and (note is null or pg_column_size(note) <= 8192
-                and pg_column_compression(note) is null and not note ? 'use')
                 and (max_units is null or win >= interval '0'
             and case when win = interval '0' then t.spent - t.refunded - t.credited
                 else t.spent - case when t.anchor_at <= t.clk - win then t.anchor_spent else 0 end end <= max_units - t.held - units)
@@ -16250,6 +16232,8 @@ begin
     end if;
     key := metered._scope_key(scope);
     if standing and metered._goes_short() and must_exist is not true
+        and current_setting('transaction_isolation') = 'read committed' and units between 1 and 9007199254740992 and (note is null or pg_column_size(note) <= 8192
+                and pg_column_compression(note) is null and not note ? 'use')
         and (one is not null or metered._try_lock(key))     -- a mere sum waits for nobody
     then
         if metered._try_lock(key) is not true then
@@ -16269,9 +16253,7 @@ begin
             lateral (select y.seq, y.spent, y.refunded from metered.ledger y
                 where y.scope = of_scope and y.seq between mark.seq and mark.seq + 15 and y.epoch = t.epoch and y.at <= t.clk - win
                 order by y.seq desc limit 1) base) b on true
-                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null
-                and units between 1 and 9007199254740992 and (note is null or pg_column_size(note) <= 8192
-                and pg_column_compression(note) is null and not note ? 'use') and true and current_setting('transaction_isolation') = 'read committed'
+                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null and true
                     and coalesce(b.refunded, 0) = t.refunded and (b.seq > 1 or b.seq = t.seq or t.epoch = 0 and (t.seq <= 16 and b.seq is null
                         or (select l.seq from metered.ledger l where l.scope = of_scope and l.seq = 2) > 0)) and t.spent - coalesce(b.spent, 0) <= max_units - t.held - units
                 on conflict do nothing
@@ -16284,9 +16266,7 @@ begin
                 from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
                 l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
             from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1) t
-                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null
-                and units between 1 and 9007199254740992 and (note is null or pg_column_size(note) <= 8192
-                and pg_column_compression(note) is null and not note ? 'use') and true and current_setting('transaction_isolation') = 'read committed'
+                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null and true
                     and (max_units is null or win >= interval '0'
             and case when win = interval '0' then t.spent - t.refunded - t.credited
                 else t.spent - case when t.anchor_at <= t.clk - win then t.anchor_spent else 0 end end <= max_units - t.held - units)

@@ -43,11 +43,10 @@ import (
 //	{short record: jobs = j}                     the record of a command, with its short charge, for an INSERT INTO
 //	{v1 limit}                                   whether a call of v1.sql goes the short way, and its limit
 //	{v1 window: of = l}                          the seconds of a window, as an interval
-//	{v1 charge: also = true}                     {short charge} of a call that has derived its scope's key
 //	{shorter timeouts: ms = n}                   sets the timeouts of a transaction, unless they are shorter
 //
 // A macro may stand in the arguments of another one.
-var macro = regexp.MustCompile(`(?s)\{(entry columns|entry of (\w+)|base|bound|(?:short|counted) \w+|locked|usual|admits|exact|settled|plain|due|known id|tallied|others|sum|own time|write tally|pair \w+|shorter timeouts|v1 (?:limit|window|charge)|new hold|placed detail|fits hold)(?:: ([^{}]*))?\}`)
+var macro = regexp.MustCompile(`(?s)\{(entry columns|entry of (\w+)|base|bound|(?:short|counted) \w+|locked|usual|admits|exact|settled|plain|due|known id|tallied|others|sum|own time|write tally|pair \w+|shorter timeouts|v1 (?:limit|window)|new hold|placed detail|fits hold)(?:: ([^{}]*))?\}`)
 
 // templates are the macros that only fill in their arguments.
 var templates = map[string]string{
@@ -243,8 +242,6 @@ func init() {
 	} {
 		templates[name] = text
 	}
-	const own = "metered._key_fits(key, of_scope) and "
-	templates["v1 charge"] = strings.ReplaceAll(templates["short charge"], "{locked}", strings.TrimPrefix(templates["locked"], own))
 }
 
 // entryColumns are the columns of an entry, in the order of the table.

@@ -110,11 +110,12 @@ declare
 begin
     {v1 limit};
     key := metered._scope_key(scope);
-    if standing and metered._goes_short() and {short call} and must_exist is not true
+    if standing and metered._goes_short() and must_exist is not true
+        and current_setting('transaction_isolation') = 'read committed' and {plain: amount = units, note = note}
         and (one is not null or metered._try_lock(key))     -- a mere sum waits for nobody
     then
         {short lock};
-        {v1 charge: also = true};
+        {short charge: also = true};
         if e_seq > 0 then
             return format(case when one is null then '{"ok": true, "seq": %s, "at": %s, "limits": []}' else
                 '{"ok": true, "seq": %s, "at": %s, "limits": [%s, "used": %s, "held": %s, "available": %s}]}' end,
