@@ -14,7 +14,9 @@ import (
 func TestCharge_FromALeaseIsCounted(t *testing.T) {
 	t.Parallel()
 	f := setUp(t)
-	p := f.pool(patient)
+	rule := patient
+	rule.MinSlice = 100 // more than is spent
+	p := f.pool(rule)
 	limit := budget.Lifetime(100_000)
 	made := f.warm(p, charge(1, limit))
 	for range 3 {

@@ -21,10 +21,10 @@ type Query struct {
 	Forget func()                             // leaves the limit out until it is Set
 }
 
-// Unchanged is a statement that fails unless the query answers most still.
+// Unchanged is a statement that fails unless the query answers most still: it divides by 0.
 func (q *Query) Unchanged(most int64) (sql string, args []any) {
-	return fmt.Sprintf(`select case when (%s
-) operator(pg_catalog.=) $%d::pg_catalog.int8 then 0 else pg_catalog.concat('the limit has changed, ', pg_catalog.clock_timestamp())::pg_catalog.int4 end`,
+	return fmt.Sprintf(`select 1 operator(pg_catalog./) case when (%s
+) operator(pg_catalog.=) $%d::pg_catalog.int8 then 1 else 0 end`,
 		q.SQL, len(q.Args)+1), append(slices.Clone(q.Args), most)
 }
 
