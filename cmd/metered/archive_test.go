@@ -53,15 +53,18 @@ func TestVerify_FindsWhatIsWrongInAnArchive(t *testing.T) {
 	nowhere := &line{t: t, ctx: t.Context()}
 	reports := as(t, pool, metered.GrantReportingSQL)
 	all := pgtest.Count(t, pool, "metered.ledger")
+	// A hold of the shop falls due an hour after it was placed, which may be on the day after.
+	days := pgtest.Value[float64](t, pool, "select count(distinct date_trunc('day', at, 'UTC')) from metered.ledger")
+	require.GreaterOrEqual(t, days, 3.0)
 	whole := nowhere.object("verify", "--archive", dir)
-	require.Equal(t, map[string]any{"ok": true, "files": 3.0, "closed": 2.0, "entries": float64(all), "first": 1.0, "last": float64(all)}, whole)
+	require.Equal(t, map[string]any{"ok": true, "files": days, "closed": days - 1, "entries": float64(all), "first": 1.0, "last": float64(all)}, whole)
 	require.Contains(t, reports.ok("verify", "--archive", dir, "--against", "database"), "entries compared with the database.\nNo difference.")
 	require.EqualValues(t, all, reports.object("verify", "--archive", dir, "--against", "database")["compared"])
 
 	files, err := filepath.Glob(filepath.Join(dir, "2*.jsonl"))
 	require.NoError(t, err)
 	slices.Sort(files)
-	first, closed, open := filepath.Base(files[0]), filepath.Base(files[1]), filepath.Base(files[2])
+	first, closed, open := filepath.Base(files[0]), filepath.Base(files[len(files)-2]), filepath.Base(files[len(files)-1])
 	for name, tt := range map[string]struct {
 		file                string
 		edit                func(text string) string // "": the file is removed
