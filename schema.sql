@@ -4114,7 +4114,8 @@ $$;
 -- due than one step writes, those that only give units back are freed as sums, and the rows of holds are
 -- left to sweeps, as _free_in_sum does it. A call fails where more of the others are due (_refuse_behind).
 -- tip is the last entry, under the wallet's lock. The result is the last entry after that, with the
--- lots_end of the next one, without the caller, operation and note of tip. The caller may have put into tip.crossed the thresholds that these ends, or its own entry, cross.
+-- lots_end of the next one, without the caller, operation and note of tip. The caller may have put into
+-- tip.crossed the thresholds that these ends, or its own entry, cross.
 create function metered._settle(tip metered.ledger, clk timestamptz, max_lots int, units bigint,
     wait_ms int) returns metered.ledger
 language plpgsql volatile

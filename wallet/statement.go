@@ -51,11 +51,20 @@ var moveKinds = map[string]MoveKind{
 
 // LotMove is the effect of an entry on a lot.
 type LotMove struct {
-	Lot       int64    `json:"lot"` // 0 for units that no lot covers
-	Reference string   `json:"reference,omitempty"`
-	Category  string   `json:"category,omitempty"`
-	Kind      MoveKind `json:"kind,omitempty"`
-	Amount    int64    `json:"amount"`
+	// Lot is the number of the lot, or 0 for units that no lot covers.
+	Lot int64 `json:"lot"`
+
+	// Reference is the Grant.Reference of the lot.
+	Reference string `json:"reference,omitempty"`
+
+	// Category is the Grant.Category of the lot.
+	Category string `json:"category,omitempty"`
+
+	// Kind says what became of the units.
+	Kind MoveKind `json:"kind,omitempty"`
+
+	// Amount is the number of units.
+	Amount int64 `json:"amount"`
 }
 
 const movesSQL = `
