@@ -28,7 +28,9 @@ func slowestPage(ctx context.Context, b *bench, k *kit) (s samples, err error) {
 	if err := k.crowd(ctx, b.pick(100, 2)); err != nil {
 		return s, err
 	}
-	page, err := console.New(k.Pool, console.Config{Limits: func(string) []budget.Limit { return roomy }})
+	// By its last entry each scope may be nearly out, so that the overview reads its usage.
+	scarce := []budget.Limit{{Max: int64(b.pick(120, 2)), Window: window}}
+	page, err := console.New(k.Pool, console.Config{Limits: func(string) []budget.Limit { return scarce }})
 	if err != nil {
 		return s, err
 	}

@@ -11,11 +11,11 @@ import (
 
 const (
 	walkEvery = time.Minute // all scopes are looked at so often, while somebody looks at the overview
-	walkKept  = 50
+	walkKept  = 2 * nearlyShown
 )
 
-// walk looks at all scopes, a thousand of them at each reading of the overview: a page may read
-// only so much.
+// walk looks at all scopes, up to a thousand of them at each reading of the overview: a page may
+// read only so much.
 type walk struct {
 	mu      sync.Mutex
 	current *inspect.Walk

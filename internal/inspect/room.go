@@ -39,6 +39,28 @@ func (r Room) High() float64 { return float64(r.Of()) * 0.95 }
 // NearlyOut reports whether less than a quarter is left. Where the usage is not known, it is false.
 func (r Room) NearlyOut() bool { return !r.Purged && float64(r.Counts()) >= r.Low() }
 
+// mayBeOut reports whether a limit of the scope may be nearly out. By its last entry no more can be
+// used, held and leased than all that was ever spent and what is held, or what is held alone where the
+// last entry is older than the window. Lots may end meanwhile, so a wallet always may be.
+func (s Scope) mayBeOut(l budget.Limit) bool {
+	most := s.Spent + s.Held
+	switch {
+	case s.Lots:
+		return true
+	case l.Prepaid:
+		most -= s.Refunded
+	case l.Lifetime:
+		most -= s.Refunded + s.Credited
+	case l.Window > 0 && s.idle >= l.Window:
+		most = s.Held
+	}
+	room := Room{ExplainedLimit: ExplainedLimit{Limit: l}}
+	if l.Prepaid {
+		room.Credited = s.Credited
+	}
+	return float64(most) >= room.Low()
+}
+
 // Fullest orders rooms by their shares, the largest first. Limits for a lifetime come last: that
 // stock is sold, or a seat taken, is ordinary.
 func Fullest(a, b Room) int {
@@ -64,17 +86,28 @@ func Least(a, b Room) int {
 func (r *Reader) Rooms(ctx context.Context, scopes []string, limits func(scope string) []budget.Limit) ([]Room, error) {
 	var rooms []Room
 	for _, scope := range scopes {
-		of := limits(scope)
-		for _, l := range of[:min(len(of), bounds.MaxLimits)] {
-			rooms = append(rooms, Room{Scope: scope, ExplainedLimit: ExplainedLimit{Limit: l}})
-		}
+		rooms = append(rooms, roomsOf(scope, limits)...)
 	}
+	return rooms, r.useAll(ctx, rooms)
+}
+
+// roomsOf returns each limit of a scope, without its usage.
+func roomsOf(scope string, limits func(scope string) []budget.Limit) (rooms []Room) {
+	of := limits(scope)
+	for _, l := range of[:min(len(of), bounds.MaxLimits)] {
+		rooms = append(rooms, Room{Scope: scope, ExplainedLimit: ExplainedLimit{Limit: l}})
+	}
+	return rooms
+}
+
+// useAll reads the usages of limits.
+func (r *Reader) useAll(ctx context.Context, rooms []Room) error {
 	for batch := range slices.Chunk(rooms, bounds.MaxQueries) {
 		if err := r.use(ctx, batch); err != nil {
-			return nil, err
+			return err
 		}
 	}
-	return rooms, nil
+	return nil
 }
 
 // use reads the usages of limits in one statement. If the usage of one is not known, it reads each
@@ -125,31 +158,42 @@ type Walk struct {
 	after string
 }
 
-// More looks at the next page, and reports whether there is another.
+// usagesRead is the number of usages that More reads, and those of the last scope's other limits.
+const usagesRead = 200
+
+// More looks at the next page, and reports whether there is another. The page ends early where it
+// has read the usage of enough limits: that is dear, and a limit that cannot be nearly out by the
+// scope's last entry goes without.
 func (w *Walk) More(ctx context.Context, r *Reader) (bool, error) {
 	page, err := r.Scopes(ctx, ScopeFilter{Prefix: w.Prefix, After: w.after, Limit: MaxPage})
 	if err != nil {
 		return false, err
 	}
-	var known, wallets []string
-	for _, s := range page.Scopes {
-		if known = append(known, s.Scope); s.Lots {
+	var wallets []string
+	var rooms []Room
+	for i, s := range page.Scopes {
+		if len(wallets)+len(rooms) >= usagesRead {
+			page.Scopes, page.Next = page.Scopes[:i], page.Scopes[i-1].Scope
+			break
+		}
+		if s.Lots {
 			wallets = append(wallets, s.Scope)
 		}
-	}
-	if w.Limits != nil {
-		rooms, err := r.Rooms(ctx, known, w.Limits)
-		if err != nil {
-			return false, err
+		if w.Limits != nil {
+			rooms = append(rooms, slices.DeleteFunc(roomsOf(s.Scope, w.Limits),
+				func(room Room) bool { return !s.mayBeOut(room.Limit) })...)
 		}
-		for _, room := range rooms {
-			switch {
-			case !room.NearlyOut():
-			case room.Limit.Prepaid:
-				w.Credit = append(w.Credit, room)
-			default:
-				w.Nearly = append(w.Nearly, room)
-			}
+	}
+	if err := r.useAll(ctx, rooms); err != nil {
+		return false, err
+	}
+	for _, room := range rooms {
+		switch {
+		case !room.NearlyOut():
+		case room.Limit.Prepaid:
+			w.Credit = append(w.Credit, room)
+		default:
+			w.Nearly = append(w.Nearly, room)
 		}
 	}
 	credit, err := r.Rooms(ctx, wallets, Credit)
@@ -166,7 +210,7 @@ func (w *Walk) More(ctx context.Context, r *Reader) (bool, error) {
 	for _, list := range []*[]Room{&w.Nearly, &w.Credit, &w.Wallets} {
 		*list = (*list)[:min(len(*list), w.Keep)]
 	}
-	w.Scopes += len(known)
+	w.Scopes += len(page.Scopes)
 	w.after = page.Next
 	return page.Next != "", nil
 }

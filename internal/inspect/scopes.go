@@ -28,6 +28,8 @@ type Scope struct {
 	Closed   bool      `json:"closed,omitempty"` // it was carved from another, and nothing new is let in
 	Lots     bool      `json:"lots,omitempty"`   // it is a wallet: its credit is in lots, and it has -Used - Held units
 	Told     []Told    `json:"told,omitempty"`   // the thresholds that were reached, by name
+
+	idle time.Duration // since the last charge in the chain, or 0 where a charge is not in it yet
 }
 
 // Net is the number of units charged, less refunds.
@@ -112,11 +114,11 @@ const scopeColumns = `
 // lastEntry counts charges that are not in the chain yet (tallies) as spent.
 const lastEntry = `lateral (
     select l.seq, l.at, l.spent + case when l.tallied then coalesce((
-        select pg_catalog.sum(x.amount) from metered.tallies x where x.scope = l.scope), 0)::bigint else 0 end as spent, l.refunded, l.credited, l.held, l.epoch, l.next_due, l.lots_end, l.crossed
+        select pg_catalog.sum(x.amount) from metered.tallies x where x.scope = l.scope), 0)::bigint else 0 end as spent, l.refunded, l.credited, l.held, l.epoch, l.next_due, l.lots_end, l.crossed, l.tallied
     from metered.ledger l where l.scope = s.scope order by l.seq desc limit 1) t`
 
 const scopesSQL = skipSQL + `
-select s.scope,` + scopeColumns + `, t.crossed, metered.clock()
+select s.scope,` + scopeColumns + `, t.crossed, metered.clock(), coalesce(t.tallied, false)
 from (select x.scope from s x where pg_catalog.starts_with(x.scope, $1) limit $4) s, ` + lastEntry + `
 where case $5::text when 'wallets' then t.lots_end is not null when 'reached' then t.crossed is not null
     when 'planned' then t.lots_end is not null and exists (
@@ -139,10 +141,13 @@ func (s *Scope) scanned() {
 func scanScope(row pgx.CollectableRow) (s Scope, err error) {
 	var crossed []byte
 	var now time.Time
-	if err = row.Scan(append(s.dest(), &crossed, &now)...); err != nil {
+	var tallied bool
+	if err = row.Scan(append(s.dest(), &crossed, &now, &tallied)...); err != nil {
 		return s, err
 	}
-	s.scanned()
+	if s.scanned(); !tallied {
+		s.idle = max(0, now.Sub(s.Last))
+	}
 	s.Told, err = toldOf(crossed, now)
 	return s, err
 }

@@ -2,6 +2,10 @@ package inspect_test
 
 import (
 	"context"
+	"fmt"
+	"hash/crc32"
+	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 
@@ -214,4 +218,80 @@ func TestScope_SaysWhichThresholdsWereReached(t *testing.T) {
 	})
 	clock.Advance(24 * time.Hour)
 	reached("org/a")
+}
+
+// A walk goes without the usage of limits that cannot be nearly out by the scope's last entry: it finds what
+// the usage of each limit finds, page by page, whatever happened and however long ago.
+func TestWalk_FindsAllThatAreNearlyOut(t *testing.T) {
+	t.Parallel()
+	f := setUp(t)
+	clock := pgtest.SetClock(t, f.pool, pgtest.Tomorrow(9))
+	book, err := wallet.New(f.client.Budget, wallet.Config{})
+	require.NoError(t, err)
+	held, err := holds.New(f.client.Budget, holds.Config{})
+	require.NoError(t, err)
+	random := rand.New(rand.NewPCG(48, 1))
+	const scopes = 120
+	for step := range 6 {
+		f.tx(func(tx pgx.Tx) error {
+			var charges []budget.Charge
+			for i := range scopes {
+				name, amount := fmt.Sprintf("s/%03d", i), 1+random.Int64N(60)
+				switch random.IntN(9) {
+				case 0, 1, 2:
+					charges = append(charges, budget.Charge{Scope: name, Amount: amount})
+				case 3:
+					if _, err := f.client.Budget.Credit(t.Context(), tx, budget.Credit{Scope: name, Amount: amount}); err != nil {
+						return err
+					}
+				case 4:
+					p := holds.Placement{ID: fmt.Sprint(i, "/", step), TTL: time.Duration(1+random.IntN(60)) * time.Minute,
+						Lines: []holds.Line{{Scope: name, Amount: amount, AtLeast: amount / 2}}}
+					if _, err := held.Place(t.Context(), tx, p); err != nil {
+						return err
+					}
+				case 5:
+					g := wallet.Grant{Wallet: fmt.Sprintf("w/%03d", i), Amount: amount, Reference: fmt.Sprint(step), Ends: wallet.After(time.Hour)}
+					if _, err := book.Grant(t.Context(), tx, g); err != nil {
+						return err
+					}
+				}
+			}
+			_, err := f.client.Budget.ChargeEach(t.Context(), tx, charges...)
+			return err
+		})
+		clock.Advance(20*time.Minute + time.Microsecond)
+	}
+	// The last entries of these are old, and charges that are no entries yet are young.
+	execute(t, f.pool, "update metered.ledger set tallied = true where scope < 's/020'")
+	for i := range 20 {
+		f.charge(fmt.Sprint("tally ", i), fmt.Sprintf("s/%03d", i), 1+random.Int64N(60))
+	}
+	require.NotZero(t, pgtest.Count(t, f.pool, "metered.tallies"))
+	limits := func(scope string) []budget.Limit {
+		of := rand.New(rand.NewPCG(48, uint64(crc32.ChecksumIEEE([]byte(scope)))))
+		return []budget.Limit{budget.PerWindow(1+of.Int64N(90), time.Hour), budget.PerWindow(1+of.Int64N(90), 10*time.Minute),
+			budget.Per(1+of.Int64N(90), budget.Day, time.UTC, time.Time{}), budget.Lifetime(1 + of.Int64N(90)), budget.Prepaid(of.Int64N(20))}
+	}
+	f.read(func(ctx context.Context, r *inspect.Reader) {
+		list, err := r.Scopes(ctx, inspect.ScopeFilter{Limit: inspect.MaxPage})
+		require.NoError(t, err)
+		var names []string
+		for _, s := range list.Scopes {
+			names = append(names, s.Scope)
+		}
+		rooms, err := r.Rooms(ctx, names, limits)
+		require.NoError(t, err)
+		w := inspect.Walk{Limits: limits, Keep: 5 * len(names)}
+		pages := 0
+		for more := true; more; pages++ {
+			more, err = w.More(ctx, r)
+			require.NoError(t, err)
+		}
+		require.Equal(t, len(names), w.Scopes)
+		require.Greater(t, pages, 1, "a page reads so many usages")
+		nearly := slices.DeleteFunc(rooms, func(room inspect.Room) bool { return !room.NearlyOut() })
+		require.ElementsMatch(t, nearly, append(w.Nearly, w.Credit...))
+		t.Log(len(names), len(nearly), pages)
+	})
 }
