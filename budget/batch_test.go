@@ -238,35 +238,6 @@ func TestChargeEach_ConcurrentBatchesNeverExceedTheLimit(t *testing.T) {
 	}
 }
 
-func TestChargeEach_InEveryModeOfPgx(t *testing.T) {
-	t.Parallel()
-	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec,
-		pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol} {
-		t.Run(mode.String(), func(t *testing.T) {
-			t.Parallel()
-			pool, l, _ := open(t)
-			pool = pgtest.Reopen(t, pool, func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode })
-			hour := budget.PerWindow(10, time.Hour)
-			results, err := each(t.Context(), pool, l, take("a", 3, hour, budget.Lifetime(9)), take("b", 1), take("a", 8, hour))
-			require.NoError(t, err)
-			require.Equal(t, []budget.Standing{{Limit: hour, Used: 3, Available: 7}, {Limit: budget.Lifetime(9), Used: 3, Available: 6}}, results[0].Posted.Standings)
-			require.ErrorIs(t, results[2].Err, budget.ErrExceeded)
-			for _, again := range []bool{false, true} {
-				e := event("e", "c", 2, hour)
-				e.OccurredAt = start.Add(-time.Minute)
-				results, err = ingest(t.Context(), pool, l, e, event("f", `"\ü(,`, 1))
-				require.NoError(t, err)
-				require.Equal(t, again, results[0].Posted.Replayed)
-				require.Equal(t, start, results[1].Posted.At.UTC())
-			}
-			_, err = newBatcher(t, pool, l, budget.BatcherConfig{}).Charge(t.Context(), take("a", 1))
-			require.NoError(t, err)
-			_, err = l.ChargeNow(t.Context(), pool, take("a", 1))
-			require.NoError(t, err)
-		})
-	}
-}
-
 // A charge that waited for a lock is dated when it got the lock: it must not leave its window early.
 func TestChargeEach_IsDatedAfterItsWait(t *testing.T) {
 	t.Parallel()

@@ -122,21 +122,6 @@ func TestCharge_RepeatedScopesAreJudgedAndRecordedAsOne(t *testing.T) {
 	}, exceeded.Refusals)
 }
 
-func TestCharge_LimitBelowUsageRefusesAndChangesNothing(t *testing.T) {
-	t.Parallel()
-	pool, l, clock := open(t)
-	mustCharge(t, pool, l, "a", 10, budget.Limit{Max: 10, Window: time.Hour})
-	clock.Advance(time.Minute)
-	_, err := charge(t.Context(), pool, l, "a", 1, budget.Limit{Max: 5, Window: time.Hour})
-	var exceeded *budget.ExceededError
-	require.ErrorAs(t, err, &exceeded)
-	require.Equal(t, []budget.Refusal{{
-		Scope: "a", Limit: budget.Limit{Max: 5, Window: time.Hour}, Used: 10, Requested: 1, RetryAfter: 59 * time.Minute,
-	}}, exceeded.Refusals)
-	require.Equal(t, int64(10), usage(t, pool, l, "a", 0).Used)
-	mustCharge(t, pool, l, "a", 1, budget.Limit{Max: 11, Window: time.Hour})
-}
-
 func TestCharge_RetryAfterIsNeverForAnAmountAboveTheLimit(t *testing.T) {
 	t.Parallel()
 	pool, l, _ := open(t)

@@ -239,32 +239,3 @@ func TestThreshold_AFailedReportSettlesNothing(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, []string{"80% spent"}, told(t, pool, "a"))
 }
-
-// However many sessions settle at once: one of them tells, the one that reaches the level.
-func TestThreshold_ConcurrentSessionsReportOnce(t *testing.T) {
-	t.Parallel()
-	pgtest.OnEachVersion(t)
-	pool, c := setUpReporting(t, metered.Config{MaxAttempts: 50})
-	limit := budget.PerWindow(1000, time.Hour).WithThresholds(budget.Threshold{Name: "20", Used: 20, Spent: true}, budget.Threshold{Name: "40", Used: 40, Spent: true})
-	require.NoError(t, pgtest.InParallel(6, func(worker int) error {
-		for n := range 8 {
-			s, err := metered.Open[any](t.Context(), c, metered.Reservation{ID: fmt.Sprint(worker, "/", n), Isolation: pgtest.IsolationLevels[n%3],
-				Lines: []holds.Line{{Scope: "a", Amount: 10, Limits: []budget.Limit{limit}}}})
-			if err != nil {
-				return err
-			}
-			_, err = s.Settle(t.Context(), metered.Cost{Lines: []holds.Line{{Scope: "a", Amount: 1}}}, nil)
-			s.Close()
-			if err != nil {
-				return err
-			}
-		}
-		return nil
-	}))
-	require.Equal(t, []string{"20", "40"}, told(t, pool, "a"))
-	rows, err := pool.Query(t.Context(), `select l.spent from told t join metered.ledger l using (scope, seq) order by t.n`)
-	require.NoError(t, err)
-	spent, err := pgx.CollectRows(rows, pgx.RowTo[int64])
-	require.NoError(t, err)
-	require.Equal(t, []int64{20, 40}, spent)
-}

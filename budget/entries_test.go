@@ -230,26 +230,6 @@ func TestLedger_SaysThatTheSchemaIsMissing(t *testing.T) {
 	}
 }
 
-// Pages are read in a way that has times as text.
-func TestEntries_AreTheSameInEveryDateStyle(t *testing.T) {
-	t.Parallel()
-	ctx := t.Context()
-	pool, l, _ := open(t)
-	mustCharge(t, pool, l, "a", 1)
-	for _, style := range []string{"ISO, MDY", "SQL, DMY", "German", "Postgres"} {
-		_, err := pgtest.InTx(ctx, pool, func(tx pgx.Tx) (any, error) {
-			_, err := tx.Exec(ctx, "select set_config('DateStyle', $1, true), set_config('TimeZone', 'Asia/Kolkata', true)", style)
-			require.NoError(t, err)
-			for e, err := range l.Entries(ctx, tx, "a", budget.EntriesOptions{}) {
-				require.NoError(t, err, style)
-				require.True(t, start.Equal(e.At), style)
-			}
-			return nil, nil
-		})
-		require.NoError(t, err)
-	}
-}
-
 func TestUsage_AnswersManyQueriesInTheOrderAsked(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()

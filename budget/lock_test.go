@@ -178,43 +178,6 @@ func TestLock_SessionsOwnTimeoutIsUnchangedAfterwards(t *testing.T) {
 	require.Equal(t, "7s", lockTimeout(t, conn))
 }
 
-func TestLock_CancelledWhileQueuedWritesNothing(t *testing.T) {
-	t.Parallel()
-	pool, l, _ := open(t)
-	holder := occupy(t, pool, l, "a")
-	ctx, cancel := context.WithCancel(t.Context())
-	late := pgtest.Going(func() error {
-		_, err := charge(ctx, pool, l, "a", 1)
-		return err
-	})
-	pgtest.WaitQueued(t, pool, 1)
-	cancel()
-	require.ErrorIs(t, <-late, context.Canceled)
-	require.NoError(t, holder.Commit(t.Context()))
-	pgtest.WaitQueued(t, pool, 0)
-	require.Equal(t, int64(1), usage(t, pool, l, "a", 0).Seq)
-	mustCharge(t, pool, l, "a", 1)
-}
-
-func TestLock_BackendKilledWhileQueuedLeavesNothing(t *testing.T) {
-	t.Parallel()
-	ctx := t.Context()
-	pool, l, _ := open(t)
-	holder := occupy(t, pool, l, "a")
-	late := pgtest.Going(func() error {
-		_, err := charge(ctx, pool, l, "a", 1)
-		return err
-	})
-	pgtest.WaitQueued(t, pool, 1)
-	execute(t, pool, `select pg_terminate_backend(pid) from pg_stat_activity
-		where datname = current_database() and wait_event_type = 'Lock'`)
-	require.Error(t, <-late)
-	require.NoError(t, holder.Commit(ctx))
-	require.Equal(t, int64(1), usage(t, pool, l, "a", 0).Seq)
-	mustCharge(t, pool, l, "a", 1)
-	requireVerified(t, pool, l)
-}
-
 func TestLock_RolledBackSavepointTakesTheChargeAndTheLockBack(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()

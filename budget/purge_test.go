@@ -70,45 +70,6 @@ func TestPurge_KeepsWindowsExactAndIsIdempotent(t *testing.T) {
 	}
 }
 
-func TestPurge_ManyAtOnceWhileChargesGoOn(t *testing.T) {
-	t.Parallel()
-	pgtest.OnEachVersion(t)
-	ctx := t.Context()
-	pool, l, clock := open(t)
-	scopes := []string{"a", "b", "c"}
-	for _, scope := range scopes {
-		chargeMany(t, pool, l, scope, 200)
-	}
-	clock.Advance(time.Hour)
-	var purged atomic.Int64
-	require.NoError(t, pgtest.InParallel(6, func(worker int) error {
-		if worker < 3 {
-			for range 4 {
-				r, err := l.Purge(ctx, pool, budget.PurgeOptions{OlderThan: time.Minute, Batch: 16})
-				if err != nil {
-					return err
-				}
-				purged.Add(r.Entries)
-			}
-			return nil
-		}
-		for range 40 {
-			if _, err := charge(ctx, pool, l, scopes[pgtest.Random(t).IntN(3)], 1, budget.Limit{Max: 1000, Window: time.Minute}); err != nil {
-				return err
-			}
-		}
-		return nil
-	}))
-	require.Equal(t, int64(3*(192-1)), purged.Load())
-	var spent, recent int64
-	for _, scope := range scopes {
-		spent += usage(t, pool, l, scope, 0).Spent
-		recent += usage(t, pool, l, scope, time.Minute).Used
-	}
-	require.Equal(t, []int64{720, 120}, []int64{spent, recent})
-	requireVerified(t, pool, l)
-}
-
 func TestPurge_PassesOverABusyScope(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()

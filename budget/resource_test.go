@@ -89,37 +89,6 @@ func TestRetire_IsRepeatableAndTakenBackByRestoreAlone(t *testing.T) {
 	requireAbsent(t, err, []string{"typo"}, nil)
 }
 
-// A charge that was let in commits before the retirement does, and none after.
-func TestRetire_WaitsForChargesAndChargesWaitForIt(t *testing.T) {
-	t.Parallel()
-	ctx := t.Context()
-	for _, iso := range isolations {
-		t.Run(string(iso), func(t *testing.T) {
-			t.Parallel()
-			pool, l, _ := open(t)
-			mustDeclare(t, pool, l, create, "a")
-			one := budget.Charge{Scope: "a", Amount: 1, MustExist: true}
-			charging := begin(t, pool, iso)
-			_, err := l.Charge(ctx, charging, one)
-			require.NoError(t, err)
-			retired := pgtest.Going(func() error { _, err := declare(t, pool, l, retire, "a"); return err })
-			pgtest.WaitQueued(t, pool, 1)
-			late := begin(t, pool, iso)
-			charged := pgtest.Going(func() error { _, err := l.Charge(ctx, late, one); return err })
-			pgtest.WaitQueued(t, pool, 2)
-			require.NoError(t, charging.Commit(ctx))
-			require.NoError(t, <-retired)
-			if err := <-charged; iso == pgx.ReadCommitted {
-				requireAbsent(t, err, nil, []string{"a"})
-			} else {
-				require.Equal(t, sqlstate.SerializationFailure, code(err), "%v", err)
-			}
-			require.NoError(t, late.Rollback(ctx))
-			require.Equal(t, int64(1), usage(t, pool, l, "a", 0).Used)
-		})
-	}
-}
-
 func TestResources_ArePagedByPrefix(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
@@ -174,20 +143,6 @@ func mapValues(m map[string]string) (all []string) {
 		all = append(all, v)
 	}
 	return all
-}
-
-func TestCreate_HoldsUntilTheTransactionEnds(t *testing.T) {
-	t.Parallel()
-	ctx := t.Context()
-	pool, l, _ := open(t)
-	mustDeclare(t, pool, l, create, "a")
-	tx := begin(t, pool, pgx.ReadCommitted)
-	_, err := l.Create(ctx, tx, "a")
-	require.NoError(t, err)
-	retired := pgtest.Going(func() error { _, err := declare(t, pool, l, retire, "a"); return err })
-	pgtest.WaitQueued(t, pool, 1)
-	require.NoError(t, tx.Commit(ctx))
-	require.NoError(t, <-retired)
 }
 
 // A transaction that creates a scope keeps its row until the end, and a retirement that waits has the scope's lock.

@@ -1,14 +1,12 @@
 package budget_test
 
 import (
-	"context"
 	"encoding/json"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
-	"golang.org/x/sync/errgroup"
 
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
@@ -278,48 +276,6 @@ func TestUsageBetween_UnderTheLockNothingOfThePastIsMissing(t *testing.T) {
 	require.NoError(t, slow.Commit(ctx))
 	require.NoError(t, <-reading)
 	require.EqualValues(t, 5, got.Charged)
-}
-
-// Charges beside it: a range that is over never loses anything, and buckets add up.
-func TestSeries_WhileOthersCharge(t *testing.T) {
-	t.Parallel()
-	ctx, cancel := context.WithCancel(t.Context())
-	pool := pgtest.Open(t)
-	l := newLedger(t, budget.Config{})
-	from := time.Now().Add(-time.Minute)
-	mustCharge(t, pool, l, "a", 1)
-	var g errgroup.Group
-	for range 2 {
-		g.Go(func() error {
-			for ctx.Err() == nil {
-				err := pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error { // the two are never seen apart
-					r, err := l.Charge(t.Context(), tx, budget.Charge{Scope: "a", Amount: 5})
-					if err == nil {
-						_, err = l.Refund(t.Context(), tx, budget.Refund{Scope: "a", Seq: r.Entries[0].Seq, Amount: 5})
-					}
-					return err
-				})
-				if err != nil {
-					return err
-				}
-			}
-			return nil
-		})
-	}
-	before := int64(0)
-	for range 60 {
-		ranges, err := l.Series(ctx, pool, "a", from, time.Now().Add(time.Minute), budget.Unit((700 * time.Millisecond).String()), nil)
-		require.NoError(t, err)
-		var charged, used, billed int64
-		for _, u := range ranges {
-			charged, used, billed = charged+u.Charged, used+u.Used(), billed+u.Billed()
-		}
-		require.Equal(t, []int64{1, 1}, []int64{used, billed})
-		require.GreaterOrEqual(t, charged, before)
-		before = charged
-	}
-	cancel()
-	require.NoError(t, g.Wait())
 }
 
 func TestSeries_RefusesArgumentsBeforeAnySQL(t *testing.T) {

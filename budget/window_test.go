@@ -45,18 +45,6 @@ func TestWindow_ChargeLeavesExactlyWhenItsAgeIsTheWindow(t *testing.T) {
 	require.Zero(t, usage(t, pool, l, "a", time.Microsecond).Used)
 }
 
-func TestWindow_ShortestAndLongest(t *testing.T) {
-	t.Parallel()
-	pool, l, clock := open(t)
-	mustCharge(t, pool, l, "a", 1, budget.Limit{Max: 1, Window: time.Microsecond})
-	clock.Advance(time.Microsecond)
-	mustCharge(t, pool, l, "a", 1, budget.Limit{Max: 1, Window: time.Microsecond})
-	clock.Set(start.Add(bounds.MaxWindow - time.Microsecond))
-	require.Equal(t, int64(2), usage(t, pool, l, "a", bounds.MaxWindow).Used)
-	clock.Advance(time.Microsecond)
-	require.Equal(t, int64(1), usage(t, pool, l, "a", bounds.MaxWindow).Used)
-}
-
 // The entry is dated after the wait, and judged by the units in the window then.
 func TestWindow_WaitingLongerThanTheWindowDatesTheEntryAfterTheWait(t *testing.T) {
 	t.Parallel()
@@ -198,17 +186,6 @@ func repairClock(ctx context.Context, pool *pgxpool.Pool, l *budget.Ledger, scop
 	return r, err
 }
 
-func TestClock_WithinTheToleranceEntriesAreDatedLikeTheLast(t *testing.T) {
-	t.Parallel()
-	pool, l, clock := open(t)
-	hourly := budget.Limit{Max: 10, Window: time.Hour}
-	mustCharge(t, pool, l, "a", 1, hourly)
-	clock.Advance(-time.Minute)
-	posted := mustCharge(t, pool, l, "a", 1, hourly)
-	require.WithinDuration(t, start, posted.At, 0)
-	require.Equal(t, int64(2), usage(t, pool, l, "a", time.Hour).Used)
-}
-
 func TestClock_AheadBeyondTheToleranceFailsForWindowsOnly(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
@@ -301,18 +278,6 @@ func TestCharge_ALimitWithoutAWindowSuggestsTheRightCode(t *testing.T) {
 		require.EqualError(t, err, "budget: invalid argument: charges[0].Limits[0].Window: is missing: "+
 			"write budget.PerWindow(2, window), or budget.Lifetime(2) for a limit over the scope's lifetime")
 	}
-}
-
-func TestUsage_NoWindowAndForeverAreBothTheLifetime(t *testing.T) {
-	t.Parallel()
-	pool, l, clock := open(t)
-	mustCharge(t, pool, l, "a", 3, budget.Lifetime(5))
-	clock.Advance(1000 * time.Hour)
-	_, err := charge(t.Context(), pool, l, "a", 3, budget.Lifetime(5))
-	require.ErrorIs(t, err, budget.ErrExceeded)
-	require.Equal(t, int64(3), usage(t, pool, l, "a", 0).Used)
-	require.Equal(t, int64(3), usage(t, pool, l, "a", 0).Used)
-	require.Zero(t, usage(t, pool, l, "a", time.Hour).Used)
 }
 
 func TestLimit_AsJSONSaysItsKindAndComesBack(t *testing.T) {
