@@ -329,35 +329,6 @@ func TestDo_TheFirstResultEqualsThatOfAReplay(t *testing.T) {
 	require.ErrorIs(t, err, metered.ErrResult, "the record does not fit another type")
 }
 
-func TestDo_WithoutAFunctionJustCharges(t *testing.T) {
-	t.Parallel()
-	pool, c := setUp(t, metered.Config{})
-	before := pgtest.Value[time.Time](t, pool, "select clock_timestamp()")
-	cmd := metered.Command{ID: "op", Charges: []budget.Charge{charge("t", 2, 0), charge("s", 3, 10), charge("t", 5, 0)}}
-	out, err := metered.Do[struct{}](t.Context(), c, cmd, nil)
-	require.NoError(t, err)
-	require.JSONEq(t, "{}", string(out.Raw))
-	require.Equal(t, int64(3), used(t, pool, c, "s"))
-	require.Equal(t, int64(7), used(t, pool, c, "t"))
-
-	// In the order of their first mention, added up by scope.
-	require.Len(t, out.Receipt.Entries, 2)
-	require.Equal(t, "t", out.Receipt.Entries[0].Scope)
-	require.Equal(t, int64(7), out.Receipt.Entries[0].Amount)
-	require.Empty(t, out.Receipt.Entries[0].Standings)
-	require.Equal(t, int64(7), out.Receipt.Entries[1].Standings[0].Available)
-	require.Equal(t, int64(1), out.Receipt.Entries[1].Seq)
-	require.False(t, out.At.Before(before))
-
-	free, err := metered.Do[struct{}](t.Context(), c, metered.Command{ID: "free"}, nil)
-	require.NoError(t, err)
-	require.Empty(t, free.Receipt.Entries)
-	again, err := metered.Do[struct{}](t.Context(), c, metered.Command{ID: "free"}, nil)
-	require.NoError(t, err)
-	require.True(t, again.Replayed)
-	require.Empty(t, again.Receipt.Entries)
-}
-
 func TestDo_ChargesOfTheFunctionAddToThoseDeclared(t *testing.T) {
 	t.Parallel()
 	pool, c := setUp(t, metered.Config{})

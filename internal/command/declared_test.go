@@ -3,7 +3,6 @@ package command_test
 import (
 	"context"
 	"fmt"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -184,37 +183,4 @@ func TestCommand_DeclaredHoldsDoNotKeepAReplayFromItsAnswer(t *testing.T) {
 	cmd.ID = "another"
 	_, err = metered.Do(t.Context(), c, cmd, mustNotRun(t))
 	require.ErrorIs(t, err, budget.ErrClock)
-}
-
-// Declared holds are placed with all the rest or not at all, and a limit is never passed.
-func TestCommand_DeclaredHoldsNeverPassTheirLimit(t *testing.T) {
-	t.Parallel()
-	const callers, each, stock = 6, 5, 10
-	pool, c := setUp(t, metered.Config{MaxAttempts: 100}, pgtest.Options{MaxConns: callers})
-	for _, level := range isolationLevels {
-		t.Run(string(level), func(t *testing.T) {
-			id := func(is ...any) string { return string(level) + fmt.Sprint(is...) }
-			var placed atomic.Int64
-			atOnce(callers, func(i int) {
-				for j := range each {
-					cmd := metered.Command{
-						ID: id(i, "/", j), Isolation: level, Charges: []budget.Charge{charge(id("fee", i), 1, 100)},
-						Holds: []holds.Placement{{TTL: time.Hour, Lines: []holds.Line{room(id(), 1, stock), room(id("own", i), 1, 100)}}},
-					}
-					switch _, err := metered.Do(t.Context(), c, cmd, placedIDs); metered.Code(err) {
-					case "budget_exceeded":
-					case "":
-						require.NoError(t, err)
-						placed.Add(1)
-					default:
-						t.Errorf("%v", err)
-					}
-				}
-			})
-			require.EqualValues(t, stock, placed.Load())
-			require.EqualValues(t, stock, pgtest.Value[int64](t, pool, "select held from metered.ledger where scope = '"+id()+"' order by seq desc limit 1"))
-			require.EqualValues(t, stock, pgtest.Value[int64](t, pool, "select sum(amount) from metered.ledger where scope like '"+id("fee")+"%'"))
-			require.Equal(t, stock, count(t, pool, "metered.hold_lines where scope = '"+id()+"'"))
-		})
-	}
 }

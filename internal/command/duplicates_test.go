@@ -2,7 +2,6 @@ package command_test
 
 import (
 	"context"
-	"fmt"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -120,36 +119,4 @@ func TestDo_ADuplicateWaitsNoLongerThanTheLockTimeout(t *testing.T) {
 			require.NoError(t, err)
 		})
 	}
-}
-
-func TestDo_ManyCommandsOnOneScopeAddUp(t *testing.T) {
-	t.Parallel()
-	const callers, room = 16, 7
-	pool, c := setUp(t, metered.Config{MaxAttempts: 100}, pgtest.Options{MaxConns: callers / 2})
-	for _, level := range isolationLevels {
-		t.Run(string(level), func(t *testing.T) {
-			s := string(level)
-			var admitted, refused atomic.Int64
-			atOnce(callers, func(i int) {
-				id := fmt.Sprint(s, i)
-				_, err := metered.Do(t.Context(), c, metered.Command{
-					ID: id, Isolation: level, Charges: []budget.Charge{charge(s, 3, 3*room), charge("t", 1, 0)},
-				}, upload(id))
-				switch {
-				case err == nil:
-					admitted.Add(1)
-				case metered.Code(err) == "budget_exceeded":
-					refused.Add(1)
-				default:
-					t.Error(err)
-				}
-			})
-			require.Equal(t, int64(room), admitted.Load())
-			require.Equal(t, int64(callers-room), refused.Load())
-			require.Equal(t, int64(3*room), used(t, pool, c, s))
-			require.Equal(t, room, count(t, pool, "uploads where name like '"+s+"%'"))
-		})
-	}
-	require.EqualValues(t, 3*room, used(t, pool, c, "t"))
-	require.Equal(t, 3*room, count(t, pool, "metered.operations"))
 }

@@ -3,7 +3,6 @@ package command_test
 import (
 	"context"
 	"errors"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -44,30 +43,6 @@ func TestDo_AClientLostWhileQueuedForAScopeLeavesNothing(t *testing.T) {
 	_, err = metered.Do(t.Context(), c, cmd, wholeFunc("op", nil))
 	require.NoError(t, err)
 	require.Equal(t, everything, footprintOf(t, owner, cmd))
-}
-
-func TestDo_ABackendKilledWhileQueuedForAScopeLeavesNothing(t *testing.T) {
-	t.Parallel()
-	pool, c := setUp(t, metered.Config{Config: budget.Config{LockTimeout: time.Minute}})
-	cmd := whole(t, pool, c, "op")
-	lockScope(t, pool, c, "op/b")
-	var runs atomic.Int64
-	done := make(chan error, 1)
-	go func() {
-		_, err := metered.Do(t.Context(), c, cmd, wholeFunc("op", func(step int) error {
-			if step == 0 && runs.Add(1) == 2 {
-				return errOwn
-			}
-			return nil
-		}))
-		done <- err
-	}()
-	pgtest.WaitAdvisory(t, pool, 1)
-	require.True(t, pgtest.Value[bool](t, pool, `select pg_terminate_backend(pid, 100000) from pg_stat_activity
-		where datname = current_database() and wait_event = 'advisory'`))
-	require.ErrorIs(t, <-done, errOwn) // of the repetition, which found that nothing had been committed
-	require.Equal(t, nothing, footprintOf(t, pool, cmd))
-	pgtest.RequireUsable(t, c, "after")
 }
 
 func TestDo_TheServerGivesUpBeforeTheDeadline(t *testing.T) {

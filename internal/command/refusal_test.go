@@ -13,7 +13,6 @@ import (
 
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
-	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/tokens"
 )
@@ -166,21 +165,4 @@ func TestDo_ARefusalNamesTheLimitAndTheTimeToRetry(t *testing.T) {
 			Scope: "s", Limit: limits[0], Used: 7, Requested: 3, Available: 2, RetryAfter: 50 * time.Minute,
 		}}, exceeded.Refusals, what)
 	}
-}
-
-func TestDo_ALateRefusalReadsAsAnEarlyOne(t *testing.T) {
-	t.Parallel()
-	_, c := setUp(t, metered.Config{})
-	ctx := t.Context()
-	full := budget.Charge{Scope: "s", Amount: 1, Limits: []budget.Limit{budget.Prepaid(0)}}
-	_, early := metered.Do[any](ctx, c, metered.Command{ID: "early", Input: 1, Charges: []budget.Charge{full}}, nil)
-	require.ErrorIs(t, early, budget.ErrExceeded)
-	_, late := metered.Do(ctx, c, metered.Command{ID: "late", Input: 1}, func(_ context.Context, tx *metered.Tx) (any, error) { return nil, tx.Charge(full) })
-	require.ErrorIs(t, late, budget.ErrExceeded)
-	require.Equal(t, early.Error(), late.Error())
-
-	_, err := metered.Do(ctx, c, metered.Command{ID: "hold", Input: 1}, func(_ context.Context, tx *metered.Tx) (any, error) {
-		return nil, tx.Release(holds.Release{IDs: []string{"unknown"}})
-	})
-	require.EqualError(t, err, holds.ErrUnknown.Error())
 }

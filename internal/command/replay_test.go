@@ -74,30 +74,13 @@ func (v verbatim) MarshalJSON() ([]byte, error) { return []byte(v), nil }
 
 func (v *verbatim) UnmarshalJSON(data []byte) error { *v = verbatim(data); return nil }
 
-func TestDo_ReplayRepeatsTheChargesOfAHold(t *testing.T) {
-	t.Parallel()
-	pool, c := setUp(t, metered.Config{})
-	r := holds.Placement{ID: "h", TTL: time.Minute, Lines: []holds.Line{room("seat", 1, 1), room("both", 2, 9)},
-		Charges: []budget.Charge{{Scope: "fee", Amount: 5}, {Scope: "both", Amount: 1}, {Scope: "user", Amount: 7}}}
-	cmd := metered.Command{ID: "op", Input: 1}
-	out, err := metered.Do(t.Context(), c, cmd, pgtest.Placing(r))
-	require.NoError(t, err)
-	require.Len(t, out.Holds[0].Charges, 3)
-	again, err := metered.Do(t.Context(), c, cmd, pgtest.Placing(r))
-	require.NoError(t, err)
-	require.True(t, again.Replayed)
-	require.Equal(t, out.Holds, again.Holds)
-	op, err := c.Lookup(t.Context(), pool, "", "op")
-	require.NoError(t, err)
-	require.Equal(t, out.Holds, op.Holds)
-}
-
 func TestDo_ReplayHasTheHoldsOfEveryCall(t *testing.T) {
 	t.Parallel()
 	pool, c := setUp(t, metered.Config{})
 	ctx := t.Context()
 	claim := holds.Claim{Key: holds.Key{Type: "name", Value: "ann"}, Holder: "ann", TTL: time.Minute}
-	r := holds.Placement{ID: "h", TTL: time.Minute, Lines: []holds.Line{room("seat", 2, 9)}}
+	r := holds.Placement{ID: "h", TTL: time.Minute, Lines: []holds.Line{room("seat", 2, 9)},
+		Charges: []budget.Charge{{Scope: "fee", Amount: 5}, {Scope: "seat", Amount: 1}}}
 	other := holds.Placement{ID: "other", TTL: time.Minute, Lines: []holds.Line{room("seat", 1, 9)}}
 	both := func(ctx context.Context, tx *metered.Tx) (any, error) {
 		_, err := tx.Claim(ctx, claim, nil)

@@ -168,16 +168,18 @@ func TestSticky_ConcurrentDuplicatesAreChargedIfTheyRan(t *testing.T) {
 	}
 }
 
-// Each holds one connection and wants a second.
+// Each holds one connection and wants a second. Clients of one pool share its places.
 func TestSticky_DoesNotDeadlockOnASmallPool(t *testing.T) {
 	t.Parallel()
 	for _, size := range []int32{2, 3} {
 		t.Run(fmt.Sprint(size), func(t *testing.T) {
 			t.Parallel()
-			pool, c := setUp(t, metered.Config{}, pgtest.Options{MaxConns: size})
+			pool, one := setUp(t, metered.Config{}, pgtest.Options{MaxConns: size})
+			clients := []*metered.Client{one, newClient(t, pool, metered.Config{})}
 			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 			defer cancel()
 			atOnce(50, func(i int) {
+				c := clients[i%2]
 				cmd := metered.Command{ID: fmt.Sprint(i % 40), Sticky: tries} // some are repeated
 				if i%5 == 4 {
 					cmd = metered.Command{ID: fmt.Sprint("without/", i)}
@@ -186,7 +188,7 @@ func TestSticky_DoesNotDeadlockOnASmallPool(t *testing.T) {
 					t.Error(err)
 				}
 			})
-			require.Equal(t, int64(32), used(t, pool, c, "tries"))
+			require.Equal(t, int64(32), used(t, pool, one, "tries"))
 		})
 	}
 }
@@ -277,23 +279,4 @@ func TestSticky_AFailureIsSaidAndTheCommandNotRun(t *testing.T) {
 		require.Equal(t, nothing, footprintOf(t, owner, cmd))
 		require.Equal(t, map[string]int64{"charge": 0, "commit": 1}[what], used(t, owner, c, "tries"))
 	}
-}
-
-func TestSticky_ClientsOfOnePoolShareItsPlaces(t *testing.T) {
-	t.Parallel()
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
-	defer cancel()
-	pool, one := setUp(t, metered.Config{}, pgtest.Options{MaxConns: 2})
-	two := newClient(t, pool, metered.Config{})
-	atOnce(40, func(i int) {
-		c := one
-		if i%2 == 0 {
-			c = two
-		}
-		_, err := metered.Do[any](ctx, c, metered.Command{ID: fmt.Sprint(i), Sticky: []budget.Charge{charge("tries", 1, 100)}}, nil)
-		if err != nil {
-			t.Error(err)
-		}
-	})
-	require.EqualValues(t, 40, used(t, pool, one, "tries"))
 }
