@@ -191,20 +191,6 @@ func TestPlace_TwoInOneTransactionCanDeadlockAndSaySo(t *testing.T) {
 	}
 }
 
-func TestPlace_BusyIsSaidOfThePlacement(t *testing.T) {
-	t.Parallel()
-	f := setUp(t, holds.Config{})
-	ledger, err := budget.New(budget.Config{LockTimeout: 10 * time.Millisecond})
-	require.NoError(t, err)
-	f.book, err = holds.New(ledger, holds.Config{})
-	require.NoError(t, err)
-	require.NoError(t, f.ledger.Lock(t.Context(), begin(t, f.pool, pgx.ReadCommitted), "a"))
-	_, err = f.place(holds.Placement{Lines: []holds.Line{capacity("a", 1, 9)}})
-	require.ErrorIs(t, err, budget.ErrBusy)
-	require.ErrorIs(t, err, budget.ErrBusy)
-	require.ErrorContains(t, err, budget.ErrBusy.Error()+": place: ")
-}
-
 // A role that calls the functions itself can claim a scope that no Key makes.
 func TestClaim_OfAnyScopeKeepsNobodyFromReading(t *testing.T) {
 	t.Parallel()

@@ -97,54 +97,6 @@ func TestDo_PlacesCapturesAndReleasesWithTheChargesOrNothing(t *testing.T) {
 	require.NotErrorIs(t, err, metered.ErrIndefinite)
 }
 
-func TestDoTx_PlacesAndRefusesWithoutATrace(t *testing.T) {
-	t.Parallel()
-	pool, c := pgtest.SetUp(t, metered.Config{})
-	ctx := t.Context()
-	r := holds.Placement{ID: "h1", TTL: time.Minute, Lines: []holds.Line{pgtest.Room("seat", 1, 1)}}
-	require.NoError(t, pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-		out, err := metered.DoTx(ctx, c, tx, metered.Command{ID: "op1", Input: 1}, pgtest.Placing(r))
-		require.NoError(t, err)
-		require.Equal(t, holds.Held, out.Holds[0].State)
-		r.ID = "h2"
-		_, err = metered.DoTx(ctx, c, tx, metered.Command{ID: "op2", Input: 1}, pgtest.Placing(r))
-		require.ErrorIs(t, err, budget.ErrExceeded)
-		return nil
-	}))
-	list, err := c.Holds.List(ctx, pool, holds.Filter{})
-	require.NoError(t, err)
-	require.Len(t, list.Holds, 1)
-}
-
-func TestDo_ExtendsAndRefunds(t *testing.T) {
-	t.Parallel()
-	var refused []metered.RefusedCommand
-	pool, c := pgtest.SetUp(t, metered.Config{OnRefusal: func(_ context.Context, d metered.RefusedCommand) { refused = append(refused, d) }})
-	ctx := t.Context()
-	first, err := metered.Do(ctx, c, metered.Command{ID: "op1", Input: 1}, pgtest.Placing(holds.Placement{ID: "h1", TTL: time.Minute, Lines: []holds.Line{pgtest.Room("seat", 1, 1)}}))
-	require.NoError(t, err)
-	out, err := metered.Do(ctx, c, metered.Command{ID: "op2", Input: 1}, func(_ context.Context, tx *metered.Tx) (any, error) {
-		return nil, errors.Join(
-			tx.Extend(holds.Extend{IDs: []string{"h1"}, By: time.Minute}),
-			tx.Capture(holds.Capture{IDs: []string{"h1"}, All: true}),
-			tx.Return(holds.Return{IDs: []string{"h1"}, All: true}))
-	})
-	require.NoError(t, err)
-	require.Len(t, out.Holds, 3)
-	require.Equal(t, first.Holds[0].Deadline.Add(time.Minute), out.Holds[0].Deadline)
-	require.Equal(t, holds.Returned, out.Holds[2].State)
-	usage, err := c.Budget.Usage(ctx, pool, budget.Query{Scope: "seat"})
-	require.NoError(t, err)
-	require.Zero(t, usage[0].Used)
-
-	_, err = metered.Do(ctx, c, metered.Command{ID: "op3", Input: 1}, func(_ context.Context, tx *metered.Tx) (any, error) {
-		return nil, tx.Extend(holds.Extend{IDs: []string{"h1"}, By: time.Minute})
-	})
-	require.ErrorIs(t, err, inState(holds.Returned))
-	require.Len(t, refused, 1)
-	require.ErrorIs(t, refused[0].Err, holds.ErrState)
-}
-
 func TestOnRefusal_HearsOfEveryRefusalOfAHold(t *testing.T) {
 	t.Parallel()
 	var refused []error

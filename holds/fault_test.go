@@ -140,64 +140,6 @@ func TestFault_AKilledBackendLeavesTheOldStateOrTheNew(t *testing.T) {
 	}
 }
 
-// The backend is killed between the statements: before the call, after it, and after
-// the commit.
-func TestFault_ABackendKilledBetweenStatementsLeavesTheOldStateOrTheNew(t *testing.T) {
-	t.Parallel()
-	f := setUp(t, holds.Config{})
-	kill := func(tx pgx.Tx) {
-		execute(t, f.pool, `select pg_terminate_backend($1, 10000)`, tx.Conn().PgConn().PID())
-	}
-	calls := map[string]func(ctx context.Context, tx pgx.Tx) error{
-		"place": func(ctx context.Context, tx pgx.Tx) error {
-			_, err := f.book.Place(ctx, tx, holds.Placement{ID: "new", TTL: time.Minute, Lines: []holds.Line{capacity("a", 1, 9), capacity("b", 1, 9)}})
-			return err
-		},
-		"capture": func(ctx context.Context, tx pgx.Tx) error {
-			_, err := f.book.Capture(ctx, tx, holds.Capture{IDs: []string{"h1", "h2"}, All: true})
-			return err
-		},
-		"release": func(ctx context.Context, tx pgx.Tx) error {
-			_, err := f.book.Release(ctx, tx, holds.Release{IDs: []string{"h3", "h4"}})
-			return err
-		},
-		"extend": func(ctx context.Context, tx pgx.Tx) error {
-			_, err := f.book.Extend(ctx, tx, holds.Extend{IDs: []string{"h5", "h6"}, By: time.Second})
-			return err
-		},
-	}
-	for _, id := range []string{"h1", "h2", "h3", "h4", "h5", "h6"} {
-		f.mustPlace(holds.Placement{ID: id, TTL: time.Hour, Lines: []holds.Line{capacity("a", 1, 9), capacity("b", 1, 9)}})
-	}
-	for name, call := range calls {
-		before := f.dump()
-		for _, when := range []string{"before", "after"} {
-			err := pgx.BeginFunc(t.Context(), f.pool, func(tx pgx.Tx) error {
-				if when == "before" {
-					kill(tx)
-				}
-				err := call(t.Context(), tx)
-				if when == "after" {
-					require.NoError(t, err)
-					kill(tx)
-				}
-				return err
-			})
-			require.Error(t, err)
-			f.settled()
-			require.Equal(t, before, f.dump(), "%s, killed %s", name, when)
-		}
-		tx := begin(t, f.pool, pgx.ReadCommitted)
-		conn := tx.Conn().PgConn().PID()
-		require.NoError(t, call(t.Context(), tx))
-		require.NoError(t, tx.Commit(t.Context()))
-		execute(t, f.pool, `select pg_terminate_backend($1, 10000) from pg_stat_activity where pid = $1 and pid <> pg_backend_pid()`, conn)
-		require.NotEqual(t, before, f.dump(), name)
-		f.pool.Reset()
-		f.verify()
-	}
-}
-
 // A backend is killed while it waits for a lock, or its call is cancelled.
 func TestFault_EndedWhileItWaitsItLeavesTheOldState(t *testing.T) {
 	t.Parallel()

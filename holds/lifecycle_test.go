@@ -287,29 +287,6 @@ func TestRefusal_ShowsAHoldWithAnyMetadata(t *testing.T) {
 	f.verify()
 }
 
-// A hold of which one scope is busy is left whole for the next sweep: were it taken
-// now, nobody would free the line of that scope before somebody charges it.
-func TestSweep_LeavesAHoldWithABusyScope(t *testing.T) {
-	t.Parallel()
-	f := setUp(t, holds.Config{})
-	f.mustPlace(holds.Placement{ID: "h", TTL: time.Minute, Lines: []holds.Line{capacity("busy", 1, 5), capacity("idle", 1, 5)}})
-	f.clock.Advance(time.Hour)
-	tx := begin(t, f.pool, pgx.ReadCommitted)
-	_, err := tx.Exec(t.Context(), "select pg_advisory_xact_lock($1)", f.ledger.LockKey("busy"))
-	require.NoError(t, err)
-	const open = "select count(*) from metered.hold_lines where open > 0"
-	report, err := f.book.Sweep(t.Context(), f.pool, holds.SweepOptions{})
-	require.NoError(t, err)
-	require.Zero(t, report.Expired)
-	require.Equal(t, 2, queryRow[int](t, f.pool, open))
-	require.NoError(t, tx.Rollback(t.Context()))
-	report, err = f.book.Sweep(t.Context(), f.pool, holds.SweepOptions{})
-	require.NoError(t, err)
-	require.EqualValues(t, 1, report.Expired)
-	require.Zero(t, queryRow[int](t, f.pool, open))
-	f.verify()
-}
-
 // A charge that finds a due time passed at which nothing is due any more says so in its
 // entry, or each one after it would look again.
 func TestCharge_ForgetsADueTimeThatHasPassed(t *testing.T) {
