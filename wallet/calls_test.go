@@ -1,7 +1,6 @@
 package wallet_test
 
 import (
-	"context"
 	"math"
 	"strings"
 	"testing"
@@ -118,32 +117,6 @@ func TestRole_ApplicationCanMakeEveryCallAndNothingElse(t *testing.T) {
 	_, err = f.tryDraw(wallet.Draw{Amount: 1})
 	require.ErrorIs(t, err, budget.ErrNotGranted)
 	f.pool = owner
-}
-
-// A draw is a step of a command: it commits with it, once.
-func TestDraw_InACommand(t *testing.T) {
-	t.Parallel()
-	f := setUp(t, wallet.Config{})
-	f.grant(wallet.Grant{Amount: 10, Reference: "a"})
-	c, err := metered.New(f.pool, metered.Config{})
-	require.NoError(t, err)
-	run := func(id string, amount int64) error {
-		_, err := metered.Do(t.Context(), c, metered.Command{ID: id, Input: amount}, func(_ context.Context, tx *metered.Tx) (int64, error) {
-			return amount, tx.Draw(f.book, wallet.Draw{Wallet: "ann", Amount: amount, Note: budget.Note{Actor: "me"}})
-		})
-		return err
-	}
-	for range 2 {
-		require.NoError(t, run("first", 6))
-	}
-	require.ErrorIs(t, run("second", 5), budget.ErrExceeded)
-	f.has(4)
-	_, err = metered.Do(t.Context(), c, metered.Command{ID: "third", Charges: []budget.Charge{f.book.Charge("ann", 4)}}, func(_ context.Context, tx *metered.Tx) (int, error) {
-		require.ErrorIs(t, tx.Draw(nil), budget.ErrArgument)
-		return 0, nil
-	})
-	require.NoError(t, err)
-	f.has(0)
 }
 
 // However many lots have ended, a draw reads a few rows, also by plans that were made when there were none.

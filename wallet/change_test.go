@@ -12,7 +12,6 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/pgtest"
@@ -368,27 +367,6 @@ func TestChange_AtOnceIsOnce(t *testing.T) {
 	require.Equal(t, len(pgtest.IsolationLevels), pgtest.Count(t, f.pool, "metered.plan_changes"))
 	f.clock.Set(december)
 	f.has(900)
-}
-
-// In a command, a change commits with its record.
-func TestChange_InACommand(t *testing.T) {
-	t.Parallel()
-	f := small(t, wallet.Config{})
-	client, err := metered.New(f.pool, metered.Config{})
-	require.NoError(t, err)
-	fail := errors.New("no")
-	do := func(id string, err error) error {
-		_, err = metered.Do(t.Context(), client, metered.Command{ID: id, Input: id}, func(ctx context.Context, tx *metered.Tx) (wallet.Changed, error) {
-			changed, _ := f.book.Change(ctx, tx, wallet.Change{Wallet: "ann", Reference: "cancel", Plan: "small"})
-			return changed, err
-		})
-		return err
-	}
-	require.ErrorIs(t, do("1", fail), fail)
-	f.has(200)
-	require.NoError(t, do("2", nil))
-	require.NoError(t, do("2", nil))
-	f.has(0)
 }
 
 // A purge takes a change when no lot of its plan is left that has not ended.

@@ -47,24 +47,6 @@ func TestDraw_TakesByPriorityThenEarliestEndThenOldest(t *testing.T) {
 	f.has(0)
 }
 
-func TestDraw_IsAllOrNoneOrAsMuchAsThereIs(t *testing.T) {
-	t.Parallel()
-	f := setUp(t, wallet.Config{})
-	f.has(0) // which no grant made a wallet
-	f.grant(wallet.Grant{Amount: 7})
-	f.has(7)
-	d, err := f.tryDraw(wallet.Draw{Amount: 9, UpTo: true})
-	require.NoError(t, err)
-	require.EqualValues(t, 7, d.Amount)
-	_, err = f.tryDraw(wallet.Draw{Amount: 9, UpTo: true})
-	require.ErrorIs(t, err, budget.ErrExceeded)
-	f.grant(wallet.Grant{Amount: 20})
-	d, err = f.tryDraw(wallet.Draw{Amount: 9, UpTo: true})
-	require.NoError(t, err)
-	require.EqualValues(t, 9, d.Amount)
-	f.has(11)
-}
-
 func TestLot_EndsWhenItIsDueSweptOrNot(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, wallet.Config{})

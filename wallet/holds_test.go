@@ -37,23 +37,6 @@ func (f *fixture) release(ids ...string) {
 	require.NoError(f, err)
 }
 
-func TestReservation_KeepsItsLotsAfterTheirEnd(t *testing.T) {
-	t.Parallel()
-	f := setUp(t, wallet.Config{})
-	f.grant(wallet.Grant{Amount: 10, Reference: "hour", Ends: wallet.After(time.Hour)})
-	f.grant(wallet.Grant{Amount: 10, Reference: "day", Ends: wallet.After(day)})
-	f.place("r", 14, 100*day)
-	f.has(6)
-	require.EqualValues(t, 14, f.balance().Held)
-	f.clock.Set(noon.Add(2 * time.Hour))
-	f.has(6)
-	// It captures units of the lot that ended first. The units that it frees of the other lot are there again.
-	f.capture(holds.Capture{IDs: []string{"r"}, Lines: []holds.Line{{Scope: "ann", Amount: 12}}})
-	f.has(8)
-	kinds, _ := f.kinds(3)
-	require.Equal(t, []string{"hold", "capture", "release"}, kinds)
-}
-
 func TestReservation_FreedUnitsOfAnEndedLotLapseAtOnce(t *testing.T) {
 	t.Parallel()
 	for _, end := range []string{"release", "capture", "keep", "deadline", "deadline swept"} {
@@ -109,19 +92,6 @@ func TestReservation_OfOverdraftIsPaidBackToTheReservation(t *testing.T) {
 	})
 	require.NoError(t, err)
 	require.Equal(t, map[string]int64{"first": 4, "second": 20}, f.left())
-}
-
-func TestReservation_ThatIsReleasedPaysBackTheOverdraft(t *testing.T) {
-	t.Parallel()
-	f := setUp(t, wallet.Config{Overdraft: 10})
-	f.grant(wallet.Grant{Amount: 8, Reference: "lot"})
-	f.place("a", 8, day)
-	d := f.draw(5)
-	require.EqualValues(t, 5, d.Overdrawn)
-	f.release("a")
-	require.Equal(t, map[string]int64{"lot": 3}, f.left())
-	f.refund(d.Seq, 5)
-	require.Equal(t, map[string]int64{"lot": 8}, f.left())
 }
 
 func TestReservation_OfAScopeThatBecomesAWallet(t *testing.T) {

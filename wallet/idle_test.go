@@ -14,7 +14,6 @@ import (
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/pgtest"
-	"github.com/pgmetered/metered/internal/sqlstate"
 	"github.com/pgmetered/metered/wallet"
 )
 
@@ -155,56 +154,6 @@ func TestIdle_ThreeYearsOfFivePlansHaveFewEntries(t *testing.T) {
 	require.NoError(t, f.pool.QueryRow(t.Context(), `select count(*) from metered.lots where scope = 'ben' and amount > 5000 and lapsed = amount
 		and reference ~ '^plan[0-4] 2023-11-[0-9T:]*Z/2026-11-2[01]T00:00:00Z$'`).Scan(&skipped))
 	require.Equal(t, 5, skipped, "lots that say how much lapsed from when to when")
-}
-
-// Calls on such a wallet go through where a statement may take a second, in a zone whose clocks are set, too.
-func TestIdle_CallsTakeNoSecondAfterThreeYears(t *testing.T) {
-	t.Parallel()
-	berlin, err := time.LoadLocation("Europe/Berlin")
-	require.NoError(t, err)
-	f := setUp(t, wallet.Config{})
-	calls := map[string]func(ctx context.Context, tx pgx.Tx, scope string) error{
-		"draw": func(ctx context.Context, tx pgx.Tx, scope string) error {
-			_, err := f.book.Draw(ctx, tx, wallet.Draw{Wallet: scope, Amount: 1})
-			return err
-		},
-		"charge": func(ctx context.Context, tx pgx.Tx, scope string) error {
-			_, err := f.ledger.Charge(ctx, tx, budget.Charge{Scope: scope, Amount: 1, Limits: []budget.Limit{budget.Lifetime(0)}})
-			return err
-		},
-		"grant": func(ctx context.Context, tx pgx.Tx, scope string) error {
-			_, err := f.book.Grant(ctx, tx, wallet.Grant{Wallet: scope, Amount: 1, Reference: "more"})
-			return err
-		},
-		"balance": func(ctx context.Context, tx pgx.Tx, scope string) error {
-			b, err := f.book.Balance(ctx, tx, scope)
-			require.EqualValues(t, 5*5+8, b.Units)
-			return err
-		},
-	}
-	for name, call := range calls {
-		f.clock.Set(noon.AddDate(-3, 0, 0))
-		for i := range 5 {
-			f.grant(wallet.Grant{
-				Wallet: name, Amount: 5, Reference: fmt.Sprint("plan", i), Ends: wallet.EachPeriod(budget.Per(1, budget.Day, berlin, time.Time{}).Period),
-				Roll: &wallet.Roll{Cap: 8, Lasts: wallet.For(3 * day), Times: 1, Shared: true},
-			})
-		}
-		f.clock.Set(noon)
-		for tries := 1; ; tries++ { // on a busy machine a call of some milliseconds may wait for a second, and not each time
-			_, err := do(f, func(ctx context.Context, tx pgx.Tx) (struct{}, error) {
-				if _, err := tx.Exec(ctx, "set local statement_timeout = '1s'"); err != nil {
-					return struct{}{}, err
-				}
-				return struct{}{}, call(ctx, tx, name)
-			})
-			if sqlstate.Of(err) == sqlstate.QueryCanceled && tries < 20 {
-				continue
-			}
-			require.NoError(t, err, name)
-			break
-		}
-	}
 }
 
 // A call accepts the reference of a period that Balance showed, also if the period was skipped since: its lot has ended. What is

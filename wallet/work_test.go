@@ -199,24 +199,6 @@ func TestWork_OfACallIsAsMuchHoweverMuchIsDue(t *testing.T) {
 	}
 }
 
-// A call reads no rows of other wallets, however many lots of theirs have ended and are not written down.
-func TestWork_OfAWalletIsNoMoreWhereOthersHaveMuchThatIsDue(t *testing.T) {
-	t.Parallel()
-	var reads []int64
-	for _, others := range []int{0, 400} {
-		f := setUp(t, wallet.Config{})
-		f.grant(wallet.Grant{Amount: 1000})
-		f.lotsEnd("ann", 60, wallet.Grant{})
-		f.lotsEnd("other", others, wallet.Grant{})
-		f.clock.Advance(2 * time.Hour)
-		_, err := f.pool.Exec(t.Context(), "analyze metered.ledger; analyze metered.lot_rows; analyze metered.lot_moves")
-		require.NoError(t, err)
-		w := f.workOf(func(ctx context.Context, tx pgx.Tx) error { return f.calledOn(false)["draw"](ctx, tx, "ann") })
-		reads = append(reads, w.read)
-	}
-	require.LessOrEqual(t, reads[1], 2*reads[0], "%v", reads)
-}
-
 // calledOn are calls on a scope, which is a wallet unless it is plain.
 func (f *fixture) calledOn(plain bool) map[string]func(ctx context.Context, tx pgx.Tx, scope string) error {
 	return map[string]func(ctx context.Context, tx pgx.Tx, scope string) error{
