@@ -190,29 +190,6 @@ func TestEnqueueMany_WaitIsBoundedForAllKeysTogether(t *testing.T) {
 	require.ErrorIs(t, <-result, budget.ErrBusy)
 }
 
-func TestEnqueue_LeavesTheLockTimeoutAsItWas(t *testing.T) {
-	t.Parallel()
-	f := on(t, pgtest.Open(t), jobs.Config{LockTimeout: 5 * time.Second}, &river.Config{Plugins: []rivertype.Plugin{jobs.Plugin()}})
-	conn, err := f.pool.Acquire(f.ctx)
-	require.NoError(t, err)
-	defer conn.Release()
-	lockTimeout := func() (timeout string) {
-		require.NoError(t, conn.QueryRow(f.ctx, "show lock_timeout").Scan(&timeout))
-		return timeout
-	}
-	tx, err := conn.Begin(f.ctx)
-	require.NoError(t, err)
-	_, err = tx.Exec(f.ctx, "set local lock_timeout = '7s'")
-	require.NoError(t, err)
-	for range 2 { // a new key and a known one
-		_, err = f.Enqueue(f.ctx, tx, process{"a"}, key("k"))
-		require.NoError(t, err)
-		require.Equal(t, "7s", lockTimeout())
-	}
-	require.NoError(t, tx.Commit(f.ctx))
-	require.Equal(t, "0", lockTimeout(), "the session's")
-}
-
 func TestEnqueueMany_OverlappingCallsDoNotDeadlock(t *testing.T) {
 	t.Parallel()
 	f := open(t)

@@ -1,7 +1,6 @@
 package jobs_test
 
 import (
-	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"testing"
@@ -35,20 +34,6 @@ func TestEnqueue_KeyUsedTwiceInOneTransactionMakesOneJob(t *testing.T) {
 	require.NoError(t, tx.Commit(f.ctx))
 	f.requireCounts(1, 1)
 	require.Equal(t, "process", f.job(first.JobID).Kind)
-}
-
-func TestEnqueue_KeyUsedInALaterTransactionReturnsTheFirstJob(t *testing.T) {
-	t.Parallel()
-	f := open(t)
-	first := f.mustEnqueue(process{"a"}, key("k"))
-	for _, level := range isolationLevels {
-		tx := f.begin(level)
-		again, err := f.Enqueue(f.ctx, tx, process{"a"}, key("k"))
-		require.NoError(t, err)
-		require.Equal(t, jobs.Result{JobID: first.JobID}, again)
-		require.NoError(t, tx.Commit(f.ctx))
-	}
-	f.requireCounts(1, 1)
 }
 
 func TestEnqueue_KeyOutlivesItsJob(t *testing.T) {
@@ -106,16 +91,6 @@ func TestEnqueue_OptionsAreNotComparedUnderAKey(t *testing.T) {
 	require.Equal(t, 1, f.job(first.JobID).Priority)
 }
 
-func TestEnqueue_KeysOfTwoQueuesAreTwoJobs(t *testing.T) {
-	t.Parallel()
-	f := open(t)
-	a := f.mustEnqueue(process{"a"}, key("k"))
-	b := f.mustEnqueue(process{"a"}, &jobs.Options{Key: "k", InsertOpts: river.InsertOpts{Queue: "bulk"}})
-	require.True(t, b.Created)
-	require.NotEqual(t, a.JobID, b.JobID)
-	f.requireCounts(2, 2)
-}
-
 func TestEnqueue_KeyBelongsToTheQueueThatRiverChooses(t *testing.T) {
 	t.Parallel()
 	f := open(t)
@@ -140,69 +115,6 @@ func TestEnqueue_KeyBelongsToTheQueueThatRiverChooses(t *testing.T) {
 	require.True(t, byDefault.Created)
 	require.Equal(t, river.QueueDefault, f.job(byDefault.JobID).Queue)
 	f.requireCounts(3, 3)
-}
-
-func TestEnqueue_NothingIsVisibleBeforeCommitAndNothingIsLeftByRollback(t *testing.T) {
-	t.Parallel()
-	f := open(t)
-	tx := f.begin(pgx.ReadCommitted)
-	_, err := f.Enqueue(f.ctx, tx, process{"a"}, key("k"))
-	require.NoError(t, err)
-	f.requireCounts(0, 0)
-	_, err = f.Find(f.ctx, f.pool, "", "k")
-	require.ErrorIs(t, err, jobs.ErrNotFound)
-	_, err = f.Find(f.ctx, tx, "", "k")
-	require.NoError(t, err)
-
-	require.NoError(t, tx.Rollback(f.ctx))
-	f.requireCounts(0, 0)
-	require.True(t, f.mustEnqueue(process{"another"}, key("k")).Created, "the key is free again")
-}
-
-func TestEnqueue_SavepointUndoesKeyAndJob(t *testing.T) {
-	t.Parallel()
-	f := open(t)
-	tx := f.begin(pgx.ReadCommitted)
-	savepoint, err := tx.Begin(f.ctx)
-	require.NoError(t, err)
-	_, err = f.Enqueue(f.ctx, savepoint, process{"a"}, key("k"))
-	require.NoError(t, err)
-	require.NoError(t, savepoint.Rollback(f.ctx))
-	again, err := f.Enqueue(f.ctx, tx, process{"b"}, key("k"))
-	require.NoError(t, err)
-	require.True(t, again.Created)
-	require.NoError(t, tx.Commit(f.ctx))
-	f.requireCounts(1, 1)
-}
-
-func TestEnqueue_NotifiesAtCommitAndNeverOfARolledBackJob(t *testing.T) {
-	t.Parallel()
-	f := open(t)
-	listener, err := pgx.ConnectConfig(f.ctx, f.pool.Config().ConnConfig)
-	require.NoError(t, err)
-	defer func() { _ = listener.Close(context.Background()) }()
-	_, err = listener.Exec(f.ctx, `listen "public.river_insert"; listen marker`)
-	require.NoError(t, err)
-
-	for _, commit := range []bool{false, true} {
-		// A client of its own: River notifies at most once per queue and cooldown.
-		c := on(t, f.pool, jobs.Config{}, &river.Config{Plugins: []rivertype.Plugin{jobs.Plugin()}})
-		tx := f.begin(pgx.ReadCommitted)
-		_, err = c.Enqueue(f.ctx, tx, process{"a"}, key("k"))
-		require.NoError(t, err)
-		want := "public.river_insert"
-		if commit {
-			require.NoError(t, tx.Commit(f.ctx))
-		} else {
-			want = "marker"
-			require.NoError(t, tx.Rollback(f.ctx))
-		}
-		_, err = f.pool.Exec(f.ctx, "notify marker")
-		require.NoError(t, err)
-		notification, err := listener.WaitForNotification(f.ctx)
-		require.NoError(t, err)
-		require.Equal(t, want, notification.Channel)
-	}
 }
 
 func TestEnqueue_RiversOptionsPassThrough(t *testing.T) {

@@ -180,34 +180,6 @@ func TestGated_CapturedByAnOldSnapshot(t *testing.T) {
 	}
 }
 
-func TestGated_AtEachIsolationLevel(t *testing.T) {
-	t.Parallel()
-	g := openGated(t, nil)
-	for _, level := range isolationLevels {
-		scope := "scope/" + string(level)
-		var ids []int64
-		for i := range 3 {
-			g.in(level, func(tx pgx.Tx) error {
-				r, err := g.Enqueue(g.ctx, tx, process{"a"}, needs(slots(scope, 1, 1)))
-				if err == nil {
-					require.Equal(t, i > 0, r.Parked)
-					ids = append(ids[:i], r.JobID)
-				}
-				return err
-			})
-		}
-		g.end(ids[0])
-		g.in(level, func(tx pgx.Tx) error {
-			results, err := g.ReleaseIn(g.ctx, tx, scope)
-			if err == nil {
-				require.Len(t, results, 1)
-				require.Equal(t, ids[1], results[0].JobID)
-			}
-			return err
-		})
-	}
-}
-
 func TestGated_KeyIsOneJobParkedOrNot(t *testing.T) {
 	t.Parallel()
 	g := openGated(t, nil)
@@ -280,29 +252,6 @@ func contains(all []int64, id int64) bool {
 		}
 	}
 	return false
-}
-
-// A job that two scopes refuse waits for one after the other, and keeps neither from others.
-func TestGated_GoesOnToTheNextScopeThatRefuses(t *testing.T) {
-	t.Parallel()
-	g := openGated(t, nil)
-	a := g.mustEnqueue(process{"a"}, needs(slots("a", 1, 1)))
-	b := g.mustEnqueue(process{"b"}, needs(slots("b", 1, 1)))
-	both := g.mustEnqueue(process{"both"}, needs(slots("a", 1, 1), slots("b", 1, 1)))
-	require.True(t, both.Parked)
-	onlyA := g.mustEnqueue(process{"only a"}, needs(slots("a", 1, 1)))
-	require.True(t, onlyA.Parked)
-
-	g.end(a.JobID)
-	require.EqualValues(t, 1, g.release().Released)
-	require.Equal(t, []int64{a.JobID, b.JobID, onlyA.JobID}, g.river())
-	g.end(b.JobID)
-	require.Zero(t, g.release().Released, "a is taken again")
-	g.end(onlyA.JobID)
-	require.EqualValues(t, 1, g.release().Released)
-	require.Contains(t, g.river(), both.JobID)
-	require.Zero(t, g.lines())
-	pgtest.RequireVerified(t, g.pool, g.ledger)
 }
 
 func TestGated_AWindowThatRollsFreeIsLookedAtInTime(t *testing.T) {

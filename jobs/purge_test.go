@@ -1,7 +1,6 @@
 package jobs_test
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"sync"
@@ -89,25 +88,6 @@ func TestPurge_SeveralAtOnceForgetEachKeyOnce(t *testing.T) {
 	require.Equal(t, int64(1000), total.Load())
 	require.GreaterOrEqual(t, calls.Load(), int64(34))
 	f.requireCounts(1007, 7)
-}
-
-func TestPurge_CancelledKeepsFinishedBatches(t *testing.T) {
-	t.Parallel()
-	f := open(t)
-	clock := pgtest.SetClock(t, f.pool, time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC))
-	f.keys("k", 100)
-	clock.Advance(time.Hour)
-	ctx, cancel := context.WithCancel(f.ctx)
-	var progress []int64
-	deleted, err := purge.JobKeys.Delete(ctx, f.pool, purge.Options{OlderThan: time.Minute, Batch: 10, Progress: func(n int64) {
-		if progress = append(progress, n); len(progress) == 3 {
-			cancel()
-		}
-	}})
-	require.ErrorIs(t, err, context.Canceled)
-	require.EqualValues(t, 30, deleted)
-	require.Equal(t, []int64{10, 20, 30}, progress)
-	f.requireCounts(100, 70)
 }
 
 func TestPurge_EnqueueOfAKeyBeingForgottenWaitsAndMakesANewJob(t *testing.T) {

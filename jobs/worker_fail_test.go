@@ -2,7 +2,6 @@ package jobs_test
 
 import (
 	"context"
-	"errors"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -297,23 +296,6 @@ func TestHeldWorker_TheStateOfAnotherHoldIsAnOrdinaryFailure(t *testing.T) {
 	job := submit(t, c, 1)
 	workHeld(t, pool, c, jobs.WorkerOptions{}, func(context.Context, *rendering) (jobs.JobCost, error) {
 		return jobs.JobCost{}, &holds.StateError{ID: "other", State: holds.Expired}
-	})
-	awaitJob(t, pool, job, "discarded")
-	require.Equal(t, books{Job: "discarded", Hold: holds.Released}, booksOf(t, pool, c, job))
-}
-
-func TestHeldWorker_WriteCannotEndTheTransaction(t *testing.T) {
-	t.Parallel()
-	pool, c := setUp(t, metered.Config{})
-	job := submit(t, c, 1)
-	workHeld(t, pool, c, jobs.WorkerOptions{}, func(context.Context, *rendering) (jobs.JobCost, error) {
-		return jobs.JobCost{Lines: []holds.Line{room("gpu", 7, 100)}, Write: func(ctx context.Context, tx pgx.Tx) error {
-			if err := tx.Commit(ctx); !errors.Is(err, metered.ErrTxControl) {
-				t.Errorf("commit: %v", err)
-			}
-			_, err := tx.Exec(ctx, "commit")
-			return err
-		}}, nil
 	})
 	awaitJob(t, pool, job, "discarded")
 	require.Equal(t, books{Job: "discarded", Hold: holds.Released}, booksOf(t, pool, c, job))

@@ -273,7 +273,7 @@ func TestHeldWorker_OverTheEstimate(t *testing.T) {
 // Past the wrapper, by the bare connection: the job's write and its cost are committed together or not at all.
 func TestHeldWorker_WriteCannotEndTheTransactionByTheConnection(t *testing.T) {
 	t.Parallel()
-	for _, sql := range []string{"commit", "commit; begin", "rollback", "rollback; begin", "rollback and chain", "select 1/0"} {
+	for _, sql := range []string{"commit; begin", "rollback; begin", "rollback and chain"} {
 		t.Run(sql, func(t *testing.T) {
 			pool, c := setUp(t, metered.Config{})
 			job := submit(t, c, 1)
