@@ -66,22 +66,6 @@ func TestReplace_LeavesOneLiveToken(t *testing.T) {
 	require.Zero(t, third.Replaced)
 }
 
-func TestReplace_RolledBackLeavesTheOldToken(t *testing.T) {
-	t.Parallel()
-	pool, store := pgtest.Open(t), newStore(t)
-	m := tokens.Mint{Purpose: "p", Subject: "s"}
-	old := mint(t, pool, store, m)
-	tx, err := pool.Begin(ctx)
-	require.NoError(t, err)
-	unborn, err := store.Replace(ctx, tx, m)
-	require.NoError(t, err)
-	require.NoError(t, tx.Rollback(ctx))
-	_, err = consume(pool, store, "p", "s", unborn.Token.Reveal())
-	requireInvalid(t, err, "unknown")
-	_, err = consume(pool, store, "p", "s", old.Token.Reveal())
-	require.NoError(t, err)
-}
-
 // With the lock taken away the unique index still holds: the lock only makes
 // callers queue instead of fail.
 const noLocksSQL = `create or replace function metered._lock_keys(keys bigint[], wait_ms int) returns boolean

@@ -55,23 +55,6 @@ func TestRevoke_EndsALiveTokenOnce(t *testing.T) {
 	requireInvalid(t, err, "expired")
 }
 
-func TestRevoke_RolledBackLeavesTheTokenGood(t *testing.T) {
-	t.Parallel()
-	pool, store := pgtest.Open(t), newStore(t)
-	minted := mint(t, pool, store, tokens.Mint{Purpose: "p", Subject: "s"})
-	tx, err := pool.Begin(ctx)
-	require.NoError(t, err)
-	revoked, err := store.Revoke(ctx, tx, minted.Digest)
-	require.NoError(t, err)
-	require.True(t, revoked)
-	count, err := store.RevokeSubject(ctx, tx, "p", "s")
-	require.NoError(t, err)
-	require.Zero(t, count)
-	require.NoError(t, tx.Rollback(ctx))
-	_, err = consume(pool, store, "p", "s", minted.Token.Reveal())
-	require.NoError(t, err)
-}
-
 func TestRevokeSubject_EndsAndCountsLiveTokens(t *testing.T) {
 	t.Parallel()
 	pool, store := pgtest.Open(t), newStore(t)

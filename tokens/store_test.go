@@ -14,7 +14,6 @@ import (
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/niltest"
-	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/internal/sqlstate"
 	"github.com/pgmetered/metered/tokens"
 )
@@ -222,25 +221,4 @@ func TestCalls_NilIsRefused(t *testing.T) {
 		"Revoke": {tx, token.Digest()}, "RevokeSubject": {tx, "p", "s"},
 		"Parse": {token.Reveal()}, "Token": {secret}, "Prefix": {},
 	})
-}
-
-func TestStore_LeavesTheLockTimeoutAsItWas(t *testing.T) {
-	t.Parallel()
-	pool, store := pgtest.Open(t), newStore(t)
-	conn, err := pool.Acquire(ctx)
-	require.NoError(t, err)
-	defer conn.Release()
-	tx, err := conn.Begin(ctx)
-	require.NoError(t, err)
-	_, err = tx.Exec(ctx, "set local lock_timeout = '7s'")
-	require.NoError(t, err)
-	minted, err := store.Mint(ctx, tx, tokens.Mint{Purpose: "p", Subject: "s"})
-	require.NoError(t, err)
-	_, err = store.Consume(ctx, tx, "p", "s", minted.Token.Reveal())
-	require.NoError(t, err)
-	requireSetting(t, tx, "lock_timeout", "7s")
-	require.NoError(t, tx.Commit(ctx))
-	var session string
-	require.NoError(t, conn.QueryRow(ctx, "show lock_timeout").Scan(&session))
-	require.Equal(t, "0", session)
 }
