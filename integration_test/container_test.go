@@ -5,7 +5,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 	"github.com/testcontainers/testcontainers-go"
 	"github.com/testcontainers/testcontainers-go/wait"
@@ -64,17 +63,5 @@ func TestSystem_OnThisMachine(t *testing.T) {
 	server, err := pgserver.Start(t.Context(), pgserver.Options{})
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = server.Stop() })
-	exercise(t, server.ConnString())
-}
-
-// Over TCP with a password, as most programs connect.
-func TestSystem_OverTCP(t *testing.T) {
-	t.Parallel()
-	server, err := pgserver.Start(t.Context(), pgserver.Options{Private: true, TCP: true})
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = server.Stop() })
-	config, err := pgxpool.ParseConfig(server.ConnString())
-	require.NoError(t, err)
-	require.Equal(t, "127.0.0.1", config.ConnConfig.Host)
 	exercise(t, server.ConnString())
 }

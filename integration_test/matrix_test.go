@@ -70,9 +70,6 @@ func ways() map[string]way {
 	}
 	anybodys := slices.Clip([]string{"metered.Validate", "replica.CommitLSN", "replica.ReadLSN", "Pool.Close", "Pool.Spends", "Batcher.Close"})
 	all := map[string]way{
-		"another schema name": {schema: "other", open: func(t *testing.T, owner *pgxpool.Pool) *pgxpool.Pool {
-			return pgtest.Reopen(t, owner, func(*pgxpool.Config) {})
-		}},
 		"an empty search_path": {fails: map[string]string{"metered.Migrate": "migrate river: "}, open: func(t *testing.T, owner *pgxpool.Pool) *pgxpool.Pool {
 			return pgtest.Reopen(t, owner, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["search_path"] = "" })
 		}},
@@ -93,18 +90,22 @@ func ways() map[string]way {
 			return pgtest.AsRole(t, owner, pgtest.Grants(metered.GrantSQL, metered.GrantJobsSQL), pgtest.RiverGrantSQL+"; grant select, insert on notes to $role;")
 		}},
 	}
-	feed := way{begin: withoutFeed, fails: map[string]string{"metered.Migrate": "column feed.no is missing"}, open: func(t *testing.T, owner *pgxpool.Pool) *pgxpool.Pool {
-		return pgtest.Reopen(t, owner, func(*pgxpool.Config) {})
-	}}
+	const strange = "SQL dates, backslashes in strings"
+	feed := inMode(pgx.QueryExecModeExec, unusual[strange])
+	feed.begin, feed.fails = withoutFeed, map[string]string{"metered.Migrate": "column feed.no is missing"}
 	for _, call := range []string{"Ledger.NumberFeed", "Ledger.Feed", "Ledger.ConsumeFeed", "Ledger.RunFeed", "Ledger.FeedConsumers", "Ledger.DropFeedConsumer",
 		"Ledger.Purge", "Register.Export", "Register.Pseudonymize"} {
 		feed.fails[call] = "42P01" // undefined table
 	}
-	all["without the feed's tables"] = feed
+	all["without the feed's tables, in mode exec, "+strange] = feed
 	for _, level := range []string{"repeatable read", "serializable"} {
 		at := inMode(pgx.QueryExecModeCacheStatement, map[string]string{"default_transaction_isolation": level})
 		at.fails = map[string]string{"metered.OpenTx": "is not READ COMMITTED", "sqlmetered.DoTx": "is not READ COMMITTED",
 			"Register.Pseudonymize": "must be read committed"}
+		if level == "serializable" {
+			at.schema = "other"
+			level += ", with another schema name"
+		}
 		all["at "+level] = at
 	}
 	for _, mode := range modes {
@@ -126,7 +127,8 @@ func ways() map[string]way {
 }
 
 // sampled are the modes and settings that are tried by default. All ways that name none are in the mode "cache statement".
-var sampled = []string{"cache describe", "describe exec", "exec, SQL dates, backslashes in strings", "simple protocol, German dates"}
+// The way without the feed's tables is in the mode "exec", with settings.
+var sampled = []string{"cache describe", "describe exec", "simple protocol, German dates"}
 
 // inCI are ways that only CI goes: other tests are about each of them.
 var inCI = []string{"an empty search_path", "in mode cache describe", "in mode describe exec", "as maintenance", "as reporting"}
@@ -149,7 +151,7 @@ func TestMatrix_EveryCallEachWay(t *testing.T) {
 	pgtest.OnEachVersion(t)
 	all := ways()
 	if !pgtest.Long {
-		require.Len(t, all, pgtest.Sizes(12-len(inCI), 12, 0))
+		require.Len(t, all, pgtest.Sizes(10-len(inCI), 10, 0))
 	}
 	for name, w := range all {
 		t.Run(name, func(t *testing.T) {

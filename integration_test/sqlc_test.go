@@ -88,19 +88,3 @@ func TestSqlc_QueriesRunInACommand(t *testing.T) {
 		}
 	}
 }
-
-func TestSqlc_QueriesAreDeadAfterTheCommand(t *testing.T) {
-	t.Parallel()
-	_, c := pgtest.SetUp(t, metered.Config{}, pgtest.Options{})
-	var kept *documents.Queries
-	_, err := metered.Do(t.Context(), c, metered.Command{ID: "op"}, func(_ context.Context, tx *metered.Tx) (any, error) {
-		kept = documents.New(tx)
-		return nil, nil
-	})
-	require.NoError(t, err)
-	require.ErrorIs(t, kept.DeleteDocuments(t.Context(), "ann"), metered.ErrTxDone)
-	_, err = kept.Documents(t.Context(), "ann")
-	require.ErrorIs(t, err, metered.ErrTxDone)
-	_, err = kept.CreateDocument(t.Context(), documents.CreateDocumentParams{})
-	require.ErrorIs(t, err, metered.ErrTxDone)
-}
