@@ -407,31 +407,3 @@ func TestVerify_ATenantThatMovedIsNoDifference(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, report.Differences, 2, "a scope is gone from the cell in which its tenant lives")
 }
-
-// In each mode of pgx, and under each setting.
-func TestNotarize_InEachModeOfPgx(t *testing.T) {
-	t.Parallel()
-	o := newOffice(t, notary.Config{})
-	for nth, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol} {
-		o.charge("org/a", 3)
-		o.charge(fmt.Sprintf("org/%d", nth), 3)
-		config := o.pool.Config().Copy()
-		config.ConnConfig.DefaultQueryExecMode = mode
-		config.ConnConfig.RuntimeParams["datestyle"] = "SQL, DMY"
-		config.ConnConfig.RuntimeParams["bytea_output"] = "escape"
-		own, err := pgxpool.NewWithConfig(t.Context(), config)
-		require.NoError(t, err)
-		defer own.Close()
-		head, err := o.notary.Notarize(t.Context(), own, o.signer)
-		require.NoError(t, err, "%v", mode)
-		require.EqualValues(t, 6*(nth+1), head.Size)
-		report, err := o.notary.Verify(t.Context(), own, []byte(head.Note), o.verifier)
-		require.NoError(t, err, "%v", mode)
-		require.Empty(t, report.Differences)
-		require.Equal(t, head.Size, report.Checked)
-		receipt, err := o.notary.Receipt(t.Context(), own, "org/a", 2)
-		require.NoError(t, err, "%v", mode)
-		_, err = checkReceipt(encode(t, receipt), o.verifier)
-		require.NoError(t, err, "%v", mode)
-	}
-}

@@ -177,34 +177,6 @@ func TestDoTx_ACollisionIsRetryable(t *testing.T) {
 	}
 }
 
-func TestInTx_EveryModeOfPgx(t *testing.T) {
-	t.Parallel()
-	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec,
-		pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol} {
-		t.Run(mode.String(), func(t *testing.T) {
-			t.Parallel()
-			s := setUp(t, pgtest.Options{Config: func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode }})
-			for _, id := range []string{"first", "second"} { // the second finds the statements that the first has prepared
-				cmd, fn := s.whole(t, id)
-				tx := s.begin(t, sql.LevelDefault)
-				prepared, err := tx.Prepare("select $1::int + 1")
-				require.NoError(t, err)
-				_, err = sqlmetered.DoTx(t.Context(), s.c, tx, cmd, fn)
-				require.NoError(t, err)
-				require.NoError(t, sqlmetered.InTx(t.Context(), tx, func(ctx context.Context, tx pgx.Tx) error {
-					_, err := s.c.Budget.Charge(ctx, tx, charge("units", 1, 100))
-					return err
-				}))
-				var two int
-				require.NoError(t, prepared.QueryRow(1).Scan(&two))
-				require.Equal(t, 2, two)
-				require.NoError(t, sqlmetered.Commit(tx))
-			}
-			require.Equal(t, [6]int{2, 6, 2, 2, 2, 2}, s.rows(t))
-		})
-	}
-}
-
 func TestNilArguments(t *testing.T) {
 	t.Parallel()
 	s := setUp(t, pgtest.Options{})
