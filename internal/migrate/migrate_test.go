@@ -2,7 +2,6 @@ package migrate_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -22,7 +21,6 @@ import (
 	"github.com/pgmetered/metered/internal/lockkey"
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/internal/schema"
-	"github.com/pgmetered/metered/tokens"
 )
 
 // The short form finds a migration without its lock.
@@ -145,50 +143,6 @@ func TestMigrate_NeedsNoMoreThanToOwnTheSchema(t *testing.T) {
 	require.Error(t, err)
 }
 
-func TestSchemaSQL_CanBeAppliedByAnotherToolInItsTransaction(t *testing.T) {
-	t.Parallel()
-	pgtest.OnEachVersion(t)
-	pool := pgtest.OpenWith(t, pgtest.Options{Empty: true})
-	ctx := t.Context()
-	text, err := metered.SchemaSQL(metered.SchemaSQLOptions{Schema: "money_1"})
-	require.NoError(t, err)
-	require.False(t, strings.Contains(text, " metered.l"), "a mention of the default schema is left")
-	require.NoError(t, pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-		_, err := tx.Exec(ctx, text, pgx.QueryExecModeSimpleProtocol)
-		return err
-	}))
-	pgtest.Migrate(t, pool, metered.MigrateOptions{Schema: "money_1"})
-	require.Zero(t, relations(t, pool, "metered"))
-}
-
-func TestSchemas_SideBySideAreIndependent(t *testing.T) {
-	t.Parallel()
-	pgtest.OnEachVersion(t)
-	pool := pgtest.Open(t)
-	ctx := t.Context()
-	pgtest.Migrate(t, pool, metered.MigrateOptions{Schema: "other"})
-	cmd := metered.Command{ID: "op", Charges: []budget.Charge{{Scope: "s", Amount: 1, Limits: []budget.Limit{budget.Lifetime(1)}}}}
-	for _, schema := range []string{"metered", "other"} {
-		c, err := metered.New(pool, metered.Config{Config: budget.Config{Schema: schema}})
-		require.NoError(t, err)
-		var token tokens.Minted
-		require.NoError(t, pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) (err error) {
-			token, err = c.Tokens.Mint(ctx, tx, tokens.Mint{Purpose: "p", Subject: "s", TTL: time.Minute})
-			return err
-		}))
-		cmd.Token = &metered.Redeem{Purpose: "p", Subject: "s", Presented: token.Token.Reveal()}
-		out, err := metered.Do[any](ctx, c, cmd, nil)
-		require.NoError(t, err)
-		require.False(t, out.Replayed)
-		report, err := c.Budget.Verify(ctx, pool, budget.VerifyOptions{})
-		require.NoError(t, err)
-		require.Empty(t, report.Differences)
-		require.Equal(t, int64(1), report.Entries)
-		_, err = c.Lookup(ctx, pool, "", "op")
-		require.NoError(t, err)
-	}
-}
-
 func TestSchemaNames_AreRefusedBeforeAnySQL(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
@@ -207,18 +161,6 @@ func TestSchemaNames_AreRefusedBeforeAnySQL(t *testing.T) {
 		_, err := metered.GrantSQL("", role)
 		require.ErrorIs(t, err, budget.ErrArgument)
 	}
-}
-
-func TestCalls_SayThatTheSchemaIsMissing(t *testing.T) {
-	t.Parallel()
-	pgtest.OnEachVersion(t)
-	pool := pgtest.OpenWith(t, pgtest.Options{Empty: true})
-	c, err := metered.New(pool, metered.Config{})
-	require.NoError(t, err)
-	_, err = metered.Do[any](t.Context(), c, metered.Command{ID: "op"}, nil)
-	require.ErrorIs(t, err, budget.ErrNotMigrated)
-	_, err = c.Budget.Usage(t.Context(), pool, budget.Query{Scope: "s"})
-	require.ErrorIs(t, err, budget.ErrNotMigrated)
 }
 
 // relations counts the tables of a schema.
@@ -290,37 +232,6 @@ func TestSchema_OddNamesAndSearchPaths(t *testing.T) {
 			}
 		})
 	}
-}
-
-// A function of DoTx that panics, or whose context ends, leaves nothing of its command in the caller's transaction.
-func TestDoTx_APanicLeavesTheTransactionAsItWas(t *testing.T) {
-	t.Parallel()
-	pool := pgtest.Open(t)
-	c, err := metered.New(pool, metered.Config{})
-	require.NoError(t, err)
-	tx, err := pool.Begin(t.Context())
-	require.NoError(t, err)
-	defer tx.Rollback(context.Background())
-	cmd := metered.Command{ID: "1", Name: "n", Charges: []budget.Charge{{Scope: "a", Amount: 1}}}
-	require.Panics(t, func() {
-		_, _ = metered.DoTx(t.Context(), c, tx, cmd, func(ctx context.Context, tx *metered.Tx) (int, error) {
-			_, _ = tx.Exec(ctx, "select nonsense")
-			panic("x")
-		})
-	})
-	ctx, cancel := context.WithCancel(t.Context())
-	_, err = metered.DoTx(ctx, c, tx, cmd, func(_ context.Context, tx *metered.Tx) (int, error) {
-		cancel()
-		return 0, errors.New("no")
-	})
-	require.Error(t, err)
-	out, err := metered.DoTx(t.Context(), c, tx, cmd, func(ctx context.Context, tx *metered.Tx) (int, error) { return 7, nil })
-	require.NoError(t, err)
-	require.False(t, out.Replayed)
-	require.NoError(t, tx.Commit(t.Context()))
-	u, err := c.Budget.Usage(t.Context(), pool, budget.Query{Scope: "a"})
-	require.NoError(t, err)
-	require.Equal(t, int64(1), u[0].Used)
 }
 
 // apply runs the text as one query, as a migration tool does.

@@ -250,22 +250,6 @@ func TestPurgeOperations_WaitsForAnotherNoLongerThanTheLockTimeout(t *testing.T)
 	require.EqualValues(t, 1, n)
 }
 
-func TestPurgeOperations_InBatches(t *testing.T) {
-	t.Parallel()
-	pgtest.OnEachVersion(t)
-	pool, _ := pgtest.SetUp(t, metered.Config{})
-	ctx := t.Context()
-	_, err := pool.Exec(ctx, `insert into metered.operations (tenant, id, at, fingerprint, result)
-		select '', i, now() - interval '1 hour' - i * interval '1 s', '', '' from generate_series(1, 25) i`)
-	require.NoError(t, err)
-	var progress []int64
-	n, err := purge.Operations.Delete(ctx, pool, purge.Options{OlderThan: time.Minute, Batch: 10,
-		Progress: func(deleted int64) { progress = append(progress, deleted) }})
-	require.NoError(t, err)
-	require.EqualValues(t, 25, n)
-	require.Equal(t, []int64{10, 20, 25}, progress)
-}
-
 // At each level, also from inside a transaction whose snapshot is from before.
 func TestDo_AnOldSnapshotDoesNotHideTheHorizon(t *testing.T) {
 	t.Parallel()
