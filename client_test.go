@@ -188,30 +188,6 @@ func TestLookup_AWrongIDIsRefusedBeforeAnySQL(t *testing.T) {
 	}
 }
 
-func TestNew_WrongConfigIsRefused(t *testing.T) {
-	t.Parallel()
-	pool := pgtest.Nowhere(t)
-	for field, cfg := range map[string]metered.Config{
-		"Config.Schema":         {Config: budget.Config{Schema: "No"}},
-		"Config.TokenPrefix":    {TokenPrefix: "no spaces"},
-		"Config.SecretKey":      {SecretKey: []byte("short")},
-		"Config.LockTimeout":    {Config: budget.Config{LockTimeout: time.Hour + 1}},
-		"Config.ClockTolerance": {Config: budget.Config{ClockTolerance: -1}},
-		"Config.MaxFuture":      {Config: budget.Config{MaxFuture: 24*time.Hour + 1}},
-		"Config.MaxAttempts":    {MaxAttempts: 101},
-		"Config.ResolveTimeout": {ResolveTimeout: -1},
-	} {
-		_, err := metered.New(pool, cfg)
-		var argument *budget.ArgumentError
-		require.ErrorAs(t, err, &argument, field)
-		require.NotEmpty(t, metered.Code(err))
-	}
-	c, err := metered.New(pool, metered.Config{})
-	require.NoError(t, err)
-	_, err = c.Secret("", "op", "")
-	require.ErrorIs(t, err, budget.ErrArgument, "no key")
-}
-
 func TestCalls_NilIsRefused(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Nowhere(t)

@@ -2,7 +2,6 @@ package metered
 
 import (
 	"crypto/sha256"
-	"encoding/binary"
 	"encoding/hex"
 	"fmt"
 	"testing"
@@ -51,25 +50,6 @@ func TestFingerprint_Golden(t *testing.T) {
 	} {
 		require.Equal(t, v.want, fingerprintOf(t, v.cmd, v.token), "%+v", v.cmd)
 	}
-}
-
-// The encoding, spelt out once more.
-func TestFingerprint_IsTheHashOfLengthPrefixedParts(t *testing.T) {
-	t.Parallel()
-	n := func(v uint64) []byte { return binary.BigEndian.AppendUint64(nil, v) }
-	p := func(b string) []byte { return append(n(uint64(len(b))), b...) }
-	digest := [32]byte{9}
-	h := sha256.New()
-	for _, b := range [][]byte{
-		p("name"), p(`"in"`), p(string(digest[:])), p("purpose"), p("subject"), p(string(n(1_000_001))),
-		n(2), p("s"), n(5), p("t"), n(6), n(1), p("u"), n(7),
-	} {
-		h.Write(b)
-	}
-	require.Equal(t, "01"+hex.EncodeToString(h.Sum(nil)), fingerprintOf(t, Command{
-		Name: "name", Input: "in", IssuedAt: time.UnixMicro(1_000_001),
-		Charges: []budget.Charge{{Scope: "s", Amount: 5}, {Scope: "t", Amount: 6}}, Sticky: []budget.Charge{{Scope: "u", Amount: 7}},
-	}, &ledger.PresentedToken{Digest: digest[:], Purpose: "purpose", Subject: "subject"}))
 }
 
 func FuzzFingerprint(f *testing.F) {

@@ -3,7 +3,6 @@ package console_test
 import (
 	"bufio"
 	"context"
-	"fmt"
 	"net/http"
 	"runtime"
 	"strings"
@@ -97,33 +96,6 @@ func TestStream_SendsNewsAndLeavesNothingBehind(t *testing.T) {
 	refused, _ = w.get(w.url("live"))
 	require.Equal(t, http.StatusServiceUnavailable, refused.StatusCode)
 	w.see("")
-}
-
-// One stream costs the database as much as many do.
-func TestStream_ReadsOnceForAll(t *testing.T) {
-	w := newWorld(t, console.Config{Refresh: 100 * time.Millisecond}, "")
-	cost := func(viewers int) float64 {
-		var all []*viewer
-		for range viewers {
-			all = append(all, w.view(w.url("live", "page", "")))
-		}
-		require.True(t, all[0].hears("data:"))
-		began, from := time.Now(), w.queries.n.Load()
-		for i := range 3 {
-			w.charge(fmt.Sprint("s/", viewers, "/", i), 1)
-			require.True(t, all[0].hears(fmt.Sprint("s/", viewers, "/", i)))
-		}
-		rounds := time.Since(began).Seconds()/0.1 + 2
-		n := float64(w.queries.n.Load()-from) / rounds
-		for _, v := range all {
-			v.leave()
-		}
-		pgtest.WaitFor(t, "all streams end", func() bool { return going("Handler).stream")+going("live).run") == 0 })
-		return n
-	}
-	const perRound = 20 // statements; it is some 13
-	require.Less(t, cost(1), float64(perRound))
-	require.Less(t, cost(20), float64(perRound))
 }
 
 // The page says that the database does not answer, and that it does again.

@@ -121,39 +121,6 @@ func TestIdempotent_HostileKeysAre400(t *testing.T) {
 	require.Empty(t, s.told())
 }
 
-func TestIdempotent_ConcurrentRequestsHaveOneEffect(t *testing.T) {
-	t.Parallel()
-	s := newShop(t, httpmetered.IdempotentConfig{}, created)
-	other := branch(t, s.pool, httpmetered.IdempotentConfig{}, metered.Config{}, created)
-	var group sync.WaitGroup
-	var mu sync.Mutex
-	answers := map[int][]string{}
-	for i := range 24 {
-		group.Go(func() {
-			at := []*shop{s, other}[i%2]
-			r, err := at.send(t.Context(), "POST", "/orders/book", "ann", "body", "k")
-			mu.Lock()
-			defer mu.Unlock()
-			if err != nil {
-				answers[0] = append(answers[0], err.Error())
-				return
-			}
-			answers[r.status] = append(answers[r.status], r.body)
-			if r.status == 409 && (r.header.Get("Retry-After") != "1" || r.code() != "idempotency_key_in_flight") {
-				answers[0] = append(answers[0], r.body)
-			}
-		})
-	}
-	group.Wait()
-	require.Equal(t, 24, len(answers[201])+len(answers[409]), answers)
-	require.NotEmpty(t, answers[201])
-	for _, body := range answers[201] {
-		require.Equal(t, answers[201][0], body)
-	}
-	require.Equal(t, 1, s.orders())
-	require.Equal(t, 1, s.records())
-}
-
 func TestIdempotent_InFlightIs409WithRetryAfter(t *testing.T) {
 	t.Parallel()
 	running, end := make(chan bool), make(chan bool)

@@ -120,21 +120,6 @@ func TestCharge_SpendsFromALease(t *testing.T) {
 	require.Equal(t, spent, f.settled("hot", p))
 }
 
-func TestCharge_ARollbackTakesASpendBack(t *testing.T) {
-	t.Parallel()
-	f := setUp(t)
-	p := f.pool(patient)
-	spent := f.warm(p, charge(5))
-	tx, err := f.db.Begin(t.Context())
-	require.NoError(t, err)
-	r, err := p.Charge(t.Context(), tx, charge(9))
-	require.NoError(t, err)
-	require.NotZero(t, r.Entries[0].Lease)
-	require.NoError(t, tx.Rollback(t.Context()))
-	require.Equal(t, spent, f.usage("hot").Used)
-	require.Equal(t, spent, f.settled("hot", p))
-}
-
 // With several processes, at each level, every committed unit is in the chain at the end, and never more than the limit.
 // The short form finds a spend while its lease is settled.
 func TestCharge_IsExactUnderConcurrency(t *testing.T) {

@@ -80,25 +80,3 @@ func TestFeed_GoesOnForAConsumer(t *testing.T) {
 type brokenPipe struct{}
 
 func (brokenPipe) Write([]byte) (int, error) { return 0, syscall.EPIPE }
-
-func TestFeed_FollowsUntilItIsInterrupted(t *testing.T) {
-	t.Parallel()
-	pool, _ := shop(t)
-	ledger, err := budget.New(budget.Config{})
-	require.NoError(t, err)
-	before := pgtest.Count(t, pool, "metered.ledger")
-	l := cli(t, pool)
-	charged := false
-	l.until = func(out string) bool {
-		lines := strings.Count(out, "\n")
-		if lines == before && !charged {
-			charged = true
-			_, err := ledger.ChargeNow(t.Context(), pool, budget.Charge{Scope: "new", Amount: 1})
-			require.NoError(t, err)
-		}
-		return lines > before
-	}
-	all := l.exits(exitInterrupted, "feed", "--follow", "--every", "1ms", "--json").objects()
-	require.Equal(t, "new", all[before]["scope"])
-	require.Len(t, all, before+1)
-}

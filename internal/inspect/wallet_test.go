@@ -12,7 +12,6 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/inspect"
@@ -125,40 +124,6 @@ func TestWallet_HasUnitsLotsAndTheNextEnd(t *testing.T) {
 		require.NoError(t, err)
 		l := page.Lots[0]
 		require.Equal(t, []any{"later", inspect.LotPending, int64(7), int64(7), int64(0), starts}, []any{l.Reference, l.State, l.Granted, l.Pending, l.Rest, l.GrantedAt})
-	})
-}
-
-func TestSessions_DifferFromOtherHolds(t *testing.T) {
-	t.Parallel()
-	f := setUp(t)
-	f.tx(func(tx pgx.Tx) error {
-		_, err := f.client.Holds.Place(t.Context(), tx, holds.Placement{ID: "session_of_mine", TTL: time.Minute, Lines: []holds.Line{{Scope: "org/a", Amount: 1}}})
-		return err
-	})
-	s, err := metered.Open[any](t.Context(), f.client, metered.Reservation{ID: "stream", Tenant: "ann", TTL: time.Hour,
-		Lines: []holds.Line{{Scope: "org/a", Amount: 5, Limits: []budget.Limit{budget.Lifetime(100)}}}})
-	require.NoError(t, err)
-	defer s.Close()
-	require.True(t, inspect.IsSession(s.Hold().ID))
-	require.False(t, inspect.IsSession("session_of_mine"))
-	f.read(func(ctx context.Context, r *inspect.Reader) {
-		d, err := r.Scope(ctx, "org/a")
-		require.NoError(t, err)
-		require.Equal(t, 1, d.Sessions)
-		require.True(t, s.Hold().Due.Equal(d.SessionDue))
-		for _, filter := range []inspect.HoldFilter{{Sessions: true}, {Sessions: true, Scope: "org/a", State: holds.Held}} {
-			list, err := r.Holds(ctx, filter)
-			require.NoError(t, err)
-			require.Len(t, list.Holds, 1)
-			require.Equal(t, s.Hold().ID, list.Holds[0].ID)
-		}
-	})
-	require.NoError(t, s.Cancel(t.Context(), "over"))
-	f.read(func(ctx context.Context, r *inspect.Reader) {
-		d, err := r.Scope(ctx, "org/a")
-		require.NoError(t, err)
-		require.Zero(t, d.Sessions)
-		require.True(t, d.SessionDue.IsZero())
 	})
 }
 
