@@ -1852,12 +1852,15 @@ begin
             from (select l.at, l.spent, l.tallied, l.lots_end, l.next_due, metered.clock() as clk
                 from metered.ledger l where l.scope = c.scope order by l.seq desc limit 1) t
             where t.tallied and t.lots_end is null and t.next_due is distinct from '-infinity'
-            and t.spent < 4611686018427387904 and t.at < t.clk and pg_try_advisory_xact_lock(t_lock # metered._in_us(t.clk))
+            and t.spent < 4611686018427387904
+            and (t.next_due <= t.clk and metered._minimum_is_due(c.scope, t.next_due, t.clk)) is not true and t.at < t.clk and pg_try_advisory_xact_lock(t_lock # metered._in_us(t.clk))
             on conflict do nothing
             returning y.at into made;
     if made is not null or not exists (
-        select from (select * from metered.ledger l where l.scope = c.scope order by l.seq desc limit 1) t where t.tallied and t.lots_end is null and t.next_due is distinct from '-infinity'
-            and t.spent < 4611686018427387904) then
+        select from (select * from metered.ledger l where l.scope = c.scope order by l.seq desc limit 1) t
+        where t.tallied and t.lots_end is null and t.next_due is distinct from '-infinity'
+            and t.spent < 4611686018427387904
+            and (t.next_due <= metered.clock() and metered._minimum_is_due(c.scope, t.next_due, metered.clock())) is not true) then
         return made;
     end if;
     for nth in 1..100 loop
@@ -1866,8 +1869,10 @@ begin
         from (
             select nth * interval '1 microsecond' + greatest(metered.clock(), t.at,
                 (select y.at from metered.tallies y where y.scope = c.scope order by y.at desc limit 1)) as at
-            from (select * from metered.ledger l where l.scope = c.scope order by l.seq desc limit 1) t where t.tallied and t.lots_end is null and t.next_due is distinct from '-infinity'
-            and t.spent < 4611686018427387904) x
+            from (select * from metered.ledger l where l.scope = c.scope order by l.seq desc limit 1) t
+            where t.tallied and t.lots_end is null and t.next_due is distinct from '-infinity'
+            and t.spent < 4611686018427387904
+            and (t.next_due <= metered.clock() and metered._minimum_is_due(c.scope, t.next_due, metered.clock())) is not true) x
         where pg_try_advisory_xact_lock(t_lock # metered._in_us(x.at))
         on conflict do nothing
         returning y.at into made;
@@ -1954,17 +1959,35 @@ create function metered._without_tallies(scopes text[], wait_ms int) returns voi
 language plpgsql volatile
 as $$
 declare
-    waited boolean;
-    s      text;
-    busy   text[] := array(select s.scope from unnest(scopes) s(scope),
-        lateral (select l.tallied from metered.ledger l where l.scope = s.scope order by l.seq desc limit 1) t where t.tallied);
+    busy   text[] := metered._tallied_of(scopes);
 begin
     if busy <> '{}' then
-        waited := metered._lock_keys(array(select metered._tally_key(b) as key from unnest(busy) b order by 1), wait_ms);
-        foreach s in array busy loop
-            perform metered._entry_for_write(s);
-        end loop;
+        perform metered._lock_keys(array(select metered._tally_key(b) as key from unnest(busy) b order by 1), wait_ms);
+        perform metered._fold_of(busy);
     end if;
+end
+$$;
+
+-- Those of the scopes that have tallies.
+create function metered._tallied_of(scopes text[]) returns text[]
+language plpgsql stable
+as $$
+begin
+    return array(select s.scope from unnest(scopes) s(scope),
+        lateral (select l.tallied from metered.ledger l where l.scope = s.scope order by l.seq desc limit 1) t where t.tallied);
+end
+$$;
+
+-- Folds the tallies of those of the scopes that have some. They are locked.
+create function metered._fold_of(scopes text[]) returns void
+language plpgsql volatile
+as $$
+declare
+    s text;
+begin
+    foreach s in array metered._tallied_of(scopes) loop
+        perform metered._entry_for_write(s);
+    end loop;
 end
 $$;
 
@@ -2011,6 +2034,8 @@ begin
         select metered._scope_key(s.scope) from unnest(scopes) s(scope)
         where metered._one_snapshot() or metered._sharded() or (
             select l.tallied and l.lots_end is null and l.next_due is distinct from '-infinity'
+            and l.spent < 4611686018427387904
+            and (l.next_due <= metered.clock() and metered._minimum_is_due(s.scope, l.next_due, metered.clock())) is not true
             from metered.ledger l where l.scope = s.scope order by l.seq desc limit 1) is not true) k order by 1);
 end
 $$;
@@ -9435,6 +9460,7 @@ begin
         perform metered._release_lines(nos, only_scopes, as_kind, clk, of_hold, origin);   -- of the others
         return;
     end if;
+    perform metered._fold_of(scopes);       -- else tallies would count at this entry's time
     update metered.hold_lines l set open = 0
     where l.hold = any (nos) and l.open <> 0 and (only_scopes is null or l.scope = any (only_scopes));
     with made as (
@@ -9840,6 +9866,16 @@ as $$
     select count(*) from metered.hold_lines l
     where l.scope = tip.scope and l.open > 0 and l.at_least > 0 and l.at_least > l.captured and l.due >= tip.next_due and l.due <= clk
       and greatest(l.due, tip.at) > coalesce(since, '-infinity')
+$$;
+
+-- Whether a due line of a scope, not freed yet, captures any. since is next_due of the last entry.
+create function metered._minimum_is_due(of_scope text, since timestamptz, clk timestamptz) returns boolean
+language plpgsql stable
+as $$
+begin
+    return exists (select from metered.hold_lines l
+        where l.scope = of_scope and l.open > 0 and l.at_least > 0 and l.at_least > l.captured and l.due >= since and l.due <= clk);
+end
 $$;
 
 -- The minima of a scope's open lines that fall due from since on and before until, without the holds of_nos: units, and when they leave the
@@ -14399,7 +14435,8 @@ begin
             from (select l.at, l.spent, l.tallied, l.lots_end, l.next_due, metered.clock() as clk
                 from metered.ledger l where l.scope = total_scope order by l.seq desc limit 1) t
             where t.tallied and t.lots_end is null and t.next_due is distinct from '-infinity'
-            and t.spent < 4611686018427387904 and t.at < t.clk and pg_try_advisory_xact_lock(t_lock # metered._in_us(t.clk))
+            and t.spent < 4611686018427387904
+            and (t.next_due <= t.clk and metered._minimum_is_due(total_scope, t.next_due, t.clk)) is not true and t.at < t.clk and pg_try_advisory_xact_lock(t_lock # metered._in_us(t.clk))
             on conflict do nothing
             returning y.at into t_at;
             if t_at is not null then
@@ -14504,7 +14541,8 @@ begin
             from (select l.at, l.spent, l.tallied, l.lots_end, l.next_due, metered.clock() as clk
                 from metered.ledger l where l.scope = total_scope order by l.seq desc limit 1) t
             where t.tallied and t.lots_end is null and t.next_due is distinct from '-infinity'
-            and t.spent < 4611686018427387904 and t.at < t.clk and pg_try_advisory_xact_lock(t_lock # metered._in_us(t.clk))
+            and t.spent < 4611686018427387904
+            and (t.next_due <= t.clk and metered._minimum_is_due(total_scope, t.next_due, t.clk)) is not true and t.at < t.clk and pg_try_advisory_xact_lock(t_lock # metered._in_us(t.clk))
             on conflict do nothing
             returning y.at into t_at;
             if t_at is not null then
@@ -14619,7 +14657,8 @@ begin
             from (select l.at, l.spent, l.tallied, l.lots_end, l.next_due, metered.clock() as clk
                 from metered.ledger l where l.scope = total_scope order by l.seq desc limit 1) t
             where t.tallied and t.lots_end is null and t.next_due is distinct from '-infinity'
-            and t.spent < 4611686018427387904 and t.at < t.clk and pg_try_advisory_xact_lock(t_lock # metered._in_us(t.clk))
+            and t.spent < 4611686018427387904
+            and (t.next_due <= t.clk and metered._minimum_is_due(total_scope, t.next_due, t.clk)) is not true and t.at < t.clk and pg_try_advisory_xact_lock(t_lock # metered._in_us(t.clk))
             on conflict do nothing
             returning y.at into t_at;
             if t_at is not null then
@@ -17467,8 +17506,8 @@ begin
             _end_foreseen,_end_line,_end_lost,_end_lot,_end_minima,_end_minima_of,_end_named,_end_skipped,
             _end_tallies,_ends_per_call,_entry_for_write,_events_per_step,_expire_and_check,_expire_due,
             _expire_rows,_explain_charges,_family,_feed_needs,_feed_server,_find_lot,_find_skipped,_first_due,
-            _first_for_write,_first_lot,_first_minima,_fits,_fits_at,_fits_origin,_fold,_fold_all,_foreseen,
-            _foreseen_later,_foreseen_next,_foreseen_on,_free_in_sum,_free_lines,_free_lots,_free_rest,
+            _first_for_write,_first_lot,_first_minima,_fits,_fits_at,_fits_origin,_fold,_fold_all,_fold_of,
+            _foreseen,_foreseen_later,_foreseen_next,_foreseen_on,_free_in_sum,_free_lines,_free_lots,_free_rest,
             _fresh,_give_back,_given_back,_goes_on,_goes_short,_gone_on,_has_number,_held_here,_hold_as_json,
             _hold_before,_hold_of_job,_hold_text,_hours_between,_in_us,_is_idle,_is_job,_join_line,_keep_back,
             _kept_for,_kept_reports,_key_fits,_keys_of_job,_known_zone,_lags,_lapsing,_lapsing_after,_largest_number,
@@ -17476,43 +17515,44 @@ begin
             _leaves_at,_limits_trouble,_line_before,_line_json,_lines,_load_debt,_load_debts,_load_due,
             _load_lines,_load_rolling,_lock_all_scopes,_lock_charges,_lock_each,_lock_holds,_lock_key,_lock_keys,
             _lock_keys_there,_lock_place,_look_again,_lot_begins,_lot_entry,_lot_from,_lots_after,_lots_now,
-            _make_room,_mark_freed,_meet_upgrade,_mend_numbers,_minima,_minima_due,_minima_leave,_missing_hold,
-            _missing_lot,_missing_token,_move_lot,_moved,_name_lot,_named_holds,_names_kept,_new_hold_id,
-            _next_end,_next_entry,_next_lot,_next_number,_no_amount,_note_feed_server,_note_lot,_number_scopes,
-            _numbers,_old_lot,_on_linux,_on_spending,_one_snapshot,_open_wallet,_other_lane,_others,_others_fall_due,
-            _others_wait,_overdue,_owe,_owe_use,_owed_before,_own_entry,_paid_back,_parked_channel,_parked_json,
-            _parts_of,_pass_ended,_pay_back,_pays,_period_at,_period_name,_periods_of,_placed_before,_placed_json,
-            _places,_plan_kept,_plan_on,_purge_changes,_purge_feed,_purge_lots,_queued,_raise_moved,_raise_sequence,
-            _raised,_rearmed,_recall_leases,_recorded_events,_recorded_meanwhile,_recurs,_refund_fate,_refund_hold,
-            _refund_lots,_refund_parts,_refunds_after,_refuse_behind,_refuse_closed,_refuse_hold,_refuse_moved,
-            _refuse_old_tenant,_refuse_stale,_refuse_unreported,_refusing,_reinstate,_release_job,_release_line,
-            _release_lines,_remember_hold,_renamed_zones,_renew_lot,_repaid,_repeats,_reported_after_repair,
-            _reported_until,_require,_require_plan,_resource_for_write,_roll_end,_roll_lot,_rolls,_schedule,
-            _scope_key,_seq_of_tally,_settle,_sharded,_shorter,_sound_uses,_spend_range,_spent_limits,_spent_since,
-            _start_job,_start_lot,_step_until,_sweep_lots,_sweepable,_take_back,_take_lots,_take_units,
-            _taken,_taken_parts,_tallied_units,_tallies_before,_tally,_tally_key,_tenant_key,_threshold_key,
-            _token_fits,_told_use,_trouble_job,_try_each,_try_keys,_try_lock,_try_lock_shared,_try_lock_there,
-            _try_start_job,_turn,_turn_at,_unbound_lock_wait,_under_limits,_unknown_use,_unsettled_spends,
-            _untold,_untold_json,_usage_known_from,_use_lots,_use_repaid,_v1_charge,_v1_hold,_v1_hold_no,
-            _v1_issued,_v1_limit,_v1_no,_v1_print,_v1_refused,_v1_stand,_v1_standings,_wake_releasers,_whole,
-            _with_absent,_with_debt,_with_keys,_with_total,_withdraw,_without_debt,_without_lapsing,_without_tallies,
-            _write_charges,_write_debts,_write_due,_write_exact,_write_for_uses,_write_lines,_write_moves,
-            _write_others,_write_plain,_write_up_to,_written_here,announced,begin_change,begin_command,
-            begin_command_plain,block_commit,capture_holds,capture_holds_plain,carve,catch_up,change_parked,
-            charge,charge_each,charge_leased,charge_plain,charge_total,charge_up_to,check_charge,claim_job_key,
-            clock,complete_command,complete_command_plain,complete_command_total,consume_feed,consume_token,
-            create_scopes,credit,draw,drop_feed_consumer,drop_parked,due_holds,end_child,end_renewal,enter_tenant,
-            expire_hold,explain_parked,extend_holds,feed_keeps,find_job_key,finish_command,grant_lot,hold_json,
-            inspect_token,judged_scopes,keep_memory,lock_all,lock_scopes,look_place,mint_tokens,next_release,
-            note_change,number_feed,numbers_behind,open_lease,open_session,open_session_plain,park_jobs,
-            place,place_plain,plan_lot,plan_overage,plan_state,purge_holds,purge_job_keys,purge_leases,
-            purge_operations,purge_scope,purge_tokens,read_feed,receive_child,refund,reinstate_lot,release_captured,
-            release_holds,release_jobs,repair_clock,replace_token,rest_jobs,resume_renewal,retire_scopes,
-            return_holds,revoke_lot,revoke_token,revoke_tokens,roll_over,run_command,run_command_plain,
-            run_command_total,search_entries,set_lot_end,settle_away,settle_lease,spend,sweep_due,sweep_holds,
-            sweep_lots,sweep_scope,sweep_wallet,sweep_wallets,take_newest,told_lots,trouble_jobs,usage,
-            usage_at,usage_before,usage_of,v1_answer,v1_balance,v1_capture,v1_charge,v1_check,v1_claim,
-            v1_consume,v1_credit,v1_enqueue,v1_hold,v1_refund,v1_release,v1_usage,wallet_balance,with_sums}')
+            _make_room,_mark_freed,_meet_upgrade,_mend_numbers,_minima,_minima_due,_minima_leave,_minimum_is_due,
+            _missing_hold,_missing_lot,_missing_token,_move_lot,_moved,_name_lot,_named_holds,_names_kept,
+            _new_hold_id,_next_end,_next_entry,_next_lot,_next_number,_no_amount,_note_feed_server,_note_lot,
+            _number_scopes,_numbers,_old_lot,_on_linux,_on_spending,_one_snapshot,_open_wallet,_other_lane,
+            _others,_others_fall_due,_others_wait,_overdue,_owe,_owe_use,_owed_before,_own_entry,_paid_back,
+            _parked_channel,_parked_json,_parts_of,_pass_ended,_pay_back,_pays,_period_at,_period_name,
+            _periods_of,_placed_before,_placed_json,_places,_plan_kept,_plan_on,_purge_changes,_purge_feed,
+            _purge_lots,_queued,_raise_moved,_raise_sequence,_raised,_rearmed,_recall_leases,_recorded_events,
+            _recorded_meanwhile,_recurs,_refund_fate,_refund_hold,_refund_lots,_refund_parts,_refunds_after,
+            _refuse_behind,_refuse_closed,_refuse_hold,_refuse_moved,_refuse_old_tenant,_refuse_stale,_refuse_unreported,
+            _refusing,_reinstate,_release_job,_release_line,_release_lines,_remember_hold,_renamed_zones,
+            _renew_lot,_repaid,_repeats,_reported_after_repair,_reported_until,_require,_require_plan,_resource_for_write,
+            _roll_end,_roll_lot,_rolls,_schedule,_scope_key,_seq_of_tally,_settle,_sharded,_shorter,_sound_uses,
+            _spend_range,_spent_limits,_spent_since,_start_job,_start_lot,_step_until,_sweep_lots,_sweepable,
+            _take_back,_take_lots,_take_units,_taken,_taken_parts,_tallied_of,_tallied_units,_tallies_before,
+            _tally,_tally_key,_tenant_key,_threshold_key,_token_fits,_told_use,_trouble_job,_try_each,_try_keys,
+            _try_lock,_try_lock_shared,_try_lock_there,_try_start_job,_turn,_turn_at,_unbound_lock_wait,
+            _under_limits,_unknown_use,_unsettled_spends,_untold,_untold_json,_usage_known_from,_use_lots,
+            _use_repaid,_v1_charge,_v1_hold,_v1_hold_no,_v1_issued,_v1_limit,_v1_no,_v1_print,_v1_refused,
+            _v1_stand,_v1_standings,_wake_releasers,_whole,_with_absent,_with_debt,_with_keys,_with_total,
+            _withdraw,_without_debt,_without_lapsing,_without_tallies,_write_charges,_write_debts,_write_due,
+            _write_exact,_write_for_uses,_write_lines,_write_moves,_write_others,_write_plain,_write_up_to,
+            _written_here,announced,begin_change,begin_command,begin_command_plain,block_commit,capture_holds,
+            capture_holds_plain,carve,catch_up,change_parked,charge,charge_each,charge_leased,charge_plain,
+            charge_total,charge_up_to,check_charge,claim_job_key,clock,complete_command,complete_command_plain,
+            complete_command_total,consume_feed,consume_token,create_scopes,credit,draw,drop_feed_consumer,
+            drop_parked,due_holds,end_child,end_renewal,enter_tenant,expire_hold,explain_parked,extend_holds,
+            feed_keeps,find_job_key,finish_command,grant_lot,hold_json,inspect_token,judged_scopes,keep_memory,
+            lock_all,lock_scopes,look_place,mint_tokens,next_release,note_change,number_feed,numbers_behind,
+            open_lease,open_session,open_session_plain,park_jobs,place,place_plain,plan_lot,plan_overage,
+            plan_state,purge_holds,purge_job_keys,purge_leases,purge_operations,purge_scope,purge_tokens,
+            read_feed,receive_child,refund,reinstate_lot,release_captured,release_holds,release_jobs,repair_clock,
+            replace_token,rest_jobs,resume_renewal,retire_scopes,return_holds,revoke_lot,revoke_token,revoke_tokens,
+            roll_over,run_command,run_command_plain,run_command_total,search_entries,set_lot_end,settle_away,
+            settle_lease,spend,sweep_due,sweep_holds,sweep_lots,sweep_scope,sweep_wallet,sweep_wallets,
+            take_newest,told_lots,trouble_jobs,usage,usage_at,usage_before,usage_of,v1_answer,v1_balance,
+            v1_capture,v1_charge,v1_check,v1_claim,v1_consume,v1_credit,v1_enqueue,v1_hold,v1_refund,v1_release,
+            v1_usage,wallet_balance,with_sums}')
           and exists (select from aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a where a.grantee = 0)
         order by p.oid
     loop

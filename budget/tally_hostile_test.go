@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"math"
 	"testing"
 	"time"
@@ -116,6 +117,63 @@ func TestTally_OfAPlacementKeepsItsHold(t *testing.T) {
 		of = append(of, e.Hold)
 	}
 	require.ElementsMatch(t, []string{"", "", "h1", ""}, of)
+	requireVerified(t, pool, l)
+}
+
+// A tally counts at its time, and a minimum when its hold fell due, whoever writes an entry first.
+func TestTally_AndDueHoldsCountAtTheirTimesWhoeverIsFirst(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	pool, l, clock := open(t)
+	book, err := holds.New(l, holds.Config{})
+	require.NoError(t, err)
+	for i, c := range []struct {
+		name  string
+		least int64
+		call  func(tx pgx.Tx, id string) error
+		want  []int64 // by ten minutes
+	}{
+		{"a tally after a minimum", 7, nil, []int64{2, 0, 1, 7, 1}},
+		{"a release after a tally", 7, func(tx pgx.Tx, id string) error {
+			_, err := book.Release(ctx, tx, holds.Release{IDs: []string{id}})
+			return err
+		}, []int64{2, 0, 1, 0, 1}},
+		{"an expiry after a tally", 0, func(tx pgx.Tx, id string) error {
+			clock.Advance(10 * time.Minute)
+			h, err := book.Get(ctx, tx, "", id, "")
+			require.NoError(t, err)
+			_, ended, err := book.Expire(ctx, tx, holds.Expire{ID: id, Deadline: h.Deadline})
+			require.True(t, ended)
+			return err
+		}, []int64{2, 0, 1, 0, 0, 1}},
+	} {
+		scope, begun := fmt.Sprint("channel", i), clock.Now()
+		makeBusy(t, pool, l, scope)
+		clock.Advance(1 * time.Microsecond) // no tally folds others then
+		require.NoError(t, pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+			_, err := book.Place(ctx, tx, holds.Placement{ID: scope, TTL: 35 * time.Minute, Lines: []holds.Line{{Scope: scope, Amount: 10, AtLeast: c.least}}})
+			return err
+		}))
+		clock.Advance(20 * time.Minute)
+		sum(t, pool, l, scope, 1)
+		clock.Advance(10 * time.Minute)
+		if c.call != nil {
+			require.NoError(t, pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error { return c.call(tx, scope) }))
+		}
+		clock.Advance(10 * time.Minute)
+		mustCharge(t, pool, l, scope, 1)
+		for range 2 { // before the fold, and after it
+			var units []int64
+			for at := begun; !at.After(clock.Now()); at = at.Add(10 * time.Minute) {
+				r, err := l.UsageBetween(ctx, pool, scope, at, at.Add(10*time.Minute))
+				require.NoError(t, err)
+				units = append(units, r.Charged)
+			}
+			require.Equal(t, c.want, units, c.name)
+			require.NoError(t, pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error { return l.Lock(ctx, tx, scope) }))
+			require.Zero(t, pgtest.Count(t, pool, "metered.tallies"))
+		}
+	}
 	requireVerified(t, pool, l)
 }
 

@@ -34,7 +34,7 @@ import (
 //	{short pair: lock = l, also = true}                  a short charge with a limit, beside a total that is a tally (plaintotals.sql)
 //	{pair variables}, {pair answer}              its variables, and what it returns
 //	{pair record: holds = h, jobs = j}           the record of a command with such charges
-//	{tallied: tip = t}                           the condition that a scope has tallies
+//	{tallied: scope = s, tip = t, at = c}        the condition that a scope has tallies, now
 //	{others: tip = t}                            others of the charge that follows an entry; any other entry adds 1
 //	{sum: amount = n, note = j}                  the condition that a charge without limits may be a tally
 //	{write tally: into = a, scope = s, …}        writes a tally at the clock's time into a variable, if the scope has them and that time is free
@@ -94,8 +94,10 @@ var templates = map[string]string{
 	"known id": `exists (select from metered.operations o where o.tenant = $tenant and o.id = $id)
                 or $issued <= (select h.at from metered.operations_horizon h where h.one)
                 or $issued > metered.clock() + $future`,
+	// Not while a minimum waits to be captured, which counts before them.
 	"tallied": `$tip.tallied and $tip.lots_end is null and $tip.next_due is distinct from '-infinity'
-            and $tip.spent < 4611686018427387904`,
+            and $tip.spent < 4611686018427387904
+            and ($tip.next_due <= $at and metered._minimum_is_due($scope, $tip.next_due, $at)) is not true`,
 	"sum": `$amount between 1 and 1099511627776 and coalesce(pg_column_size($note) <= 8192
             and pg_column_compression($note) is null and not $note ? 'use', true)`,
 	// Else it would wait until that transaction ends, to know whether the time is free.
@@ -105,7 +107,7 @@ var templates = map[string]string{
             select t.clk, $amount, $scope, $tenant, $operation, $hold, $note
             from (select l.at, l.spent, l.tallied, l.lots_end, l.next_due, metered.clock() as clk
                 from metered.ledger l where l.scope = $scope order by l.seq desc limit 1) t
-            where {tallied: tip = t} and t.at < t.clk and {own time: key = t_lock, at = t.clk}
+            where {tallied: scope = $scope, tip = t, at = t.clk} and t.at < t.clk and {own time: key = t_lock, at = t.clk}
             on conflict do nothing
             returning y.at into $into`,
 	"shorter timeouts": `set_config('statement_timeout', metered._shorter(current_setting('statement_timeout'), $ms), true)

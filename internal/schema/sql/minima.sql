@@ -23,6 +23,16 @@ as $$
       and greatest(l.due, tip.at) > coalesce(since, '-infinity')
 $$;
 
+-- Whether a due line of a scope, not freed yet, captures any. since is next_due of the last entry.
+create function metered._minimum_is_due(of_scope text, since timestamptz, clk timestamptz) returns boolean
+language plpgsql stable
+as $$
+begin
+    return exists (select from metered.hold_lines l
+        where l.scope = of_scope and l.open > 0 and l.at_least > 0 and l.at_least > l.captured and l.due >= since and l.due <= clk);
+end
+$$;
+
 -- The minima of a scope's open lines that fall due from since on and before until, without the holds of_nos: units, and when they leave the
 -- window or period of a limit, in the order of these times. They never leave a lifetime. Null if there are none.
 create function metered._minima_leave(tip metered.ledger, l metered.charge_limit, since timestamptz, until timestamptz, clk timestamptz, of_nos bigint[],

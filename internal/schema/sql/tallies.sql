@@ -71,7 +71,8 @@ begin
     end if;
     {write tally: into = made, scope = c.scope, amount = c.amount, tenant = origin.tenant, operation = origin.operation, hold = of_hold, note = c.note};
     if made is not null or not exists (
-        select from (select * from metered.ledger l where l.scope = c.scope order by l.seq desc limit 1) t where {tallied: tip = t}) then
+        select from (select * from metered.ledger l where l.scope = c.scope order by l.seq desc limit 1) t
+        where {tallied: scope = c.scope, tip = t, at = metered.clock()}) then
         return made;
     end if;
     for nth in 1..100 loop
@@ -80,7 +81,8 @@ begin
         from (
             select nth * interval '1 microsecond' + greatest(metered.clock(), t.at,
                 (select y.at from metered.tallies y where y.scope = c.scope order by y.at desc limit 1)) as at
-            from (select * from metered.ledger l where l.scope = c.scope order by l.seq desc limit 1) t where {tallied: tip = t}) x
+            from (select * from metered.ledger l where l.scope = c.scope order by l.seq desc limit 1) t
+            where {tallied: scope = c.scope, tip = t, at = metered.clock()}) x
         where {own time: key = t_lock, at = x.at}
         on conflict do nothing
         returning y.at into made;
@@ -167,17 +169,35 @@ create function metered._without_tallies(scopes text[], wait_ms int) returns voi
 language plpgsql volatile
 as $$
 declare
-    waited boolean;
-    s      text;
-    busy   text[] := array(select s.scope from unnest(scopes) s(scope),
-        lateral (select l.tallied from metered.ledger l where l.scope = s.scope order by l.seq desc limit 1) t where t.tallied);
+    busy   text[] := metered._tallied_of(scopes);
 begin
     if busy <> '{}' then
-        waited := metered._lock_keys(array(select metered._tally_key(b) as key from unnest(busy) b order by 1), wait_ms);
-        foreach s in array busy loop
-            perform metered._entry_for_write(s);
-        end loop;
+        perform metered._lock_keys(array(select metered._tally_key(b) as key from unnest(busy) b order by 1), wait_ms);
+        perform metered._fold_of(busy);
     end if;
+end
+$$;
+
+-- Those of the scopes that have tallies.
+create function metered._tallied_of(scopes text[]) returns text[]
+language plpgsql stable
+as $$
+begin
+    return array(select s.scope from unnest(scopes) s(scope),
+        lateral (select l.tallied from metered.ledger l where l.scope = s.scope order by l.seq desc limit 1) t where t.tallied);
+end
+$$;
+
+-- Folds the tallies of those of the scopes that have some. They are locked.
+create function metered._fold_of(scopes text[]) returns void
+language plpgsql volatile
+as $$
+declare
+    s text;
+begin
+    foreach s in array metered._tallied_of(scopes) loop
+        perform metered._entry_for_write(s);
+    end loop;
 end
 $$;
 
@@ -208,7 +228,7 @@ begin
         union all
         select metered._scope_key(s.scope) from unnest(scopes) s(scope)
         where metered._one_snapshot() or metered._sharded() or (
-            select l.tallied and l.lots_end is null and l.next_due is distinct from '-infinity'
+            select {tallied: scope = s.scope, tip = l, at = metered.clock()}
             from metered.ledger l where l.scope = s.scope order by l.seq desc limit 1) is not true) k order by 1);
 end
 $$;
