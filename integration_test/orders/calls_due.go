@@ -13,6 +13,8 @@ import (
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/schema"
+	"github.com/pgmetered/metered/internal/sweep"
 	"github.com/pgmetered/metered/wallet"
 )
 
@@ -62,6 +64,31 @@ func onDue(name string, tx func(ctx context.Context, tx pgx.Tx, w *world, scope 
 		return tx(ctx, t, w, w.scope("d"))
 	}}
 }
+
+// pile is how many due holds of "p" capture a unit each: more than one step writes.
+const pile = 27
+
+// ofPile lets in two of the calls on "p".
+var ofPile = budget.Lifetime(75)
+
+// onPile is a call on "p" that has transactions of its own, and takes steps first.
+func onPile(name string, own func(ctx context.Context, c *metered.Client, pool *pgxpool.Pool, w *world, level pgx.TxIsoLevel) error, model func(m *model) string) call {
+	return call{name: name, needs: aPile, own: own, model: model}
+}
+
+// takeOfPile spends or holds units of "p".
+func (m *model) takeOfPile(spent, held int64) string {
+	p := m.scopes["p"]
+	if p.spent+p.held+spent+held > ofPile.Max {
+		return "budget_exceeded"
+	}
+	p.spent += spent
+	p.held += held
+	return ok
+}
+
+// pileText is the units of "p".
+func pileText(spent, held int64) string { return fmt.Sprintf(" pile=%d,%d", spent, held) }
 
 // nothing is the effect of a call that writes what is due, and no more.
 func nothing(*model) string { return ok }
@@ -119,6 +146,51 @@ var dueCalls = []call{
 
 	onDue("due-lapse", func(ctx context.Context, tx pgx.Tx, w *world, scope string) error {
 		_, err := w.wallet.Expire(ctx, tx, scope)
+		return err
+	}, nothing),
+
+	onPile("pile-charge", func(ctx context.Context, c *metered.Client, pool *pgxpool.Pool, w *world, _ pgx.TxIsoLevel) error {
+		_, err := c.Budget.ChargeNow(ctx, pool, budget.Charge{Scope: w.scope("p"), Amount: 20, Limits: []budget.Limit{ofPile}})
+		return err
+	}, func(m *model) string { return m.takeOfPile(20, 0) }),
+
+	onPile("pile-place", func(ctx context.Context, c *metered.Client, _ *pgxpool.Pool, w *world, level pgx.TxIsoLevel) error {
+		return c.RunTx(ctx, pgx.TxOptions{IsoLevel: level}, func(ctx context.Context, tx pgx.Tx) error {
+			_, err := w.book.Place(ctx, tx, holds.Placement{Tenant: w.name, TTL: time.Hour,
+				Lines: []holds.Line{{Scope: w.scope("p"), Amount: 25, AtLeast: 1, Limits: []budget.Limit{ofPile}}}})
+			return err
+		})
+	}, func(m *model) string { return m.takeOfPile(0, 25) }),
+
+	onPile("pile-open", func(ctx context.Context, c *metered.Client, _ *pgxpool.Pool, w *world, _ pgx.TxIsoLevel) error {
+		r := w.reservation("pile", 0)
+		r.Lines = []holds.Line{{Scope: w.scope("p"), Amount: 30, Limits: []budget.Limit{ofPile}}}
+		s, err := metered.Open[int](ctx, c, r)
+		if err == nil {
+			s.Close()
+		}
+		return err
+	}, func(m *model) string {
+		if m.holds["pile"] == "h" {
+			return "session_running"
+		}
+		said := m.takeOfPile(0, 30)
+		if said == ok {
+			m.holds["pile"] = "h"
+		}
+		return said
+	}),
+
+	onPile("pile-step", func(ctx context.Context, _ *metered.Client, pool *pgxpool.Pool, w *world, _ pgx.TxIsoLevel) error {
+		name, err := schema.Parse("")
+		if err != nil {
+			return err
+		}
+		return sweep.CatchUp(ctx, pool, name, 30*time.Minute, w.scope("p"))
+	}, nothing),
+
+	onPile("pile-sweep", func(ctx context.Context, _ *metered.Client, pool *pgxpool.Pool, w *world, _ pgx.TxIsoLevel) error {
+		_, err := w.book.Sweep(ctx, pool, holds.SweepOptions{})
 		return err
 	}, nothing),
 

@@ -415,6 +415,9 @@ func (m *model) text() string {
 	if m.due != nil {
 		b.WriteString(dueText(m.due))
 	}
+	if p := m.scopes["p"]; p != nil {
+		b.WriteString(pileText(p.spent, p.held))
+	}
 	return b.String()
 }
 

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/budget"
 )
 
 // answer is the word of a call's error, as the documentation has it.
@@ -113,6 +114,13 @@ func (w *world) state(ctx context.Context, db *pgxpool.Pool) (text string, err e
 			return "", err
 		}
 		text += due
+	}
+	if w.model.scopes["p"] != nil {
+		u, err := w.ledger.Usage(ctx, db, budget.Query{Scope: w.scope("p")})
+		if err != nil {
+			return "", err
+		}
+		text += pileText(u[0].Spent, u[0].Held)
 	}
 	if lost > 0 {
 		text += fmt.Sprintf(" and %d jobs stand in no line and are not started, or have a hold and are none of River's", lost)

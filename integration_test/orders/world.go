@@ -3,6 +3,7 @@ package orders
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -54,6 +55,7 @@ const (
 	jumped   // the last entry is ahead of the clock
 	fed      // somebody has consumed the first entry of the feed
 	aBacklog // a wallet in which all kinds of events are due
+	aPile    // due holds of "p" that capture a unit each, more than one call writes
 
 	nobody need = -1 // of an empty database
 )
@@ -185,9 +187,19 @@ func (p pieces) build(ctx context.Context, db *pgxpool.Pool, name string, needs 
 		if needs&aBacklog != 0 {
 			b.do(func() error { return w.makeDue(ctx, tx, pgtest.Tomorrow(12)) })
 		}
+		if needs&aPile != 0 {
+			m.scopes["p"] = &sums{spent: pile}
+			for n := range pile {
+				b.do(func() error {
+					_, err := w.book.Place(ctx, tx, holds.Placement{Tenant: w.name, ID: fmt.Sprint("of p ", n), TTL: time.Minute,
+						Lines: []holds.Line{{Scope: w.scope("p"), Amount: 2, AtLeast: 1}}})
+					return err
+				})
+			}
+		}
 		return b.err
 	}
-	if needs&(aged|aDue|aWallet|aBacklog) != 0 {
+	if needs&(aged|aDue|aWallet|aBacklog|aPile) != 0 {
 		if err := pgx.BeginFunc(ctx, db, before); err != nil {
 			return nil, err
 		}
