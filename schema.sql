@@ -4153,14 +4153,23 @@ declare
     after  record;
     before text;
     unwritten bigint := 0;
+    most   int := metered._events_per_step();
+    called boolean := max_lots = metered._ends_per_call();      -- by no step
 begin
     if tip.next_due <= clk then
         nos := array(select x.hold from metered.hold_lines x
-            where x.scope = tip.scope and x.open > 0 and x.due >= tip.next_due and x.due <= clk);
+            where x.scope = tip.scope and x.open > 0 and x.due >= tip.next_due and x.due <= clk
+            order by x.due limit case when tip.next_due > '-infinity' then most + 1 end);
+        if called and cardinality(nos) > most and metered._lines_until(tip, clk) < clk then
+            perform metered._refuse_behind(tip.scope);
+        end if;
         before := metered._bound_lock_wait(wait_ms);
-        if cardinality(nos) > metered._events_per_step() and tip.next_due > '-infinity' then
+        if cardinality(nos) > most and tip.next_due > '-infinity' then
             if metered._one_snapshot() then     -- it may not see that a hold was extended: then this is 40001
-                perform from metered.holds h where h.no = any (nos) order by h.no for share;
+                perform from metered.holds h where h.no = any (array(
+                    select x.hold from metered.hold_lines x where x.scope = tip.scope
+                      and x.open > 0 and x.due >= tip.next_due and x.due <= clk))
+                order by h.no for share;
             end if;
             nos := null;
         else
@@ -4175,9 +4184,13 @@ begin
         end if;
     end if;
     due := metered._load_due(tip, clk, max_lots, units, nos, nos is null, null);
-    if max_lots = metered._ends_per_call() and cardinality(due.lines) > metered._events_per_step()
-        and metered._step_until(tip, clk, metered._events_per_step()) < clk then
-        perform metered._refuse_behind(tip.scope);      -- a call, and no step
+    if cardinality(due.lines) > most and due.lines[most].due < clk then
+        if called then
+            perform metered._refuse_behind(tip.scope);
+        end if;
+        clk := due.lines[most].due;
+        until := greatest(clk, tip.at);
+        due := metered._load_due(tip, clk, max_lots, units, nos, nos is null, null);
     end if;
     if due.stop is not null and e.crossed is not null then
         unwritten := (select coalesce(sum(x.rest), 0) from (select y.rest from metered.lots y
@@ -4481,73 +4494,134 @@ end
 $$;
 
 -- Due lines of a wallet, in their order, and their parts: of the holds nos, or of all (null). In a sum,
--- those that fall due between the same ends of their own lots are one, at the time of the last. Lines
--- with minima are alone, unless minima are in a sum, too, of another line, which captures its parts whole.
+-- those that fall due between the same ends of their own lots are one (_sum_lines), and lines with minima are
+-- alone, unless these are in sums, too.
 create function metered._load_lines(tip metered.ledger, clk timestamptz, nos bigint[], in_sum boolean,
     minima_too boolean, out lines metered.due_line[], out parts metered.lot_holds[])
 language plpgsql stable
 as $$
 declare
-    bounds timestamptz[];   -- when lots of the lines end
+    sums record;
 begin
     if in_sum then
-        bounds := array(
-            select distinct r.expires_at
-            from (select distinct o.lot
-                  from metered.hold_lines y, lateral (select z.lot from metered.lot_holds z
-                      where z.scope = y.scope and z.seq = y.opened_seq) o
-                  where y.scope = tip.scope and y.open > 0 and y.due >= tip.next_due and y.due <= clk) x,
-                lateral (select z.expires_at from metered.lot_rows z where z.no = x.lot limit 1) r
-            where r.expires_at <= clk order by 1);
+        sums := metered._sum_lines(tip, clk, minima_too);
+        nos := case when minima_too then '{}' else array(
+            select y.hold from metered.hold_lines y
+            where y.scope = tip.scope and y.open > 0 and y.at_least > 0 and y.at_least > y.captured
+              and y.due >= tip.next_due and y.due <= clk) end;
+    elsif nos is null then
+        nos := array(select y.hold from metered.hold_lines y
+            where y.scope = tip.scope and y.open > 0 and y.due >= tip.next_due and y.due <= clk);
     end if;
-    with due as (
-        select y.hold, y.due, y.opened_seq, y.open,
-            least(y.open, greatest(0, y.at_least - y.captured)) as minimum,
-            width_bucket(y.due, bounds) as span,
-            case when in_sum and (minima_too or y.at_least <= y.captured) then 0 else y.hold end as alone
+    select coalesce(array_agg(row(y.hold, y.due, y.opened_seq, y.open, y.minimum, h.id,
+            v.operation_tenant, v.operation, e.note ->> 'use')::metered.due_line
+            order by y.due, y.opened_seq), '{}')
+    into lines
+    from (select z.*, least(z.open, greatest(0, z.at_least - z.captured)) as minimum
+          from metered.hold_lines z where z.hold = any (nos) and z.scope = tip.scope and z.open <> 0
+            and z.due >= tip.next_due and z.due <= clk) y
+        left join lateral (select z.id from metered.holds z where z.no = y.hold) h on true
+        left join lateral (select z.operation_tenant, z.operation from metered.hold_events z
+            where y.minimum > 0 and z.hold = y.hold and z.version = 1) v on true
+        left join lateral (select z.note from metered.ledger z
+            where y.minimum > 0 and z.scope = tip.scope and z.seq = y.opened_seq) e on true;
+    -- The order keeps the planner from a join that reads all parts of the wallet for each line.
+    select array(select row(o.*)::metered.lot_holds
+            from unnest(lines) with ordinality l, lateral (
+                select z.* from metered.lot_holds z
+                where z.scope = tip.scope and z.seq = l.opened_seq order by z.lot) o
+            order by l.ordinality, o.lot)
+    into parts;
+    if in_sum then
+        lines := lines || sums.lines;
+        select array(select l from unnest(lines) l order by l.due, l.opened_seq),
+            array(select k from unnest(parts || sums.parts) k, unnest(lines) l
+                where l.opened_seq = k.seq order by l.due, k.seq, k.lot)
+        into lines, parts;
+    end if;
+end
+$$;
+
+-- The due lines of a wallet that only give units back, and their parts, as a line for all that fall due
+-- between the same ends of their own lots, at the time of the last. With minima, these come as another
+-- such line, whose number is below 0, and which captures its parts whole. Of few lines the parts are
+-- looked up, and of many those of the wallet are read, once.
+create function metered._sum_lines(tip metered.ledger, clk timestamptz, minima_too boolean,
+    out lines metered.due_line[], out parts metered.lot_holds[])
+language plpgsql stable
+set enable_nestloop = off
+as $$
+declare
+    bounds timestamptz[] := array(select distinct y.expires_at from metered.lot_rows y
+        where y.scope = tip.scope and y.expires_at > tip.next_due and y.expires_at <= clk
+        order by y.expires_at);
+    many boolean := 1000 < (select count(*) from (select from metered.hold_lines l
+        where l.scope = tip.scope and l.open > 0 and l.due >= tip.next_due and l.due <= clk
+        limit 1001) x);
+begin
+    with due as not materialized (
+        select y.due, y.opened_seq, y.open,
+            least(y.open, greatest(0, y.at_least - y.captured)) as minimum
         from metered.hold_lines y
         where y.scope = tip.scope and y.open > 0 and y.due >= tip.next_due and y.due <= clk
-          and (nos is null or y.hold = any (nos))),
+          and (minima_too or y.at_least <= y.captured)),
+    held as (
+        select d.*, z.lot, z.amount from due d, lateral (
+            select k.lot, k.amount from metered.lot_holds k
+            where k.scope = tip.scope and k.seq = d.opened_seq order by k.lot) z
+        where not many
+        union all
+        select d.*, k.lot, k.amount from due d join metered.lot_holds k on k.seq = d.opened_seq
+        where many and k.scope = tip.scope),
+    -- Between ends of any lots of the wallet.
     sums as (
-        select nullif(d.alone, 0) as hold, max(d.due) as due, p.sign, max(d.opened_seq) * p.sign as opened_seq,
-            sum(p.units)::bigint as units, sum(p.minimum)::bigint as minimum,
-            array_agg(d.opened_seq) as seqs, array_agg(p.split) as splits
-        from due d, lateral (values (1, case when d.alone = 0 then d.open - d.minimum else d.open end,
-                case when d.alone = 0 then 0 else d.minimum end, case when d.alone = 0 then d.minimum else 0 end),
-            (-1, case when d.alone = 0 then d.minimum else 0 end, d.minimum, d.minimum)) p(sign, units, minimum, split)
-        where p.units > 0 group by d.span, d.alone, p.sign),
+        select h.lot, sum(h.amount - h.taken)::bigint as freed, sum(h.taken)::bigint as taken,
+            max(h.due) filter (where h.open > h.minimum) as due,
+            max(h.opened_seq) filter (where h.open > h.minimum) as seq,
+            max(h.due) filter (where h.minimum > 0) as taken_due,
+            max(h.opened_seq) filter (where h.minimum > 0) as taken_seq
+        from (select y.*, width_bucket(y.due, bounds) as span, case when y.minimum = 0 then 0
+                  when y.amount = y.open then y.minimum
+                  else metered._taken_of(tip.scope, y.opened_seq, y.lot, y.minimum) end as taken
+              from held y) h
+        group by h.span, h.lot),
+    ends as (
+        select array_agg(distinct r.expires_at order by r.expires_at)
+            filter (where r.expires_at <= clk) as own
+        from (select distinct s.lot from sums s) x, lateral (
+            select z.expires_at from metered.lot_rows z where z.no = x.lot limit 1) r),
     kept as (
-        select x.due, x.opened_seq, x.lot, sum(x.amount)::bigint as amount
-        from (select s.due, s.opened_seq, o.lot, o.amount
-              -- The order keeps the planner from a join that reads all parts of the wallet for each line.
-              from sums s, unnest(s.seqs, s.splits) q(seq, split), lateral (
-                  select z.lot, z.amount from metered.lot_holds z
-                  where z.scope = tip.scope and z.seq = q.seq order by z.lot) o
-              where q.split = 0
-              union all
-              select s.due, s.opened_seq, o.lot, case when s.sign < 0 then o.taken else o.amount - o.taken end
-              from sums s, unnest(s.seqs, s.splits) q(seq, split), lateral (
-                  select z.lot, z.amount, greatest(0, least(z.amount, q.split + z.amount - sum(z.amount) over (
-                      order by r.priority, r.expires_at, r.age))) as taken
-                  from metered.lot_holds z, lateral (select y.priority, y.expires_at, y.age
-                      from metered.lot_rows y where y.no = z.lot limit 1) r
-                  where z.scope = tip.scope and z.seq = q.seq order by z.lot) o
-              where q.split > 0) x
-        where x.amount > 0
-        group by x.due, x.opened_seq, x.lot)
-    select array(
-            select row(s.hold, s.due, s.opened_seq, s.units, s.minimum, h.id, v.operation_tenant,
-                v.operation, e.note ->> 'use')::metered.due_line
-            from sums s
-                left join lateral (select z.id from metered.holds z where z.no = s.hold) h on true
-                left join lateral (select z.operation_tenant, z.operation from metered.hold_events z
-                    where s.minimum > 0 and z.hold = s.hold and z.version = 1) v on true
-                left join lateral (select z.note from metered.ledger z
-                    where s.minimum > 0 and z.scope = tip.scope and z.seq = s.opened_seq) e on true
-            order by s.due, s.opened_seq),
-        array(select row(k.opened_seq, k.lot, k.amount, tip.scope)::metered.lot_holds
-            from kept k order by k.due, k.opened_seq, k.lot)
+        select x.lot, x.units, x.due,
+            max(x.seq) over (partition by x.span, x.sign) * x.sign as seq, x.sign
+        from (select width_bucket(coalesce(s.due, s.taken_due), coalesce(e.own, '{}')) as span,
+                  s.lot, p.*
+              from ends e, sums s, lateral (values (1, s.freed, s.due, s.seq),
+                  (-1, s.taken, s.taken_due, s.taken_seq)) p(sign, units, due, seq)
+              where p.units > 0) x),
+    lined as (
+        select k.seq, max(k.due) as due, sum(k.units)::bigint as units from kept k group by k.seq)
+    select array(select row(null, l.due, l.seq, l.units, case when l.seq < 0 then l.units else 0 end,
+                null, null, null, null)::metered.due_line from lined l order by l.due, l.seq),
+        array(select row(k.seq, k.lot, sum(k.units)::bigint, tip.scope)::metered.lot_holds
+            from kept k join lined l on l.seq = k.seq
+            group by l.due, k.seq, k.lot order by l.due, k.seq, k.lot)
     into lines, parts;
+end
+$$;
+
+-- How many units of a lot a hold captures with a minimum: its lots give them in their order.
+create function metered._taken_of(of_scope text, opened_seq bigint, of_lot bigint, minimum bigint)
+returns bigint
+language plpgsql stable
+as $$
+begin
+    return (select x.taken
+        from (select z.lot, greatest(0, least(z.amount, minimum + z.amount - sum(z.amount) over (
+                  order by r.priority, r.expires_at, r.age))) as taken
+              from metered.lot_holds z, lateral (select y.priority, y.expires_at, y.age
+                  from metered.lot_rows y where y.no = z.lot limit 1) r
+              where z.scope = of_scope and z.seq = opened_seq) x
+        where x.lot = of_lot);
 end
 $$;
 
@@ -7110,6 +7184,7 @@ as $$
 declare
     tip     metered.ledger;
     freed   text[];             -- scopes with units that due lines free
+    due     record;
     verdict record;
     c       metered.new_charge;
 begin
@@ -7120,8 +7195,15 @@ begin
         end if;
     end loop;
     foreach tip in array tips loop
-        held := held || tip.held - case when tip.next_due <= clk then metered._due_units(tip.scope, tip.next_due, clk) else 0 end;
-        if held[cardinality(held)] < tip.held then
+        select count(*) as lines, coalesce(sum(l.open), 0) as units into due
+        from metered.hold_lines l
+        where tip.next_due <= clk and l.scope = tip.scope and l.open > 0
+          and l.due >= tip.next_due and l.due <= clk;
+        if tip.lots_end is not null and due.lines > metered._lines_per_step() then
+            perform metered._refuse_behind(tip.scope);
+        end if;
+        held := held || tip.held - due.units::bigint;
+        if due.units > 0 then
             freed := freed || tip.scope;
         end if;
     end loop;
@@ -9942,10 +10024,10 @@ begin
 end
 $$;
 
--- The holds of the first due lines of a scope that have minima, as many as one step writes, and when the
--- next one fell due, or null if there is none.
+-- The holds of the first due lines of a scope that have minima, as many as one step writes, when the last
+-- of these fell due, and when the next one did, or null if there is none.
 create function metered._first_minima(tip metered.ledger, clk timestamptz,
-    out nos bigint[], out until timestamptz)
+    out nos bigint[], out last timestamptz, out until timestamptz)
 language plpgsql stable
 as $$
 declare
@@ -9958,6 +10040,7 @@ begin
           and l.due >= tip.next_due and l.due <= clk
         order by l.due, l.hold limit metered._events_per_step() + 1) x;
     until := dues[metered._events_per_step() + 1];
+    last := dues[cardinality(nos) - case when until is null then 0 else 1 end];
     nos := nos[:metered._events_per_step()];
 end
 $$;
@@ -9971,6 +10054,33 @@ begin
     raise exception 'more is due in the scope than one call writes: sweep it'
         using errcode = '55P03', detail = json_build_object('behind', of_scope),
             hint = 'Call metered.catch_up until it returns false, and try again.';
+end
+$$;
+
+-- How many due lines of a wallet one call or step frees in sums, at most. It reads each of them a few
+-- times. Inlined wherever it stands.
+create function metered._lines_per_step() returns int
+language sql immutable
+as $$
+    select 20000
+$$;
+
+-- The time up to which a call, or a step of one, writes due lines of a wallet: clk, or earlier if more are
+-- due than it writes one by one, or than it frees in sums.
+create function metered._lines_until(tip metered.ledger, clk timestamptz) returns timestamptz
+language plpgsql stable
+as $$
+declare
+    minima record;
+begin
+    if (tip.next_due <= clk) is not true then
+        return clk;
+    elsif tip.next_due = '-infinity' or metered._debt(tip) > 0 then
+        return metered._nth_due(tip, clk, metered._events_per_step());
+    end if;
+    minima := metered._first_minima(tip, clk);
+    return metered._nth_due(tip, case when minima.until is null then clk else minima.last end,
+        metered._lines_per_step());
 end
 $$;
 
@@ -9996,10 +10106,10 @@ begin
     clk := metered.clock();
     tip := metered._entry_for_write(of_scope);
     if tip.lots_end is not null then
-        until := metered._step_until(tip, clk, metered._events_per_step());
+        until := metered._lots_until(tip, metered._lines_until(tip, clk), metered._events_per_step());
         perform metered._settle(tip, until, metered._events_per_step(), 0, wait_ms);
         stands := metered._last_entry(of_scope);
-        more := until < clk and stands.seq > tip.seq;
+        more := stands.seq > tip.seq and (until < clk or stands.next_due <= until) is true;
     elsif tip.next_due > '-infinity' and (metered._first_minima(tip, clk)).until is not null then
         perform metered._free_in_sum(tip, clk, true, wait_ms);
         stands := metered._last_entry(of_scope);
@@ -10124,9 +10234,33 @@ as $$
     select 25
 $$;
 
+-- When the nth of more due lines of a scope fell due, or clk if no more are due. tip is the last entry.
+create function metered._nth_due(tip metered.ledger, clk timestamptz, nth int) returns timestamptz
+language plpgsql stable
+as $$
+declare
+    times timestamptz[] := array(select l.due from metered.hold_lines l
+        where l.scope = tip.scope and l.open > 0 and l.due >= tip.next_due and l.due <= clk
+        order by l.due limit nth + 1);
+begin
+    return case when cardinality(times) > nth then times[nth] else clk end;
+end
+$$;
+
 -- The time up to which a step writes what is due in a scope: clk, or earlier if about most events
 -- are due by then. tip is the last entry. Events of one instant count as one, and so does what idle plans bring.
 create function metered._step_until(tip metered.ledger, clk timestamptz, most int)
+returns timestamptz
+language plpgsql stable
+as $$
+begin
+    return metered._lots_until(tip, case when tip.next_due <= clk then metered._nth_due(tip, clk, most)
+        else clk end, most);
+end
+$$;
+
+-- The same, of what lots do by clk. Lines of holds may be due by then.
+create function metered._lots_until(tip metered.ledger, clk timestamptz, most int)
 returns timestamptz
 language plpgsql stable
 as $$
@@ -10137,12 +10271,6 @@ declare
     begun timestamptz[];
     nth   timestamptz;
 begin
-    if tip.next_due <= clk then
-        times := array(select l.due from metered.hold_lines l
-            where l.scope = tip.scope and l.open > 0 and l.due >= tip.next_due and l.due <= clk
-            order by l.due limit most + 1);
-        until := case when cardinality(times) > most then times[most] else until end;
-    end if;
     if tip.lots_end <= clk then
         times := array(select y.expires_at from metered.lot_rows y
             where y.scope = tip.scope and y.open and y.expires_at <= clk
@@ -17512,47 +17640,48 @@ begin
             _hold_before,_hold_of_job,_hold_text,_hours_between,_in_us,_is_idle,_is_job,_join_line,_keep_back,
             _kept_for,_kept_reports,_key_fits,_keys_of_job,_known_zone,_lags,_lapsing,_lapsing_after,_largest_number,
             _last_entry,_later_due,_lease_key,_lease_to_settle,_leased,_leased_units,_leases_channel,_leave_line,
-            _leaves_at,_limits_trouble,_line_before,_line_json,_lines,_load_debt,_load_debts,_load_due,
-            _load_lines,_load_rolling,_lock_all_scopes,_lock_charges,_lock_each,_lock_holds,_lock_key,_lock_keys,
-            _lock_keys_there,_lock_place,_look_again,_lot_begins,_lot_entry,_lot_from,_lots_after,_lots_now,
-            _make_room,_mark_freed,_meet_upgrade,_mend_numbers,_minima,_minima_due,_minima_leave,_minimum_is_due,
-            _missing_hold,_missing_lot,_missing_token,_move_lot,_moved,_name_lot,_named_holds,_names_kept,
-            _new_hold_id,_next_end,_next_entry,_next_lot,_next_number,_no_amount,_note_feed_server,_note_lot,
-            _number_scopes,_numbers,_old_lot,_on_linux,_on_spending,_one_snapshot,_open_wallet,_other_lane,
-            _others,_others_fall_due,_others_wait,_overdue,_owe,_owe_use,_owed_before,_own_entry,_paid_back,
-            _parked_channel,_parked_json,_parts_of,_pass_ended,_pay_back,_pays,_period_at,_period_name,
-            _periods_of,_placed_before,_placed_json,_places,_plan_kept,_plan_on,_purge_changes,_purge_feed,
-            _purge_lots,_queued,_raise_moved,_raise_sequence,_raised,_rearmed,_recall_leases,_recorded_events,
-            _recorded_meanwhile,_recurs,_refund_fate,_refund_hold,_refund_lots,_refund_parts,_refunds_after,
-            _refuse_behind,_refuse_closed,_refuse_hold,_refuse_moved,_refuse_old_tenant,_refuse_stale,_refuse_unreported,
-            _refusing,_reinstate,_release_job,_release_line,_release_lines,_remember_hold,_renamed_zones,
-            _renew_lot,_repaid,_repeats,_reported_after_repair,_reported_until,_require,_require_plan,_resource_for_write,
-            _roll_end,_roll_lot,_rolls,_schedule,_scope_key,_seq_of_tally,_settle,_sharded,_shorter,_sound_uses,
-            _spend_range,_spent_limits,_spent_since,_start_job,_start_lot,_step_until,_sweep_lots,_sweepable,
-            _take_back,_take_lots,_take_units,_taken,_taken_parts,_tallied_of,_tallied_units,_tallies_before,
-            _tally,_tally_key,_tenant_key,_threshold_key,_token_fits,_told_use,_trouble_job,_try_each,_try_keys,
-            _try_lock,_try_lock_shared,_try_lock_there,_try_start_job,_turn,_turn_at,_unbound_lock_wait,
-            _under_limits,_unknown_use,_unsettled_spends,_untold,_untold_json,_usage_known_from,_use_lots,
-            _use_repaid,_v1_charge,_v1_hold,_v1_hold_no,_v1_issued,_v1_limit,_v1_no,_v1_print,_v1_refused,
-            _v1_stand,_v1_standings,_wake_releasers,_whole,_with_absent,_with_debt,_with_keys,_with_total,
-            _withdraw,_without_debt,_without_lapsing,_without_tallies,_write_charges,_write_debts,_write_due,
-            _write_exact,_write_for_uses,_write_lines,_write_moves,_write_others,_write_plain,_write_up_to,
-            _written_here,announced,begin_change,begin_command,begin_command_plain,block_commit,capture_holds,
-            capture_holds_plain,carve,catch_up,change_parked,charge,charge_each,charge_leased,charge_plain,
-            charge_total,charge_up_to,check_charge,claim_job_key,clock,complete_command,complete_command_plain,
-            complete_command_total,consume_feed,consume_token,create_scopes,credit,draw,drop_feed_consumer,
-            drop_parked,due_holds,end_child,end_renewal,enter_tenant,expire_hold,explain_parked,extend_holds,
-            feed_keeps,find_job_key,finish_command,grant_lot,hold_json,inspect_token,judged_scopes,keep_memory,
-            lock_all,lock_scopes,look_place,mint_tokens,next_release,note_change,number_feed,numbers_behind,
-            open_lease,open_session,open_session_plain,park_jobs,place,place_plain,plan_lot,plan_overage,
-            plan_state,purge_holds,purge_job_keys,purge_leases,purge_operations,purge_scope,purge_tokens,
-            read_feed,receive_child,refund,reinstate_lot,release_captured,release_holds,release_jobs,repair_clock,
-            replace_token,rest_jobs,resume_renewal,retire_scopes,return_holds,revoke_lot,revoke_token,revoke_tokens,
-            roll_over,run_command,run_command_plain,run_command_total,search_entries,set_lot_end,settle_away,
-            settle_lease,spend,sweep_due,sweep_holds,sweep_lots,sweep_scope,sweep_wallet,sweep_wallets,
-            take_newest,told_lots,trouble_jobs,usage,usage_at,usage_before,usage_of,v1_answer,v1_balance,
-            v1_capture,v1_charge,v1_check,v1_claim,v1_consume,v1_credit,v1_enqueue,v1_hold,v1_refund,v1_release,
-            v1_usage,wallet_balance,with_sums}')
+            _leaves_at,_limits_trouble,_line_before,_line_json,_lines,_lines_per_step,_lines_until,_load_debt,
+            _load_debts,_load_due,_load_lines,_load_rolling,_lock_all_scopes,_lock_charges,_lock_each,_lock_holds,
+            _lock_key,_lock_keys,_lock_keys_there,_lock_place,_look_again,_lot_begins,_lot_entry,_lot_from,
+            _lots_after,_lots_now,_lots_until,_make_room,_mark_freed,_meet_upgrade,_mend_numbers,_minima,
+            _minima_due,_minima_leave,_minimum_is_due,_missing_hold,_missing_lot,_missing_token,_move_lot,
+            _moved,_name_lot,_named_holds,_names_kept,_new_hold_id,_next_end,_next_entry,_next_lot,_next_number,
+            _no_amount,_note_feed_server,_note_lot,_nth_due,_number_scopes,_numbers,_old_lot,_on_linux,
+            _on_spending,_one_snapshot,_open_wallet,_other_lane,_others,_others_fall_due,_others_wait,_overdue,
+            _owe,_owe_use,_owed_before,_own_entry,_paid_back,_parked_channel,_parked_json,_parts_of,_pass_ended,
+            _pay_back,_pays,_period_at,_period_name,_periods_of,_placed_before,_placed_json,_places,_plan_kept,
+            _plan_on,_purge_changes,_purge_feed,_purge_lots,_queued,_raise_moved,_raise_sequence,_raised,
+            _rearmed,_recall_leases,_recorded_events,_recorded_meanwhile,_recurs,_refund_fate,_refund_hold,
+            _refund_lots,_refund_parts,_refunds_after,_refuse_behind,_refuse_closed,_refuse_hold,_refuse_moved,
+            _refuse_old_tenant,_refuse_stale,_refuse_unreported,_refusing,_reinstate,_release_job,_release_line,
+            _release_lines,_remember_hold,_renamed_zones,_renew_lot,_repaid,_repeats,_reported_after_repair,
+            _reported_until,_require,_require_plan,_resource_for_write,_roll_end,_roll_lot,_rolls,_schedule,
+            _scope_key,_seq_of_tally,_settle,_sharded,_shorter,_sound_uses,_spend_range,_spent_limits,_spent_since,
+            _start_job,_start_lot,_step_until,_sum_lines,_sweep_lots,_sweepable,_take_back,_take_lots,_take_units,
+            _taken,_taken_of,_taken_parts,_tallied_of,_tallied_units,_tallies_before,_tally,_tally_key,
+            _tenant_key,_threshold_key,_token_fits,_told_use,_trouble_job,_try_each,_try_keys,_try_lock,
+            _try_lock_shared,_try_lock_there,_try_start_job,_turn,_turn_at,_unbound_lock_wait,_under_limits,
+            _unknown_use,_unsettled_spends,_untold,_untold_json,_usage_known_from,_use_lots,_use_repaid,
+            _v1_charge,_v1_hold,_v1_hold_no,_v1_issued,_v1_limit,_v1_no,_v1_print,_v1_refused,_v1_stand,
+            _v1_standings,_wake_releasers,_whole,_with_absent,_with_debt,_with_keys,_with_total,_withdraw,
+            _without_debt,_without_lapsing,_without_tallies,_write_charges,_write_debts,_write_due,_write_exact,
+            _write_for_uses,_write_lines,_write_moves,_write_others,_write_plain,_write_up_to,_written_here,
+            announced,begin_change,begin_command,begin_command_plain,block_commit,capture_holds,capture_holds_plain,
+            carve,catch_up,change_parked,charge,charge_each,charge_leased,charge_plain,charge_total,charge_up_to,
+            check_charge,claim_job_key,clock,complete_command,complete_command_plain,complete_command_total,
+            consume_feed,consume_token,create_scopes,credit,draw,drop_feed_consumer,drop_parked,due_holds,
+            end_child,end_renewal,enter_tenant,expire_hold,explain_parked,extend_holds,feed_keeps,find_job_key,
+            finish_command,grant_lot,hold_json,inspect_token,judged_scopes,keep_memory,lock_all,lock_scopes,
+            look_place,mint_tokens,next_release,note_change,number_feed,numbers_behind,open_lease,open_session,
+            open_session_plain,park_jobs,place,place_plain,plan_lot,plan_overage,plan_state,purge_holds,
+            purge_job_keys,purge_leases,purge_operations,purge_scope,purge_tokens,read_feed,receive_child,
+            refund,reinstate_lot,release_captured,release_holds,release_jobs,repair_clock,replace_token,
+            rest_jobs,resume_renewal,retire_scopes,return_holds,revoke_lot,revoke_token,revoke_tokens,roll_over,
+            run_command,run_command_plain,run_command_total,search_entries,set_lot_end,settle_away,settle_lease,
+            spend,sweep_due,sweep_holds,sweep_lots,sweep_scope,sweep_wallet,sweep_wallets,take_newest,told_lots,
+            trouble_jobs,usage,usage_at,usage_before,usage_of,v1_answer,v1_balance,v1_capture,v1_charge,
+            v1_check,v1_claim,v1_consume,v1_credit,v1_enqueue,v1_hold,v1_refund,v1_release,v1_usage,wallet_balance,
+            with_sums}')
           and exists (select from aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a where a.grantee = 0)
         order by p.oid
     loop

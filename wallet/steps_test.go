@@ -2,6 +2,7 @@ package wallet_test
 
 import (
 	"context"
+	"fmt"
 	"testing"
 	"time"
 
@@ -17,17 +18,30 @@ import (
 	"github.com/pgmetered/metered/wallet"
 )
 
-// Holds with minima that fell due in a wallet, between ends of its lots, are written in steps by calls in transactions of the library's. What
-// they leave is what a sweep leaves, and what a Balance said before anybody wrote.
+// Holds with minima that fell due in a wallet, between ends of its lots, are written in steps by calls in transactions of the library's, and
+// so are sums of more holds than one call adds up. What they leave is what a sweep leaves, and what a Balance said before anybody wrote.
 func TestBacklog_OfAWalletIsWrittenInStepsThatStay(t *testing.T) {
 	t.Parallel()
-	f := setUp(t, wallet.Config{})
+	t.Run("minima", func(t *testing.T) {
+		t.Parallel()
+		backlogInSteps(t, setUp(t, wallet.Config{}), 2)
+	})
+	t.Run("sums", func(t *testing.T) {
+		t.Parallel()
+		f := setUp(t, wallet.Config{})
+		_, err := f.pool.Exec(t.Context(), "create or replace function metered._lines_per_step() returns int language sql immutable as 'select 50'")
+		require.NoError(t, err)
+		backlogInSteps(t, f, 0)
+	})
+}
+
+func backlogInSteps(t *testing.T, f *fixture, least int64) {
 	c := pgtest.NewClient(t, f.pool, metered.Config{})
 	for _, scope := range []string{"called", "swept"} {
 		f.grant(wallet.Grant{Wallet: scope, Amount: 60, Ends: wallet.At(noon.Add(time.Hour + 40*time.Microsecond))})
 		f.grant(wallet.Grant{Wallet: scope, Amount: 30, Ends: wallet.At(noon.Add(time.Hour + 60*time.Microsecond))})
 		f.grant(wallet.Grant{Wallet: scope, Amount: 500, Reference: "paid"})
-		f.holdsDue(scope, 120, 2, f.book.Line(scope, 3))
+		f.holdsDue(scope, 120, least, f.book.Line(scope, 3))
 	}
 	f.clock.Advance(2 * time.Hour)
 	units := func(scope string) (all []int64) { // of the wallet, and of each lot
@@ -45,9 +59,13 @@ func TestBacklog_OfAWalletIsWrittenInStepsThatStay(t *testing.T) {
 		_, err := f.book.Draw(ctx, tx, wallet.Draw{Wallet: "called", Amount: 1})
 		return err
 	}
-	_, err := do(f, func(ctx context.Context, tx pgx.Tx) (struct{}, error) { return struct{}{}, draw(ctx, tx) })
-	require.ErrorIs(t, err, budget.ErrBusy)
-	require.ErrorContains(t, err, "sweep it")
+	for _, call := range []func(ctx context.Context, tx pgx.Tx) error{draw, func(ctx context.Context, tx pgx.Tx) error {
+		return f.calledOn(false)["grant"](ctx, tx, "called")
+	}} {
+		_, err := do(f, func(ctx context.Context, tx pgx.Tx) (struct{}, error) { return struct{}{}, call(ctx, tx) })
+		require.ErrorIs(t, err, budget.ErrBusy)
+		require.ErrorContains(t, err, "sweep it")
+	}
 	require.Equal(t, 123, f.lastSeq("called"), "nothing is written")
 	var more bool
 	require.NoError(t, f.pool.QueryRow(t.Context(), "select metered.catch_up('called', 1000)").Scan(&more))
@@ -59,6 +77,47 @@ func TestBacklog_OfAWalletIsWrittenInStepsThatStay(t *testing.T) {
 	read[0]--
 	read[2]--
 	require.Equal(t, read, units("called"))
+}
+
+// Due holds whose lots end between them cannot be one sum. Where more sums are due than one step writes, each step writes some.
+func TestBacklog_SumsBetweenEndsOfLotsAreWrittenInSteps(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, wallet.Config{})
+	c := pgtest.NewClient(t, f.pool, metered.Config{})
+	f.grant(wallet.Grant{Amount: 7, Reference: "paid"})
+	_, err := do(f, func(ctx context.Context, tx pgx.Tx) (_ struct{}, err error) {
+		for i := range 30 {
+			ends := time.Hour + time.Duration(2*i)*time.Microsecond
+			if _, err := f.book.Grant(ctx, tx, wallet.Grant{Wallet: "ann", Amount: 2, Ends: wallet.At(noon.Add(ends))}); err != nil {
+				return struct{}{}, err
+			}
+			hold := holds.Placement{ID: fmt.Sprint(i), TTL: ends + time.Microsecond, Lines: []holds.Line{f.book.Line("ann", 2)}}
+			if _, err := f.holds.Place(ctx, tx, hold); err != nil {
+				return struct{}{}, err
+			}
+		}
+		return struct{}{}, nil
+	})
+	require.NoError(t, err)
+	f.clock.Advance(2 * time.Hour)
+	before := f.lastSeq("ann")
+	grant := func(ctx context.Context, tx pgx.Tx) (struct{}, error) {
+		return struct{}{}, f.calledOn(false)["grant"](ctx, tx, "ann")
+	}
+	_, err = do(f, grant)
+	require.ErrorIs(t, err, budget.ErrBusy)
+	var more bool
+	require.NoError(t, f.pool.QueryRow(t.Context(), "select metered.catch_up('ann', 1000)").Scan(&more))
+	require.True(t, more)
+	require.Equal(t, before+2*25, f.lastSeq("ann"), "units of 25 sums are freed, and lapse")
+	require.NoError(t, c.RunTx(t.Context(), pgx.TxOptions{}, func(ctx context.Context, tx pgx.Tx) error {
+		_, err := grant(ctx, tx)
+		return err
+	}))
+	require.Equal(t, before+2*30+1, f.lastSeq("ann"))
+	b, err := f.book.Balance(t.Context(), f.pool, "ann")
+	require.NoError(t, err)
+	require.EqualValues(t, 14, b.Units)
 }
 
 // lastSeq is the number of a wallet's last entry.
@@ -82,10 +141,7 @@ func TestBacklog_CallsGoThroughWhereAStatementMayLastASecond(t *testing.T) {
 		"minima": {true, func(f *fixture, scope string) {
 			f.holdsDue(scope, pgtest.Size(250, 20_000), 1, holds.Line{Scope: scope, Amount: 2})
 		}},
-		// A call reads some ten rows of each of these: of 100,000 it takes more than a second.
-		"due holds of a wallet": {false, func(f *fixture, scope string) {
-			f.holdsDue(scope, pgtest.Size(250, 10_000), 0, f.book.Line(scope, 2))
-		}},
+		"due holds of a wallet": {false, func(f *fixture, scope string) { f.holdsDue(scope, many, 0, f.book.Line(scope, 2)) }},
 		"minima of a wallet": {false, func(f *fixture, scope string) {
 			f.holdsDue(scope, pgtest.Size(250, 5_000), 1, f.book.Line(scope, 2))
 		}},

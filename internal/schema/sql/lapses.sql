@@ -134,73 +134,134 @@ end
 $$;
 
 -- Due lines of a wallet, in their order, and their parts: of the holds nos, or of all (null). In a sum,
--- those that fall due between the same ends of their own lots are one, at the time of the last. Lines
--- with minima are alone, unless minima are in a sum, too, of another line, which captures its parts whole.
+-- those that fall due between the same ends of their own lots are one (_sum_lines), and lines with minima are
+-- alone, unless these are in sums, too.
 create function metered._load_lines(tip metered.ledger, clk timestamptz, nos bigint[], in_sum boolean,
     minima_too boolean, out lines metered.due_line[], out parts metered.lot_holds[])
 language plpgsql stable
 as $$
 declare
-    bounds timestamptz[];   -- when lots of the lines end
+    sums record;
 begin
     if in_sum then
-        bounds := array(
-            select distinct r.expires_at
-            from (select distinct o.lot
-                  from metered.hold_lines y, lateral (select z.lot from metered.lot_holds z
-                      where z.scope = y.scope and z.seq = y.opened_seq) o
-                  where y.scope = tip.scope and y.open > 0 and y.due >= tip.next_due and y.due <= clk) x,
-                lateral (select z.expires_at from metered.lot_rows z where z.no = x.lot limit 1) r
-            where r.expires_at <= clk order by 1);
+        sums := metered._sum_lines(tip, clk, minima_too);
+        nos := case when minima_too then '{}' else array(
+            select y.hold from metered.hold_lines y
+            where y.scope = tip.scope and y.open > 0 and y.at_least > 0 and y.at_least > y.captured
+              and y.due >= tip.next_due and y.due <= clk) end;
+    elsif nos is null then
+        nos := array(select y.hold from metered.hold_lines y
+            where y.scope = tip.scope and y.open > 0 and y.due >= tip.next_due and y.due <= clk);
     end if;
-    with due as (
-        select y.hold, y.due, y.opened_seq, y.open,
-            least(y.open, greatest(0, y.at_least - y.captured)) as minimum,
-            width_bucket(y.due, bounds) as span,
-            case when in_sum and (minima_too or y.at_least <= y.captured) then 0 else y.hold end as alone
+    select coalesce(array_agg(row(y.hold, y.due, y.opened_seq, y.open, y.minimum, h.id,
+            v.operation_tenant, v.operation, e.note ->> 'use')::metered.due_line
+            order by y.due, y.opened_seq), '{}')
+    into lines
+    from (select z.*, least(z.open, greatest(0, z.at_least - z.captured)) as minimum
+          from metered.hold_lines z where z.hold = any (nos) and z.scope = tip.scope and z.open <> 0
+            and z.due >= tip.next_due and z.due <= clk) y
+        left join lateral (select z.id from metered.holds z where z.no = y.hold) h on true
+        left join lateral (select z.operation_tenant, z.operation from metered.hold_events z
+            where y.minimum > 0 and z.hold = y.hold and z.version = 1) v on true
+        left join lateral (select z.note from metered.ledger z
+            where y.minimum > 0 and z.scope = tip.scope and z.seq = y.opened_seq) e on true;
+    -- The order keeps the planner from a join that reads all parts of the wallet for each line.
+    select array(select row(o.*)::metered.lot_holds
+            from unnest(lines) with ordinality l, lateral (
+                select z.* from metered.lot_holds z
+                where z.scope = tip.scope and z.seq = l.opened_seq order by z.lot) o
+            order by l.ordinality, o.lot)
+    into parts;
+    if in_sum then
+        lines := lines || sums.lines;
+        select array(select l from unnest(lines) l order by l.due, l.opened_seq),
+            array(select k from unnest(parts || sums.parts) k, unnest(lines) l
+                where l.opened_seq = k.seq order by l.due, k.seq, k.lot)
+        into lines, parts;
+    end if;
+end
+$$;
+
+-- The due lines of a wallet that only give units back, and their parts, as a line for all that fall due
+-- between the same ends of their own lots, at the time of the last. With minima, these come as another
+-- such line, whose number is below 0, and which captures its parts whole. Of few lines the parts are
+-- looked up, and of many those of the wallet are read, once.
+create function metered._sum_lines(tip metered.ledger, clk timestamptz, minima_too boolean,
+    out lines metered.due_line[], out parts metered.lot_holds[])
+language plpgsql stable
+set enable_nestloop = off
+as $$
+declare
+    bounds timestamptz[] := array(select distinct y.expires_at from metered.lot_rows y
+        where y.scope = tip.scope and y.expires_at > tip.next_due and y.expires_at <= clk
+        order by y.expires_at);
+    many boolean := 1000 < (select count(*) from (select from metered.hold_lines l
+        where l.scope = tip.scope and l.open > 0 and l.due >= tip.next_due and l.due <= clk
+        limit 1001) x);
+begin
+    with due as not materialized (
+        select y.due, y.opened_seq, y.open,
+            least(y.open, greatest(0, y.at_least - y.captured)) as minimum
         from metered.hold_lines y
         where y.scope = tip.scope and y.open > 0 and y.due >= tip.next_due and y.due <= clk
-          and (nos is null or y.hold = any (nos))),
+          and (minima_too or y.at_least <= y.captured)),
+    held as (
+        select d.*, z.lot, z.amount from due d, lateral (
+            select k.lot, k.amount from metered.lot_holds k
+            where k.scope = tip.scope and k.seq = d.opened_seq order by k.lot) z
+        where not many
+        union all
+        select d.*, k.lot, k.amount from due d join metered.lot_holds k on k.seq = d.opened_seq
+        where many and k.scope = tip.scope),
+    -- Between ends of any lots of the wallet.
     sums as (
-        select nullif(d.alone, 0) as hold, max(d.due) as due, p.sign, max(d.opened_seq) * p.sign as opened_seq,
-            sum(p.units)::bigint as units, sum(p.minimum)::bigint as minimum,
-            array_agg(d.opened_seq) as seqs, array_agg(p.split) as splits
-        from due d, lateral (values (1, case when d.alone = 0 then d.open - d.minimum else d.open end,
-                case when d.alone = 0 then 0 else d.minimum end, case when d.alone = 0 then d.minimum else 0 end),
-            (-1, case when d.alone = 0 then d.minimum else 0 end, d.minimum, d.minimum)) p(sign, units, minimum, split)
-        where p.units > 0 group by d.span, d.alone, p.sign),
+        select h.lot, sum(h.amount - h.taken)::bigint as freed, sum(h.taken)::bigint as taken,
+            max(h.due) filter (where h.open > h.minimum) as due,
+            max(h.opened_seq) filter (where h.open > h.minimum) as seq,
+            max(h.due) filter (where h.minimum > 0) as taken_due,
+            max(h.opened_seq) filter (where h.minimum > 0) as taken_seq
+        from (select y.*, width_bucket(y.due, bounds) as span, case when y.minimum = 0 then 0
+                  when y.amount = y.open then y.minimum
+                  else metered._taken_of(tip.scope, y.opened_seq, y.lot, y.minimum) end as taken
+              from held y) h
+        group by h.span, h.lot),
+    ends as (
+        select array_agg(distinct r.expires_at order by r.expires_at)
+            filter (where r.expires_at <= clk) as own
+        from (select distinct s.lot from sums s) x, lateral (
+            select z.expires_at from metered.lot_rows z where z.no = x.lot limit 1) r),
     kept as (
-        select x.due, x.opened_seq, x.lot, sum(x.amount)::bigint as amount
-        from (select s.due, s.opened_seq, o.lot, o.amount
-              -- The order keeps the planner from a join that reads all parts of the wallet for each line.
-              from sums s, unnest(s.seqs, s.splits) q(seq, split), lateral (
-                  select z.lot, z.amount from metered.lot_holds z
-                  where z.scope = tip.scope and z.seq = q.seq order by z.lot) o
-              where q.split = 0
-              union all
-              select s.due, s.opened_seq, o.lot, case when s.sign < 0 then o.taken else o.amount - o.taken end
-              from sums s, unnest(s.seqs, s.splits) q(seq, split), lateral (
-                  select z.lot, z.amount, greatest(0, least(z.amount, q.split + z.amount - sum(z.amount) over (
-                      order by r.priority, r.expires_at, r.age))) as taken
-                  from metered.lot_holds z, lateral (select y.priority, y.expires_at, y.age
-                      from metered.lot_rows y where y.no = z.lot limit 1) r
-                  where z.scope = tip.scope and z.seq = q.seq order by z.lot) o
-              where q.split > 0) x
-        where x.amount > 0
-        group by x.due, x.opened_seq, x.lot)
-    select array(
-            select row(s.hold, s.due, s.opened_seq, s.units, s.minimum, h.id, v.operation_tenant,
-                v.operation, e.note ->> 'use')::metered.due_line
-            from sums s
-                left join lateral (select z.id from metered.holds z where z.no = s.hold) h on true
-                left join lateral (select z.operation_tenant, z.operation from metered.hold_events z
-                    where s.minimum > 0 and z.hold = s.hold and z.version = 1) v on true
-                left join lateral (select z.note from metered.ledger z
-                    where s.minimum > 0 and z.scope = tip.scope and z.seq = s.opened_seq) e on true
-            order by s.due, s.opened_seq),
-        array(select row(k.opened_seq, k.lot, k.amount, tip.scope)::metered.lot_holds
-            from kept k order by k.due, k.opened_seq, k.lot)
+        select x.lot, x.units, x.due,
+            max(x.seq) over (partition by x.span, x.sign) * x.sign as seq, x.sign
+        from (select width_bucket(coalesce(s.due, s.taken_due), coalesce(e.own, '{}')) as span,
+                  s.lot, p.*
+              from ends e, sums s, lateral (values (1, s.freed, s.due, s.seq),
+                  (-1, s.taken, s.taken_due, s.taken_seq)) p(sign, units, due, seq)
+              where p.units > 0) x),
+    lined as (
+        select k.seq, max(k.due) as due, sum(k.units)::bigint as units from kept k group by k.seq)
+    select array(select row(null, l.due, l.seq, l.units, case when l.seq < 0 then l.units else 0 end,
+                null, null, null, null)::metered.due_line from lined l order by l.due, l.seq),
+        array(select row(k.seq, k.lot, sum(k.units)::bigint, tip.scope)::metered.lot_holds
+            from kept k join lined l on l.seq = k.seq
+            group by l.due, k.seq, k.lot order by l.due, k.seq, k.lot)
     into lines, parts;
+end
+$$;
+
+-- How many units of a lot a hold captures with a minimum: its lots give them in their order.
+create function metered._taken_of(of_scope text, opened_seq bigint, of_lot bigint, minimum bigint)
+returns bigint
+language plpgsql stable
+as $$
+begin
+    return (select x.taken
+        from (select z.lot, greatest(0, least(z.amount, minimum + z.amount - sum(z.amount) over (
+                  order by r.priority, r.expires_at, r.age))) as taken
+              from metered.lot_holds z, lateral (select y.priority, y.expires_at, y.age
+                  from metered.lot_rows y where y.no = z.lot limit 1) r
+              where z.scope = of_scope and z.seq = opened_seq) x
+        where x.lot = of_lot);
 end
 $$;
 

@@ -356,6 +356,7 @@ as $$
 declare
     tip     metered.ledger;
     freed   text[];             -- scopes with units that due lines free
+    due     record;
     verdict record;
     c       metered.new_charge;
 begin
@@ -366,8 +367,15 @@ begin
         end if;
     end loop;
     foreach tip in array tips loop
-        held := held || tip.held - case when tip.next_due <= clk then metered._due_units(tip.scope, tip.next_due, clk) else 0 end;
-        if held[cardinality(held)] < tip.held then
+        select count(*) as lines, coalesce(sum(l.open), 0) as units into due
+        from metered.hold_lines l
+        where tip.next_due <= clk and l.scope = tip.scope and l.open > 0
+          and l.due >= tip.next_due and l.due <= clk;
+        if tip.lots_end is not null and due.lines > metered._lines_per_step() then
+            perform metered._refuse_behind(tip.scope);
+        end if;
+        held := held || tip.held - due.units::bigint;
+        if due.units > 0 then
             freed := freed || tip.scope;
         end if;
     end loop;

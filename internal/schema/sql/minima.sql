@@ -97,10 +97,10 @@ begin
 end
 $$;
 
--- The holds of the first due lines of a scope that have minima, as many as one step writes, and when the
--- next one fell due, or null if there is none.
+-- The holds of the first due lines of a scope that have minima, as many as one step writes, when the last
+-- of these fell due, and when the next one did, or null if there is none.
 create function metered._first_minima(tip metered.ledger, clk timestamptz,
-    out nos bigint[], out until timestamptz)
+    out nos bigint[], out last timestamptz, out until timestamptz)
 language plpgsql stable
 as $$
 declare
@@ -113,6 +113,7 @@ begin
           and l.due >= tip.next_due and l.due <= clk
         order by l.due, l.hold limit metered._events_per_step() + 1) x;
     until := dues[metered._events_per_step() + 1];
+    last := dues[cardinality(nos) - case when until is null then 0 else 1 end];
     nos := nos[:metered._events_per_step()];
 end
 $$;
@@ -126,6 +127,33 @@ begin
     raise exception 'more is due in the scope than one call writes: sweep it'
         using errcode = '55P03', detail = json_build_object('behind', of_scope),
             hint = 'Call metered.catch_up until it returns false, and try again.';
+end
+$$;
+
+-- How many due lines of a wallet one call or step frees in sums, at most. It reads each of them a few
+-- times. Inlined wherever it stands.
+create function metered._lines_per_step() returns int
+language sql immutable
+as $$
+    select 20000
+$$;
+
+-- The time up to which a call, or a step of one, writes due lines of a wallet: clk, or earlier if more are
+-- due than it writes one by one, or than it frees in sums.
+create function metered._lines_until(tip metered.ledger, clk timestamptz) returns timestamptz
+language plpgsql stable
+as $$
+declare
+    minima record;
+begin
+    if (tip.next_due <= clk) is not true then
+        return clk;
+    elsif tip.next_due = '-infinity' or metered._debt(tip) > 0 then
+        return metered._nth_due(tip, clk, metered._events_per_step());
+    end if;
+    minima := metered._first_minima(tip, clk);
+    return metered._nth_due(tip, case when minima.until is null then clk else minima.last end,
+        metered._lines_per_step());
 end
 $$;
 
@@ -144,10 +172,10 @@ begin
     clk := metered.clock();
     tip := metered._entry_for_write(of_scope);
     if tip.lots_end is not null then
-        until := metered._step_until(tip, clk, metered._events_per_step());
+        until := metered._lots_until(tip, metered._lines_until(tip, clk), metered._events_per_step());
         perform metered._settle(tip, until, metered._events_per_step(), 0, wait_ms);
         stands := metered._last_entry(of_scope);
-        more := until < clk and stands.seq > tip.seq;
+        more := stands.seq > tip.seq and (until < clk or stands.next_due <= until) is true;
     elsif tip.next_due > '-infinity' and (metered._first_minima(tip, clk)).until is not null then
         perform metered._free_in_sum(tip, clk, true, wait_ms);
         stands := metered._last_entry(of_scope);

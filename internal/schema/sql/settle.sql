@@ -127,14 +127,23 @@ declare
     after  record;
     before text;
     unwritten bigint := 0;
+    most   int := metered._events_per_step();
+    called boolean := max_lots = metered._ends_per_call();      -- by no step
 begin
     if tip.next_due <= clk then
         nos := array(select x.hold from metered.hold_lines x
-            where x.scope = tip.scope and x.open > 0 and x.due >= tip.next_due and x.due <= clk);
+            where x.scope = tip.scope and x.open > 0 and x.due >= tip.next_due and x.due <= clk
+            order by x.due limit case when tip.next_due > '-infinity' then most + 1 end);
+        if called and cardinality(nos) > most and metered._lines_until(tip, clk) < clk then
+            perform metered._refuse_behind(tip.scope);
+        end if;
         before := metered._bound_lock_wait(wait_ms);
-        if cardinality(nos) > metered._events_per_step() and tip.next_due > '-infinity' then
+        if cardinality(nos) > most and tip.next_due > '-infinity' then
             if metered._one_snapshot() then     -- it may not see that a hold was extended: then this is 40001
-                perform from metered.holds h where h.no = any (nos) order by h.no for share;
+                perform from metered.holds h where h.no = any (array(
+                    select x.hold from metered.hold_lines x where x.scope = tip.scope
+                      and x.open > 0 and x.due >= tip.next_due and x.due <= clk))
+                order by h.no for share;
             end if;
             nos := null;
         else
@@ -149,9 +158,13 @@ begin
         end if;
     end if;
     due := metered._load_due(tip, clk, max_lots, units, nos, nos is null, null);
-    if max_lots = metered._ends_per_call() and cardinality(due.lines) > metered._events_per_step()
-        and metered._step_until(tip, clk, metered._events_per_step()) < clk then
-        perform metered._refuse_behind(tip.scope);      -- a call, and no step
+    if cardinality(due.lines) > most and due.lines[most].due < clk then
+        if called then
+            perform metered._refuse_behind(tip.scope);
+        end if;
+        clk := due.lines[most].due;
+        until := greatest(clk, tip.at);
+        due := metered._load_due(tip, clk, max_lots, units, nos, nos is null, null);
     end if;
     if due.stop is not null and e.crossed is not null then
         unwritten := (select coalesce(sum(x.rest), 0) from (select y.rest from metered.lots y

@@ -9,9 +9,33 @@ as $$
     select 25
 $$;
 
+-- When the nth of more due lines of a scope fell due, or clk if no more are due. tip is the last entry.
+create function metered._nth_due(tip metered.ledger, clk timestamptz, nth int) returns timestamptz
+language plpgsql stable
+as $$
+declare
+    times timestamptz[] := array(select l.due from metered.hold_lines l
+        where l.scope = tip.scope and l.open > 0 and l.due >= tip.next_due and l.due <= clk
+        order by l.due limit nth + 1);
+begin
+    return case when cardinality(times) > nth then times[nth] else clk end;
+end
+$$;
+
 -- The time up to which a step writes what is due in a scope: clk, or earlier if about most events
 -- are due by then. tip is the last entry. Events of one instant count as one, and so does what idle plans bring.
 create function metered._step_until(tip metered.ledger, clk timestamptz, most int)
+returns timestamptz
+language plpgsql stable
+as $$
+begin
+    return metered._lots_until(tip, case when tip.next_due <= clk then metered._nth_due(tip, clk, most)
+        else clk end, most);
+end
+$$;
+
+-- The same, of what lots do by clk. Lines of holds may be due by then.
+create function metered._lots_until(tip metered.ledger, clk timestamptz, most int)
 returns timestamptz
 language plpgsql stable
 as $$
@@ -22,12 +46,6 @@ declare
     begun timestamptz[];
     nth   timestamptz;
 begin
-    if tip.next_due <= clk then
-        times := array(select l.due from metered.hold_lines l
-            where l.scope = tip.scope and l.open > 0 and l.due >= tip.next_due and l.due <= clk
-            order by l.due limit most + 1);
-        until := case when cardinality(times) > most then times[most] else until end;
-    end if;
     if tip.lots_end <= clk then
         times := array(select y.expires_at from metered.lot_rows y
             where y.scope = tip.scope and y.open and y.expires_at <= clk
