@@ -91,7 +91,7 @@ from metered.ledger e
     left join lateral (select sum(m.amount) as units from metered.lot_moves m
         where m.scope = e.scope and m.seq = e.seq and m.kind = case e.kind when 'c' then 't' when 'r' then 'g' when 'l' then 'f' when 'x' then 'f' when 's' then m.kind
             when 'd' then case when m.kind in ('a', 'n') then m.kind else e.kind end when 'o' then case when m.kind = 'b' then m.kind else e.kind end else e.kind end
-            and (e.kind <> 's' or m.kind in ('s', 'w', 'm') or exists (select from lots y where y.no = m.lot and (y.plan).uses is not null))) m on true
+            and (e.kind <> 's' or m.kind in ('s', 'w', 'm') or exists (select from metered.lot_rows y where y.no = m.lot and (y.plan).uses is not null))) m on true
     left join (select l.granted_seq as seq, sum(l.amount) as units from lots l where l.origin = 'c' group by l.granted_seq) c on c.seq = e.seq and e.kind = 'r'
 where e.scope = $1 and e.seq >= $2 and e.lots_end is not null and e.kind not in ('k', 'z') and coalesce(m.units, 0) + coalesce(c.units, 0) <> e.amount
 union all
