@@ -561,7 +561,7 @@ func TestFeed_EachEntryOnceInOneOrder(t *testing.T) {
 	}
 	execute(t, pool, "create table seen (reader text, number bigint, scope text, seq bigint, primary key (reader, scope, seq), unique (reader, number))")
 	load := &feedLoad{t: t, pool: pool, l: l}
-	entries := pgtest.Sizes(700, 2000, 1_000_000)
+	entries := pgtest.Sizes(300, 2000, 1_000_000)
 	var writers, readers sync.WaitGroup
 	var written atomic.Bool
 	began := time.Now()

@@ -91,6 +91,7 @@ func indexReads(t *testing.T, conn *pgxpool.Conn) (n int64) {
 // Calls that look at every scope read a few entries of each, and no table from end to end, with statistics and without.
 func TestPlans_OfEveryScopeAFewEntriesAreRead(t *testing.T) {
 	t.Parallel()
+	pgtest.InCI(t)
 	pgtest.OnEachVersion(t)
 	for _, analysed := range []bool{false, true} {
 		t.Run(fmt.Sprintf("analysed %v", analysed), func(t *testing.T) {

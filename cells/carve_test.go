@@ -10,6 +10,7 @@ import (
 
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/leases"
 )
 
@@ -17,6 +18,7 @@ import (
 // Its charges of the old cell's part stay there.
 func TestCarve_OneBudgetSpansCells(t *testing.T) {
 	t.Parallel()
+	pgtest.InCI(t)
 	w := newWorld(t, 2, database(t), database(t))
 	r := w.router()
 	plain := []*metered.Client{}

@@ -296,6 +296,7 @@ func TestList_OfAClaimsKeyShowsAllThatHadIt(t *testing.T) {
 // By the index of ids, with a plan of whenever there were few, though the tenant has many holds.
 func TestList_OfAClaimsKeyReadsNoMoreTheMoreHoldsThereAre(t *testing.T) {
 	t.Parallel()
+	pgtest.InCI(t)
 	for _, analysed := range []bool{false, true} {
 		f := setUp(t, holds.Config{})
 		execute(t, f.pool, `alter table metered.holds set (autovacuum_enabled = off)`)

@@ -329,6 +329,7 @@ func TestListen_ALostConnectionIsMadeAgainAndReported(t *testing.T) {
 
 func TestListen_SurvivesARestartOfTheServer(t *testing.T) {
 	t.Parallel()
+	pgtest.InCI(t)
 	server, err := pgserver.Start(t.Context(), pgserver.Options{Private: true, Durable: true, Settings: map[string]string{"fsync": "off"}}) // the machine does not crash
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, server.Stop()) })

@@ -19,6 +19,7 @@ import (
 // Verify reads while everything moves, and finds no difference.
 func TestVerify_IsQuietUnderTraffic(t *testing.T) {
 	t.Parallel()
+	pgtest.InCI(t)
 	f := setUp(t, holds.Config{})
 	var stop atomic.Bool
 	time.AfterFunc(pgtest.Size(time.Second, 6*time.Second), func() { stop.Store(true) })

@@ -86,7 +86,7 @@ func TestEnqueueMany_ConflictLeavesNothingToCommit(t *testing.T) {
 func TestEnqueueMany_TakesThousands(t *testing.T) {
 	t.Parallel()
 	f := open(t)
-	items := make([]jobs.Item, pgtest.Size(2000, 5000))
+	items := make([]jobs.Item, pgtest.Sizes(500, 2000, 5000))
 	for i := range items {
 		items[i] = jobs.Item{Args: process{fmt.Sprint(i)}, Options: key(fmt.Sprint(i))}
 	}

@@ -222,7 +222,7 @@ func TestHeldWorker_ACostMustNameTheUnitsUsed(t *testing.T) {
 	t.Parallel()
 	lines := []holds.Line{room("gpu", 7, 100)}
 	for _, cost := range []jobs.JobCost{
-		{}, {Entity: "picture"}, {All: true, Nothing: true}, {Lines: lines, All: true}, {Lines: lines, Nothing: true}, {All: true, Over: holds.OverAllowed},
+		{}, {All: true, Nothing: true}, {Lines: lines, All: true}, {All: true, Over: holds.OverAllowed},
 	} {
 		t.Run(fmt.Sprintf("%+v", cost), func(t *testing.T) {
 			pool, c := setUp(t, metered.Config{})

@@ -208,7 +208,7 @@ func TestAllow_IsExactAndRefusesFromMemory(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
 	f := setUp(t)
-	limit := budget.PerWindow(pgtest.Size[int64](1500, 5000), time.Hour)
+	limit := budget.PerWindow(pgtest.Sizes[int64](300, 1500, 5000), time.Hour)
 	pools := []*leases.Pool{f.pool(leases.Rule{}), f.pool(leases.Rule{})}
 	var allowed atomic.Int64
 	var all sync.WaitGroup

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/wallet"
 )
 
@@ -99,7 +100,7 @@ func TestGrant_FindsAReferenceOfAPeriodThatNobodyWrote(t *testing.T) {
 // However many lots for uses have ended and are not written, nothing of one of them is left to roll over or to take back.
 func TestLotsForUses_ThatEndedInACrowdHaveNothingLeft(t *testing.T) {
 	t.Parallel()
-	for _, lots := range []int{32, 33, 70} {
+	for _, lots := range pgtest.Sizes([]int{33}, []int{32, 33, 70}, []int{32, 33, 70}) {
 		for _, call := range []string{"roll over", "revoke"} {
 			t.Run(fmt.Sprint(call, " with ", lots), func(t *testing.T) {
 				t.Parallel()

@@ -115,6 +115,7 @@ func TestPlans_NoCallReadsMoreTheLongerTheHistory(t *testing.T) {
 // the call.
 func TestPlans_NoCallIsCompiled(t *testing.T) {
 	t.Parallel()
+	pgtest.InCI(t)
 	pgtest.OnEachVersion(t)
 	f := setUp(t, wallet.Config{Overdraft: 5})
 	var compiled atomic.Int64

@@ -58,6 +58,7 @@ type backlog struct {
 	many int
 	then time.Duration // after it all is due
 
+	brief  bool     // it is tried outside of CI, too
 	plain  bool     // the scope is no wallet
 	since  bool     // fill grants the first lot, at the time from which n counts
 	flat   []string // calls that read, write and ask as much, whatever is due
@@ -121,7 +122,7 @@ func TestWork_OfACallIsAsMuchHoweverMuchIsDue(t *testing.T) {
 		{name: "due holds of a plain scope", few: 100, many: many, plain: true, then: 2 * time.Hour, fill: func(f *fixture, scope string, n int) {
 			f.holdsDue(scope, n, 0, holds.Line{Scope: scope, Amount: 2})
 		}, writes: []string{"charge", "place", "usage", "sweep"}},
-		{name: "due holds of a plain scope, half of them with a minimum", few: 100, many: many, plain: true, then: 2 * time.Hour, fill: func(f *fixture, scope string, n int) {
+		{name: "due holds of a plain scope, half of them with a minimum", brief: true, few: 100, many: many, plain: true, then: 2 * time.Hour, fill: func(f *fixture, scope string, n int) {
 			f.holdsDue(scope, n, 1, holds.Line{Scope: scope, Amount: 2})
 		}, flat: []string{"step"}, writes: []string{"usage", "sweep"}},
 		{name: "holds that are not due, and three ended lots", few: 100, many: many, then: 45 * time.Minute, fill: func(f *fixture, scope string, n int) {
@@ -140,17 +141,17 @@ func TestWork_OfACallIsAsMuchHoweverMuchIsDue(t *testing.T) {
 				require.NoError(f, err)
 			}
 		}, flat: []string{"charge", "draw", "overage", "change"}},
-		{name: "due holds of a wallet", few: 100, many: many, then: 2 * time.Hour, fill: func(f *fixture, scope string, n int) {
+		{name: "due holds of a wallet", brief: true, few: 100, many: many, then: 2 * time.Hour, fill: func(f *fixture, scope string, n int) {
 			f.holdsDue(scope, n, 0, f.book.Line(scope, 2))
 		}, flat: []string{"sweep"}, writes: []string{"charge", "draw", "grant", "place", "balance", "usage"}},
 		{name: "due holds of a wallet, half of them with a minimum", few: 100, many: many, then: 2 * time.Hour, fill: func(f *fixture, scope string, n int) {
 			f.holdsDue(scope, n, 1, f.book.Line(scope, 2))
 		}, flat: []string{"step"}, writes: []string{"balance", "usage", "sweep"}},
 		{name: "ended lots", few: 60, many: pgtest.Size(400, 10_000), then: 2 * time.Hour, fill: lots(wallet.Grant{}), flat: all},
-		{name: "ended lots with uses", few: 60, many: pgtest.Size(400, 10_000), then: 2 * time.Hour, fill: lots(wallet.Grant{Uses: []string{"images"}}), flat: all},
+		{name: "ended lots with uses", brief: true, few: 60, many: pgtest.Size(400, 10_000), then: 2 * time.Hour, fill: lots(wallet.Grant{Uses: []string{"images"}}), flat: all},
 		{name: "lots that rolled over", few: 60, many: pgtest.Size(400, 10_000), then: 2 * time.Hour, fill: lots(wallet.Grant{Roll: &wallet.Roll{Cap: 5, Lasts: wallet.For(day)}}),
 			flat: []string{"revoke"}, writes: []string{"charge", "draw", "grant", "place", "usage"}},
-		{name: "lots that rolled over, and ended", few: 60, many: pgtest.Size(400, 10_000), then: 3 * day, fill: lots(wallet.Grant{Roll: &wallet.Roll{Cap: 5, Lasts: wallet.For(day), Times: 1}}),
+		{name: "lots that rolled over, and ended", brief: true, few: 60, many: pgtest.Size(400, 10_000), then: 3 * day, fill: lots(wallet.Grant{Roll: &wallet.Roll{Cap: 5, Lasts: wallet.For(day), Times: 1}}),
 			flat: []string{"revoke"}, writes: []string{"charge", "draw", "grant", "place", "usage"}},
 		{name: "units that rolled over and were drawn, and an end that shares their cap", few: 30, many: pgtest.Size(250, 2000), since: true, then: 6 * time.Hour, fill: func(f *fixture, scope string, n int) {
 			rolls := wallet.Grant{Wallet: scope, Amount: 5, Ends: wallet.After(5 * time.Hour), Roll: &wallet.Roll{Cap: 1_000_000, Lasts: wallet.For(300 * day), Shared: true}}
@@ -165,9 +166,12 @@ func TestWork_OfACallIsAsMuchHoweverMuchIsDue(t *testing.T) {
 		}, flat: []string{"charge", "draw", "grant", "place", "balance", "usage", "sweep"}},
 		{name: "an idle plan", few: 30, many: 3 * 365, since: true, fill: plansIdle(1),
 			writes: []string{"charge", "draw", "grant", "place", "balance", "usage", "sweep"}},
-		{name: "five idle plans", few: 30, many: 3 * 365, since: true, fill: plansIdle(5),
+		{name: "five idle plans", brief: true, few: 30, many: 3 * 365, since: true, fill: plansIdle(5),
 			writes: []string{"charge", "draw", "grant", "place", "balance", "usage", "sweep"}},
 	} {
+		if !b.brief && !pgtest.CI {
+			continue
+		}
 		t.Run(b.name, func(t *testing.T) {
 			t.Parallel()
 			f := setUp(t, wallet.Config{})

@@ -20,6 +20,7 @@ import (
 
 func TestVerify_FindsWhatIsWrongInAnArchive(t *testing.T) {
 	t.Parallel()
+	pgtest.InCI(t)
 	pool, c := shop(t)
 	binary := filepath.Join(t.TempDir(), "archive")
 	build := exec.CommandContext(t.Context(), "go", "build", "-o", binary, ".")

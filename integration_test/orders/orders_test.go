@@ -243,6 +243,7 @@ func TestOrders_FindPlantedFaults(t *testing.T) {
 
 // A call that is run again begins with the same rows and ends with the same ones.
 func TestOrders_BeginWithTheSameRows(t *testing.T) {
+	pgtest.InCI(t)
 	e := newExplorer(t, 1)
 	for _, c := range calls {
 		var rows [2][2][]string

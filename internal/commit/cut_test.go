@@ -222,7 +222,7 @@ func TestCalls_CutAtEachMessageNeverContradictTheDatabase(t *testing.T) {
 			}
 			cutter.Arm(0, nil)
 			require.NoError(t, k.answer(k.ready(s, "whole")(t.Context())))
-			step, last, n := pgtest.Sizes(40, 15, 1), cutter.Count()-pgtest.Size(10, 0), 0
+			step, last, n := pgtest.Sizes(80, 15, 1), cutter.Count()-pgtest.Size(10, 0), 0
 			for _, away := range []bool{false, true} {
 				for at, struck := 1, true; struck; n++ {
 					trials.Add(1)
