@@ -22,13 +22,13 @@ import (
 
 func TestEnqueue_SecondOpenTransactionWaitsForTheFirst(t *testing.T) {
 	t.Parallel()
-	for _, level := range isolationLevels {
-		for _, commit := range []bool{true, false} {
-			t.Run(fmt.Sprintf("%s/commit=%t", level, commit), func(t *testing.T) {
-				t.Parallel()
-				f := open(t)
+	f := open(t)
+	for n, level := range isolationLevels {
+		for m, commit := range []bool{true, false} {
+			name := fmt.Sprintf("%s/commit=%t", level, commit)
+			t.Run(name, func(t *testing.T) {
 				first, second := f.begin(level), f.begin(level)
-				made, err := f.Enqueue(f.ctx, first, process{"a"}, key("k"))
+				made, err := f.Enqueue(f.ctx, first, process{"a"}, key(name))
 				require.NoError(t, err)
 
 				type answer struct {
@@ -38,7 +38,7 @@ func TestEnqueue_SecondOpenTransactionWaitsForTheFirst(t *testing.T) {
 				answers := make(chan answer, 1)
 				secondPID := pid(t, second)
 				go func() {
-					result, err := f.Enqueue(f.ctx, second, process{"a"}, key("k"))
+					result, err := f.Enqueue(f.ctx, second, process{"a"}, key(name))
 					answers <- answer{result, err}
 				}()
 				f.untilBlocked(secondPID)
@@ -64,7 +64,7 @@ func TestEnqueue_SecondOpenTransactionWaitsForTheFirst(t *testing.T) {
 					require.Equal(t, sqlstate.SerializationFailure, sqlstate.Of(got.err), "%v", got.err)
 					requireAborted(t, second)
 				}
-				f.requireCounts(1, 1)
+				f.requireCounts(2*n+m+1, 2*n+m+1)
 			})
 		}
 	}

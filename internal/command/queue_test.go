@@ -67,6 +67,11 @@ func TestDo_TheServerGivesUpBeforeTheDeadline(t *testing.T) {
 // the command began.
 func TestDo_AHoldGivesUpBeforeTheDeadline(t *testing.T) {
 	t.Parallel()
+	pool, c := setUp(t, metered.Config{Config: budget.Config{LockTimeout: time.Hour}})
+	_, err := metered.Do(t.Context(), c, metered.Command{ID: "before", Input: 1},
+		pgtest.Placing(holds.Placement{ID: "h", TTL: time.Minute, Lines: []holds.Line{room("seat", 1, 9)}}))
+	require.NoError(t, err)
+	lockScope(t, pool, c, "seat")
 	for what, fn := range map[string]func(ctx context.Context, tx *metered.Tx) error{
 		"place": func(ctx context.Context, tx *metered.Tx) error {
 			_, err := tx.Place(ctx, holds.Placement{TTL: time.Minute, Lines: []holds.Line{room("seat", 1, 9)}}, nil)
@@ -83,14 +88,8 @@ func TestDo_AHoldGivesUpBeforeTheDeadline(t *testing.T) {
 		},
 	} {
 		t.Run(what, func(t *testing.T) {
-			t.Parallel()
-			pool, c := setUp(t, metered.Config{Config: budget.Config{LockTimeout: time.Hour}})
-			_, err := metered.Do(t.Context(), c, metered.Command{ID: "before", Input: 1},
-				pgtest.Placing(holds.Placement{ID: "h", TTL: time.Minute, Lines: []holds.Line{room("seat", 1, 9)}}))
-			require.NoError(t, err)
-			lockScope(t, pool, c, "seat")
 			deadline := pgtest.NewDeadline(t, time.Hour)
-			_, err = metered.Do(deadline, c, metered.Command{ID: "op", Input: 1}, func(ctx context.Context, tx *metered.Tx) (any, error) {
+			_, err := metered.Do(deadline, c, metered.Command{ID: what, Input: 1}, func(ctx context.Context, tx *metered.Tx) (any, error) {
 				deadline.Set(100 * time.Millisecond)
 				return nil, fn(ctx, tx)
 			})
