@@ -104,8 +104,11 @@ func claimIDs(scope string) string {
 // issuedAt is the time that an id carries, nil for none.
 func issuedAt(id string) *time.Time {
 	for _, prefix := range []string{claimPrefix, sessionPrefix} {
-		if generation, ok := strings.CutPrefix(id, prefix); ok && len(generation) == 69 {
+		switch generation, ok := strings.CutPrefix(id, prefix); {
+		case ok && len(generation) == 69:
 			id = generation[33:]
+		case ok && len(generation) == 55:
+			return uuidv7.TimeOfShort(generation[33:])
 		}
 	}
 	return uuidv7.Time(id)

@@ -16,7 +16,7 @@ import (
 )
 
 // sessionPrefix begins the ids of the holds of sessions. A digest of the operation's id, "_" and a
-// UUID of the session follow.
+// UUID of the session follow, in 22 characters of base64. 0.1.0 wrote the UUID in 36.
 const sessionPrefix = "session_"
 
 const openSQL = `
@@ -62,7 +62,7 @@ func (b *Book) ofSession(ctx context.Context, db budget.Querier, tenant, operati
 // prepareOpen validates the request of a session's hold, of its operation's tenant. Each call makes
 // another id.
 func (b *Book) prepareOpen(r Placement, o *ledger.Opening) (*call, error) {
-	r.ID, r.opening = idsOfSession(o.Operation)+uuidv7.New(), o
+	r.ID, r.opening = idsOfSession(o.Operation)+uuidv7.NewShort(), o
 	c, err := b.preparePlace(r)
 	if err != nil {
 		return nil, err

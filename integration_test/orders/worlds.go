@@ -69,7 +69,7 @@ $do$`
 // lookSQL leaves out what is random or of another clock: the ids of sessions, of claims and of the
 // holds of jobs.
 const lookSQL = `
-select string_agg(format('(select count(*) || '' '' || coalesce(sum(hashtextextended(regexp_replace(%s, ''(job/[0-9]+/|session_|claim_)[0-9a-f_-]+'', ''\1'', ''g''), 0)), 0) from %s t)',
+select string_agg(format('(select count(*) || '' '' || coalesce(sum(hashtextextended(regexp_replace(%s, ''(job/[0-9]+/|session_|claim_)[0-9A-Za-z_-]+'', ''\1'', ''g''), 0)), 0) from %s t)',
         row, name), ', ' order by nth),
 	array_agg(name::text order by nth) from worlds.tables`
 

@@ -24,12 +24,13 @@ import (
 //	{due: tip = t, at = c, held = n}             next_due of the entry after tip, which leaves n units held, without its own new line: see _due_after
 //	{known id: tenant = t, id = i, issued = j, future = f}   whether an operation id is recorded, retired, or too far ahead
 //	{new hold: at = t, …}                        inserts a hold that was placed at a time, with its number in new_no
-//	{placed detail: lines = l, …}                the detail of the event of a placement
+//	{placed detail: lines = l, …}                the detail of the event of a placement, without a holder or claim where both are empty
+//	{hold terms: grace = g, lifetime = l}        what it says of these
 //	{fits hold: tenant = t, …}                   the condition that a hold of one line is within its bounds
 //	{short charge: of = f, also = true}     appends a plain charge, if its limits and the condition also admit it (plain.sql)
 //	{short variables}                            the variables that a short charge needs
 //	{short answer}                               what it returns, as charge_plain
-//	{short placing}                              places a hold of one line, and returns (plainholds.sql)
+//	{short placing: command = c}                 places a hold of one line, and returns (plainholds.sql). Under the condition, a command records it
 //	{short placed}                               the variables that it needs
 //	{short pair: lock = l, also = true}                  a short charge with a limit, beside a total that is a tally (plaintotals.sql)
 //	{pair variables}, {pair answer}              its variables, and what it returns
@@ -46,7 +47,7 @@ import (
 //	{shorter timeouts: ms = n}                   sets the timeouts of a transaction, unless they are shorter
 //
 // A macro may stand in the arguments of another one.
-var macro = regexp.MustCompile(`(?s)\{(entry columns|entry of (\w+)|base|bound|(?:short|counted) \w+|locked|usual|admits|exact|settled|plain|due|known id|tallied|others|sum|own time|write tally|pair \w+|shorter timeouts|v1 (?:limit|window)|new hold|placed detail|fits hold)(?:: ([^{}]*))?\}`)
+var macro = regexp.MustCompile(`(?s)\{(entry columns|entry of (\w+)|base|bound|(?:short|counted) \w+|locked|usual|admits|exact|settled|plain|due|known id|tallied|others|sum|own time|write tally|pair \w+|shorter timeouts|v1 (?:limit|window)|new hold|hold terms|placed detail|fits hold)(?:: ([^{}]*))?\}`)
 
 // templates are the macros that only fill in their arguments.
 var templates = map[string]string{
@@ -84,9 +85,9 @@ var templates = map[string]string{
         end if;
         perform metered._raise_sequence('holds');
     end loop;`,
-	"placed detail": `jsonb_build_object(
-            'tenant', $tenant, 'holder', $holder, 'claim', $claim, 'grace_us', (extract(epoch from $grace) * 1000000)::bigint,
-            'lifetime_us', (extract(epoch from $lifetime) * 1000000)::bigint, 'lines', $lines)`,
+	"placed detail": `case when $holder = '' and $claim = '' then jsonb_build_object('tenant', $tenant, {hold terms: grace = $grace, lifetime = $lifetime}, 'lines', $lines)
+            else jsonb_build_object('tenant', $tenant, 'holder', $holder, 'claim', $claim, {hold terms: grace = $grace, lifetime = $lifetime}, 'lines', $lines) end`,
+	"hold terms": `'grace_us', (extract(epoch from $grace) * 1000000)::bigint, 'lifetime_us', (extract(epoch from $lifetime) * 1000000)::bigint`,
 	"fits hold": `($ttl > interval '0' and $grace >= interval '0' and $ttl <= coalesce($lifetime, interval '3660 days')
             and $grace <= interval '3660 days' and coalesce($lifetime <= interval '3660 days', true)
             and $tenant is not null and $id <> '' and $holder is not null and octet_length($fingerprint) = 33
@@ -200,13 +201,13 @@ func init() {
                 values (new_no, key, units, units, placed_at + (ttl + grace), of_scope, at_seq);
                 insert into metered.hold_events (hold, at, deadline, version, kind, detail, note, operation_tenant, operation)
                 values (new_no, placed_at, placed_at + ttl, 1, 'h', {placed detail: tenant = of_tenant, holder = holder, claim = '', grace = grace,
-                    lifetime = lifetime, lines = jsonb_build_array(jsonb_build_object('scope', of_scope, 'amount', units, 'captured', 0, 'open', units))},
+                    lifetime = lifetime, lines = jsonb_build_array(jsonb_build_object('scope', of_scope, 'amount', units, 'open', units))},
                     note, op_tenant, operation);
-                if channel is not null or operation is not null then
+                if channel is not null or $command then
                     if channel is not null then
                         perform metered._announce(channel, of_tenant, of_id, 1, 'placed');
                     end if;
-                    unused := case when operation is not null then metered._remember_hold(
+                    unused := case when $command then metered._remember_hold(
                         metered._created_json(metered.hold_json(new_no, placed_at), '{}', null, null)) end;
                 end if;
                 return array_to_json(array[at_seq, metered._in_us(placed_at)]);

@@ -3,6 +3,7 @@ package uuidv7
 
 import (
 	"crypto/rand"
+	"encoding/base64"
 	"encoding/binary"
 	"strings"
 	"time"
@@ -13,6 +14,16 @@ import (
 // New returns a UUID of version 7 (RFC 9562): 48 bits of Unix time in
 // milliseconds, then random bits.
 func New() string {
+	return made().String()
+}
+
+// NewShort is New in 22 characters: the bytes in base64 of URLs.
+func NewShort() string {
+	id := made()
+	return base64.RawURLEncoding.EncodeToString(id.Bytes[:])
+}
+
+func made() pgtype.UUID {
 	id := pgtype.UUID{Valid: true}
 	_, _ = rand.Read(id.Bytes[:]) // never fails, as of Go 1.24
 	var ms [8]byte
@@ -20,7 +31,28 @@ func New() string {
 	copy(id.Bytes[:6], ms[2:])
 	id.Bytes[6] = id.Bytes[6]&0x0f | 0x70
 	id.Bytes[8] = id.Bytes[8]&0x3f | 0x80
-	return id.String()
+	return id
+}
+
+// TimeOfShort is the time that an id of NewShort carries, nil if it is none.
+func TimeOfShort(id string) *time.Time {
+	var u pgtype.UUID
+	if len(id) != base64.RawURLEncoding.EncodedLen(len(u.Bytes)) {
+		return nil
+	}
+	if n, err := base64.RawURLEncoding.Decode(u.Bytes[:], []byte(id)); err != nil || n != len(u.Bytes) || !carriesTime(u) {
+		return nil
+	}
+	t := timeOf(u)
+	return &t
+}
+
+// carriesTime reports whether u has the version in its 7th byte, and the variant in its 9th.
+func carriesTime(u pgtype.UUID) bool { return u.Bytes[6]>>4 == 7 && u.Bytes[8]>>6 == 0b10 }
+
+// timeOf is the time of the first 48 bits.
+func timeOf(u pgtype.UUID) time.Time {
+	return time.UnixMilli(int64(binary.BigEndian.Uint64(u.Bytes[:8]) >> 16))
 }
 
 // Time is the time that id carries, nil if it is no UUID of version 7: 48 bits of Unix time in ms,
@@ -40,10 +72,10 @@ func Time(id string) *time.Time {
 	}
 	hyphens := len(id) == 36 && strings.Count(id, "-") == 4
 	var u pgtype.UUID
-	if !hyphens && len(id) != 32 || u.Scan(id) != nil || u.Bytes[6]>>4 != 7 || u.Bytes[8]>>6 != 0b10 {
+	if !hyphens && len(id) != 32 || u.Scan(id) != nil || !carriesTime(u) {
 		return nil
 	}
-	t := time.UnixMilli(int64(binary.BigEndian.Uint64(u.Bytes[:8]) >> 16))
+	t := timeOf(u)
 	if !hyphens && (t.Before(earliest) || t.After(time.Now().Add(24*time.Hour))) {
 		return nil
 	}

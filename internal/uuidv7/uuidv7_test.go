@@ -33,6 +33,21 @@ func TestTime_IsThatOfEachSpelling(t *testing.T) {
 	}
 }
 
+func TestTimeOfShort_IsThatOfNewShortAlone(t *testing.T) {
+	t.Parallel()
+	before := time.Now().Truncate(time.Millisecond)
+	id := uuidv7.NewShort()
+	require.Len(t, id, 22)
+	at := uuidv7.TimeOfShort(id)
+	require.NotNil(t, at)
+	require.False(t, at.Before(before))
+	require.False(t, at.After(time.Now()))
+	require.Nil(t, uuidv7.Time(id), "a caller's id of 22 characters may be anything")
+	for _, other := range []string{"", id[1:], id + "A", uuidv7.New(), "*" + id[1:], id[:8] + "A" + id[9:], id[:10] + "AAA" + id[13:], "\n" + id[1:]} {
+		require.Nil(t, uuidv7.TimeOfShort(other), other)
+	}
+}
+
 // 74 bits of it, each of which is 0 in some id and 1 in another.
 func TestNew_IsRandomButForTimeVersionAndVariant(t *testing.T) {
 	t.Parallel()

@@ -1,13 +1,17 @@
--- A hold as JSON. One that is due has expired, whether that is written down or not. reason is
--- that of its release or return. A ceiling of infinity is none. Inlined wherever it stands.
+-- A hold as JSON, which is also on the record of a command: without what is empty, null or false. One that is due
+-- has expired, whether that is written down or not. reason is that of its release or return. A ceiling
+-- of infinity is none. Inlined wherever it stands.
 create function metered._hold_as_json(h metered.holds, lines json, clk timestamptz, reason text) returns json
 language sql stable
 as $$
-    select json_build_object('tenant', h.tenant, 'id', h.id, 'holder', h.holder,
-        'state', case when h.state = 'h' and h.due <= clk then 'x' else h.state end,
-        'version', h.version, 'placed_at', h.placed_at, 'deadline', h.deadline, 'due', h.due, 'ceiling', nullif(h.ceiling, 'infinity'),
-        'ended_at', case when h.state = 'h' and h.due <= clk then h.due else h.ended_at end,
-        'now', clk, 'claim', h.claim, 'entity', h.entity, 'returned', h.returned, 'reason', reason, 'metadata', h.metadata, 'lines', lines)
+    select concat('{"tenant":', to_json(h.tenant), ',"id":', to_json(h.id), case when h.holder <> '' then ',"holder":' || to_json(h.holder)::text end,
+        ',"state":"', case when h.state = 'h' and h.due <= clk then 'x' else h.state end, '","version":', h.version,
+        ',"placed_at":', to_json(h.placed_at), ',"deadline":', to_json(h.deadline), ',"due":', to_json(h.due),
+        ',"ceiling":' || to_json(nullif(h.ceiling, 'infinity'))::text,
+        ',"ended_at":' || to_json(case when h.state = 'h' and h.due <= clk then h.due else h.ended_at end)::text,
+        ',"now":', to_json(clk), ',"claim":' || to_json(h.claim)::text, ',"entity":' || to_json(h.entity)::text,
+        case when h.returned then ',"returned":true' end, ',"reason":' || to_json(reason)::text,
+        ',"metadata":' || h.metadata::text, ',"lines":', lines, '}')::json
 $$;
 
 -- A line of a hold as JSON. open is 0 if the hold has ended, also where the line has
@@ -15,9 +19,8 @@ $$;
 create function metered._line_json(of_scope text, amount bigint, captured bigint, open bigint, refunded bigint, at_least bigint) returns json
 language sql stable
 as $$
-    select case when at_least > 0
-        then json_build_object('scope', of_scope, 'amount', amount, 'captured', captured, 'open', open, 'refunded', refunded, 'at_least', at_least)
-        else json_build_object('scope', of_scope, 'amount', amount, 'captured', captured, 'open', open, 'refunded', refunded) end
+    select concat('{"scope":', to_json(of_scope), ',"amount":', amount, ',"captured":', captured, ',"open":', open,
+        case when refunded > 0 then ',"refunded":' || refunded end, case when at_least > 0 then ',"at_least":' || at_least end, '}')::json
 $$;
 
 -- The hold of that no.
@@ -289,7 +292,7 @@ begin
     end if;
     foreach charge in array charges loop
         if charge.held > 0 then
-            lines := lines || jsonb_build_object('scope', charge.scope, 'amount', charge.held, 'captured', 0, 'open', charge.held);
+            lines := lines || jsonb_build_object('scope', charge.scope, 'amount', charge.held, 'open', charge.held);
         end if;
     end loop;
     seqs := c.seqs;
@@ -339,7 +342,7 @@ begin
     if fewest is not null then
         stored := metered.hold_json(new_no, placed_at);
     end if;
-    if origin.operation is not null then
+    if current_setting('metered_tx.command', true) <> '' then     -- a session is opened by no command
         unused := metered._remember_hold(metered._created_json(metered.hold_json(new_no, placed_at), charges, seqs, ats));
     end if;
     status := 'placed';

@@ -31,7 +31,7 @@ begin
         end if;
         -- A chosen id is looked for by a statement whose snapshot is taken after its lock.
         if id_key is null or not metered._one_snapshot() and metered._try_lock(id_key) and metered._new_hold_id(of_tenant, of_id, issued) then
-            {short placing};
+            {short placing: command = operation is not null};
         end if;
     end if;
     p := metered.place(
@@ -75,17 +75,17 @@ declare
 begin
     if metered._goes_short() and {fits hold: tenant = of_tenant, id = of_id, holder = holder, fingerprint = of_fingerprint,
             ttl = ttl, grace = grace, lifetime = lifetime, scope = of_scope} and {short call}
-        and octet_length(left(of_id, -36)) >= 32 and not metered._one_snapshot() and metered._try_lock(name_key)
+        and octet_length(of_id) > 41 and not metered._one_snapshot() and metered._try_lock(name_key)
     then
         -- A statement of its own, whose snapshot is taken after the lock.
         if ({known id: tenant = of_tenant, id = named, issued = named_at, future = max_future}
-            or exists (select from metered.holds h where h.tenant = of_tenant and h.id >= left(of_id, -36)
-                and h.id < left(of_id, -36) || '~' and (h.id = of_id or h.state = 'h'))) is not true
+            or exists (select from metered.holds h where h.tenant = of_tenant and h.id >= left(of_id, 41)
+                and h.id < left(of_id, 41) || '~' and (h.id = of_id or h.state = 'h'))) is not true
         then
             if metered._try_lock(key) is not true then
                 perform metered._lock_all_scopes(array[of_scope], array[key], wait_ms);
             end if;
-            {short placing};
+            {short placing: command = false};
         end if;
     end if;
     p := metered.open_session(row(of_tenant, named, name_key, named_at, max_future, null, null, null, null, null, null)::metered.new_command,

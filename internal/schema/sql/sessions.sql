@@ -1,5 +1,5 @@
 -- Opens a session of an operation: places its hold, unless the operation is on record, or another session of it is open.
--- The id of a session's hold is that of its operation, as a digest, and 36 characters of its own. status as place has it, or open (this
+-- The id of a session's hold is that of its operation, as a digest in 41 characters, and some of its own. status as place has it, or open (this
 -- very session was opened before, and its hold is stored), replay (the operation is on record), retired and future, as begin_command has them,
 -- running (another session is open, until deadline, as seen at placed_at) or busy (a session of another command is open).
 --
@@ -11,14 +11,14 @@ create function metered.open_session(command metered.new_command, hold metered.n
 language plpgsql volatile
 as $$
 declare
-    ids     text := left(hold.id, -36);
+    ids     text := left(hold.id, 41);
     clk     timestamptz;
     horizon timestamptz;
     done    timestamptz;
     was     record;
     p       record;
 begin
-    if (not hold.chosen and hold.claim is null and octet_length(ids) >= 32 and not metered._one_snapshot()) is not true then
+    if (not hold.chosen and hold.claim is null and octet_length(hold.id) > 41 and not metered._one_snapshot()) is not true then
         perform metered._require(false, 'session');
     end if;
     if not metered._try_lock(command.key) then
