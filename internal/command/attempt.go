@@ -412,12 +412,14 @@ func (e *Engine) finish(ctx context.Context, op *Operation, t transaction, end E
 	rec := Record{Result: end.Result}
 	wait, _ := e.timeouts(ctx)
 	queries := end.queries()
-	if len(queries) > 0 {
-		lock := ledger.LockAllArgs(wait, end.locks()...)
+	asks, err := e.asks(t, op, queries)
+	if err != nil {
+		return Record{}, false, err
+	}
+	if asks != nil && !asks.known {
 		within, span := e.flush(ctx, op, "lock")
-		err := ledger.Ask(within, tx, e.sql.lockAll, lock, queries, func(err error) error { return failed("complete", err) })
-		span.End(err)
-		if err == nil {
+		err := asks.ask(within, t, ledger.LockAllArgs(wait, end.locks()...), "complete")
+		if span.End(err); err == nil {
 			err = guardtx.Intact(ctx, pg)
 		}
 		if err != nil {
@@ -430,12 +432,15 @@ func (e *Engine) finish(ctx context.Context, op *Operation, t transaction, end E
 	if end.Notice != nil {
 		f.exec(end.Notice.SQL, end.Notice.Args...)
 	}
-	e.queue(ctx, f, op, end, len(queries) > 0, telling)
+	if asks != nil {
+		asks.again(f, ledger.LockAllArgs(wait, end.locks()...))
+	}
+	e.queue(ctx, f, op, end, asks != nil, telling)
 	e.complete(ctx, f, op, end, &rec, marker, telling)
 	last := "complete"
 	if telling {
 		if err := e.send(ctx, op, last, tx, f, end.Charges); err != nil {
-			return Record{}, false, err
+			return Record{}, false, asks.failed(err)
 		}
 		last = "commit"
 		if err := tell(ctx, tx, end, rec.Crossed); err != nil {
@@ -465,7 +470,9 @@ func (e *Engine) finish(ctx context.Context, op *Operation, t transaction, end E
 	default:
 		err = failed("commit", ofCharges(end.Charges, err))
 	}
-	span.End(err)
+	if span.End(err); !unknown {
+		err = asks.failed(err)
+	}
 	return Record{}, unknown, err
 }
 

@@ -46,6 +46,8 @@ type Engine struct {
 	turns  *turns
 	pins   bool // transactions begin with answer.PinSQL
 
+	answers answers // of the queries of limits
+
 	functions atomic.Int32 // of operations that run
 }
 
@@ -105,7 +107,8 @@ type Operation struct {
 	Function func(context.Context, pgx.Tx) (Ending, error)
 	Failed   bool // the error of the last attempt is Function's
 	Telling  bool // an attempt met a threshold: from then on charges are made, and reported, before COMMIT is sent
-	Locking  bool // Once takes its locks before it asks for limits, since a query locks rows, or was answered otherwise under them
+	Asking   bool // limits are asked for anew, since one was not as it had been
+	Locking  bool // the locks are taken before limits are asked for, since a query locks rows, or was answered otherwise under them
 
 	Attempts, RoundTrips int // so far, for the observer
 
@@ -254,8 +257,7 @@ func (e *Engine) repeat(ctx context.Context, op *Operation, try func(ctx context
 			op.Telling = true
 			n--
 			continue
-		case !op.Locking && changed(a.err):
-			op.Locking = true
+		case op.changed(a.err):
 			n--
 			continue
 		case fault.Is(a.err, fault.ErrMoved.Code()): // the lost transaction is over, too, and its record has moved along

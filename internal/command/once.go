@@ -3,9 +3,6 @@ package command
 import (
 	"cmp"
 	"context"
-	"errors"
-	"slices"
-	"strings"
 
 	"github.com/jackc/pgx/v5"
 
@@ -13,7 +10,6 @@ import (
 	"github.com/pgmetered/metered/internal/commit"
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/ledger"
-	"github.com/pgmetered/metered/internal/sqlstate"
 )
 
 // Once does one step of an operation in a transaction of its own at READ COMMITTED, which writes no
@@ -73,19 +69,17 @@ func (e *Engine) step(ctx context.Context, t transaction, op *Operation, step St
 	f := &flush{}
 	t.first(f)
 	e.enter(ctx, f, op)
-	if len(step.queries) > 0 { // the operation's lock first, and then those of the step
-		f.exec(e.sql.lockAll, ledger.LockAllArgs(wait, ledger.Locks{Keys: []int64{op.Key}})...)
-		if err := send(ctx, t, f); err != nil {
-			return false, cmp.Or(t.aborted(err), failed("open", err))
-		}
-		*begun = true
-		f = &flush{}
-		if err := e.ask(ctx, t, op, step, f, wait); err != nil {
+	a, err := e.asks(t, op, step.queries)
+	if err != nil {
+		return false, err
+	}
+	if a != nil {
+		if f, err = e.stepAsks(ctx, t, a, f, step.locks, begun); err != nil {
 			return false, err
 		}
 		defer func() {
-			if err != nil && !unknown && !op.Locking {
-				err = &askedAhead{err}
+			if !unknown {
+				err = a.failed(err)
 			}
 		}()
 	}
@@ -119,45 +113,39 @@ func (e *Engine) step(ctx context.Context, t transaction, op *Operation, step St
 	return unknown, err
 }
 
-// ask asks the queries of a step. A transaction of the engine's own asks before it has the scopes:
-// else all callers of a hot one would wait for its way to the program and back. It queues the locks
-// then, and the queries once more, which fail where an answer is another one under the locks. The
-// locks are first if a query locks rows, in a transaction of a caller's, which keeps them in any case,
-// and in the attempt after one that failed.
-func (e *Engine) ask(ctx context.Context, t transaction, op *Operation, step Step, f *flush, wait int32) error {
-	first, queries := []ledger.Locks{step.locks}, step.queries
-	if _, own := t.(*owned); !own || slices.ContainsFunc(step.queries, (*ledger.Query).Locks) {
-		op.Locking = true
+// stepAsks asks the queries of a step, in f, which is then a new flush, or in one of its own if the
+// locks come first. Of known answers f stays. The operation's lock comes before those of the step.
+func (e *Engine) stepAsks(ctx context.Context, t transaction, a *asks, f *flush, locks ledger.Locks, begun *bool) (*flush, error) {
+	wait, _ := e.timeouts(ctx)
+	own := ledger.Locks{Keys: []int64{a.op.Key}}
+	if a.known && len(locks.Sums) == 0 && locks.Holds == nil { // else the keys are sorted anew
+		a.again(f, lockThem(wait, a.op, locks))
+		return f, nil
 	}
-	if !op.Locking {
-		first, queries = nil, make([]*ledger.Query, len(step.queries))
-		f.exec(e.sql.lockAll, ledger.LockAllArgs(wait, step.locks)...)
-		for i, q := range step.queries {
-			asked := *q
-			asked.Set = func(most *int64, err error) error {
-				if most != nil {
-					sql, args := q.Unchanged(*most)
-					f.exec(sql, args...)
-				}
-				return q.Set(most, err)
-			}
-			queries[i] = &asked
-		}
+	f.exec(e.sql.lockAll, ledger.LockAllArgs(wait, own)...)
+	if a.known {
+		a.again(f, ledger.LockAllArgs(wait, locks))
+		return f, nil
 	}
-	return ledger.Ask(ctx, t.tx(), e.sql.lockAll, ledger.LockAllArgs(wait, first...), queries, func(err error) error { return failed("open", err) })
-}
-
-// askedAhead is the error of an attempt whose queries were asked before its locks.
-type askedAhead struct{ error }
-
-func (a *askedAhead) Unwrap() error { return a.error }
-
-// changed reports whether err may be that of an answer that has changed, or of a query that cannot
-// be a part of another one.
-func changed(err error) bool {
-	var asked *askedAhead
-	state := sqlstate.Of(err)
-	return errors.As(err, &asked) && (strings.HasPrefix(state, "21") || strings.HasPrefix(state, "22") || strings.HasPrefix(state, "42"))
+	var asked error
+	if !a.op.Locking {
+		noting := a.noting()
+		ledger.QueueAll(&f.batch, noting)
+		f.reads = append(f.reads, func(r pgx.BatchResults) error {
+			asked = ledger.ReadAll(r, noting, func(err error) error { return failed("open", err) })
+			return asked
+		})
+	}
+	if err := send(ctx, t, f); err != nil {
+		return nil, cmp.Or(t.aborted(err), asked, ledger.Unprepared(a.queries, err), failed("open", err))
+	}
+	*begun = true
+	f = &flush{}
+	if a.op.Locking {
+		return f, a.ask(ctx, t, ledger.LockAllArgs(wait, locks), "open")
+	}
+	a.again(f, ledger.LockAllArgs(wait, locks))
+	return f, nil
 }
 
 // Judged is StepOf of a call whose refusals are answers, and leave the transaction usable.

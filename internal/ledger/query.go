@@ -56,17 +56,16 @@ func inOrder(keys []int64) []int64 {
 	return slices.Compact(keys)
 }
 
-// Ask takes locks and runs queries, in one flush. The queries see the commits that the locks waited
-// for. failed maps the errors of the locks.
+// Ask takes locks, unless lockSQL is empty, and runs queries, in one flush. The queries see the
+// commits that the locks waited for. failed maps the errors of the locks.
 func Ask(ctx context.Context, tx Sender, lockSQL string, lockArgs []any, queries []*Query, failed func(error) error) error {
 	batch := &pgx.Batch{}
-	batch.Queue(lockSQL, lockArgs...)
-	batch.Queue(`select pg_catalog.current_setting('transaction_isolation') like 'read %'`)
-	for _, q := range queries {
-		batch.Queue(q.SQL, q.Args...)
+	if lockSQL != "" {
+		batch.Queue(lockSQL, lockArgs...)
 	}
+	QueueAll(batch, queries)
 	results := answer.SendBatch(ctx, tx, batch)
-	err := answers(results, queries, failed)
+	err := answers(results, lockSQL != "", queries, failed)
 	if closing := results.Close(); err == nil && closing != nil {
 		err = failed(closing)
 	}
@@ -78,23 +77,58 @@ type Sender interface {
 	SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults
 }
 
-func answers(results pgx.BatchResults, queries []*Query, failed func(error) error) error {
-	if _, err := results.Exec(); wrong(err) && !ours.MatchString(err.Error()) { // pgx prepares a batch before it sends it
-		if len(queries) > 1 {
-			err = fmt.Errorf("or of another limit of the call: %w", err)
+func answers(results pgx.BatchResults, locking bool, queries []*Query, failed func(error) error) error {
+	if locking {
+		if _, err := results.Exec(); wrong(err) && !ours.MatchString(err.Error()) { // pgx prepares a batch before it sends it
+			return unprepared(queries, err)
+		} else if err != nil {
+			return failed(err)
 		}
-		return queries[0].Set(nil, err)
-	} else if err != nil {
-		return failed(err)
 	}
+	return ReadAll(results, queries, failed)
+}
+
+func unprepared(queries []*Query, err error) error {
+	if len(queries) > 1 {
+		err = fmt.Errorf("or of another limit of the call: %w", err)
+	}
+	return queries[0].Set(nil, err)
+}
+
+// QueueAll queues queries, for ReadAll.
+func QueueAll(batch *pgx.Batch, queries []*Query) {
+	batch.Queue(`select pg_catalog.current_setting('transaction_isolation') like 'read %'`)
+	for _, q := range queries {
+		batch.Queue(q.SQL, q.Args...)
+	}
+}
+
+// ReadAll reads the answers of queries.
+func ReadAll(results pgx.BatchResults, queries []*Query, failed func(error) error) error {
 	var fresh bool // each statement sees the latest commits
-	if err := results.QueryRow().Scan(&fresh); err != nil {
+	if err := results.QueryRow().Scan(&fresh); wrong(err) && !ours.MatchString(err.Error()) {
+		return unprepared(queries, err)
+	} else if err != nil {
 		return failed(err)
 	}
 	for _, q := range queries {
 		rows, _ := results.Query() // its error is that of the rows, too
 		if err := q.Read(rows, fresh || locking.MatchString(q.SQL), failed); err != nil {
 			return err
+		}
+	}
+	return nil
+}
+
+// Unprepared is the error of a query that pgx could not prepare with a batch, or nil if err is
+// another one.
+func Unprepared(queries []*Query, err error) error {
+	var before pgx.ErrPreprocessingBatch
+	if errors.As(err, &before) && wrong(err) {
+		for _, q := range queries {
+			if q.SQL == before.SQL() {
+				return q.Set(nil, err)
+			}
 		}
 	}
 	return nil

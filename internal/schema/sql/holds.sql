@@ -11,7 +11,7 @@ as $$
         ',"ended_at":' || to_json(case when h.state = 'h' and h.due <= clk then h.due else h.ended_at end)::text,
         ',"now":', to_json(clk), ',"claim":' || to_json(h.claim)::text, ',"entity":' || to_json(h.entity)::text,
         case when h.returned then ',"returned":true' end, ',"reason":' || to_json(reason)::text,
-        ',"metadata":' || h.metadata::text, ',"lines":', lines, '}')::json
+        ',"metadata":' || h.metadata::text, ',"lines":' || lines::text, '}')::json
 $$;
 
 -- A line of a hold as JSON. open is 0 if the hold has ended, also where the line has
