@@ -121,37 +121,66 @@ func TestCapacity_LoweredWhileACallWaitsForTheLockIsTheOneThatCounts(t *testing.
 	}
 }
 
-// A session asks for its limit before it has the scope, and once more in the flush that takes the lock and commits: no
-// other caller waits for an answer's way to the program and back. A query that is no part of another one is asked under
-// the lock alone.
-func TestCapacity_OfASessionIsAskedBeforeTheLock(t *testing.T) {
+// A session and a command ask for a limit before they have the scope, and once more in the flush that takes the lock and
+// commits: no other caller waits for an answer's way to the program and back. After two answers alike they ask in that
+// flush alone, which is the session's only one. A query that is no part of another one is asked under the lock alone.
+func TestCapacity_OfASessionOrACommandIsAskedBeforeTheLock(t *testing.T) {
 	t.Parallel()
 	owner, _ := setUp(t, metered.Config{})
 	pool, wire := pgtest.Tap(t, owner, nil)
 	c, err := metered.New(pool, metered.Config{})
 	require.NoError(t, err)
-	_, err = owner.Exec(t.Context(), `create table asked (no bigserial, locks int);
+	_, err = owner.Exec(t.Context(), `create table asked (no bigserial, locks int); create table seat (n int); insert into seat values (100);
 		create function seats() returns int language sql as $$
-			insert into asked (locks) select count(*) from pg_locks where locktype = 'advisory' and pid = pg_backend_pid() returning 2 $$`)
+			insert into asked (locks) select count(*) from pg_locks where locktype = 'advisory' and pid = pg_backend_pid();
+			select n from seat $$`)
 	require.NoError(t, err)
-	for n, sql := range []string{"select seats()", "select seats();"} {
-		var committing atomic.Int32
-		wire.Once(func(f *pgtest.Flush) bool { return f.Has("seats()") && f.Has("commit") }, func(*pgtest.Flush) { committing.Add(1) })
-		s, err := metered.Open[any](t.Context(), c, metered.Reservation{ID: fmt.Sprint(n), TTL: time.Hour,
-			Lines: []holds.Line{{Scope: "hall", Amount: 1, Limits: []budget.Limit{budget.Lifetime(0).MaxFrom(sql)}}}})
-		require.NoError(t, err, sql)
-		s.Close()
-		locks := pgtest.Value[[]int32](t, owner, "with x as (delete from asked returning *) select array_agg(locks order by no) from x")
-		if n == 0 {
-			require.Equal(t, []int32{1, 2}, locks, "the operation's lock, and the scope's")
-			require.EqualValues(t, 1, committing.Load())
-			continue
+	for name, take := range map[string]func(id string, limits []budget.Limit) error{
+		"Open": func(id string, limits []budget.Limit) error {
+			s, err := metered.Open[any](t.Context(), c, metered.Reservation{ID: id, TTL: time.Hour, Lines: []holds.Line{{Scope: "hall", Amount: 1, Limits: limits}}})
+			if err == nil {
+				s.Close()
+			}
+			return err
+		},
+		"Do": func(id string, limits []budget.Limit) error {
+			_, err := metered.Do[any](t.Context(), c, metered.Command{ID: id, Charges: []budget.Charge{{Scope: "hall", Amount: 1, Limits: limits}}},
+				func(context.Context, *metered.Tx) (any, error) { return nil, nil })
+			return err
+		},
+	} {
+		set := func(n int) { _, err := owner.Exec(t.Context(), "update seat set n = $1", n); require.NoError(t, err) }
+		asks := func(id, sql string) ([]int32, error) {
+			var committing atomic.Int32
+			wire.Once(func(f *pgtest.Flush) bool { return f.Has("seats()") && f.Has("commit") }, func(*pgtest.Flush) { committing.Add(1) })
+			err := take(name+id, []budget.Limit{budget.Lifetime(0).MaxFrom(sql)})
+			if sql == "select seats()" {
+				require.EqualValues(t, 1, committing.Load(), name+id)
+			}
+			return pgtest.Value[[]int32](t, owner, "with x as (delete from asked returning *) select array_agg(locks order by no) from x"), err
 		}
+		set(100)
+		for _, id := range []string{"1", "2"} {
+			locks, err := asks(id, "select seats()")
+			require.NoError(t, err)
+			require.Equal(t, []int32{1, 2}, locks, "the operation's lock, and the scope's")
+		}
+		locks, err := asks("3", "select seats()")
+		require.NoError(t, err)
 		require.Equal(t, []int32{2}, locks)
+		_, err = metered.Do[any](t.Context(), c, metered.Command{ID: name, Input: 1, Isolation: pgx.RepeatableRead,
+			Charges: []budget.Charge{{Scope: "hall", Amount: 1, Limits: []budget.Limit{budget.Lifetime(0).MaxFrom("select seats()")}}}}, nil)
+		require.ErrorIs(t, err, budget.ErrLimitQuery, "there it would look at its own snapshot")
+		set(1)
+		_, err = asks("4", "select seats()")
+		require.ErrorIs(t, err, budget.ErrExceeded, "an answer that has changed counts")
+		set(90)
+		_, err = asks("5", "select seats()")
+		require.NoError(t, err)
+		locks, err = asks("6", "select seats();")
+		require.NoError(t, err)
+		require.Equal(t, []int32{2}, locks, "of its last attempt")
 	}
-	_, err = metered.Open[any](t.Context(), c, metered.Reservation{ID: "full", Lines: []holds.Line{
-		{Scope: "hall", Amount: 1, Limits: []budget.Limit{budget.Lifetime(0).MaxFrom("select seats()")}}}})
-	require.ErrorIs(t, err, budget.ErrExceeded)
 }
 
 // A column says what was granted, and what is left is that less the use. Who sets the balance under the

@@ -261,6 +261,9 @@ func TestDo_RoundTrips(t *testing.T) {
 			ten := budget.Lifetime(0).MaxFrom("select 10")
 			cmd.Charges = []budget.Charge{{Scope: fmt.Sprint(n), Amount: 1, Limits: []budget.Limit{ten}}}
 			cmd.Holds = []holds.Placement{{TTL: time.Minute, Lines: []holds.Line{{Scope: fmt.Sprint("b", n), Amount: 1, Limits: []budget.Limit{ten}}}}}
+		}, nil, 2},
+		"with a limit from a query that was not answered before": {func(cmd *metered.Command) {
+			cmd.Charges = []budget.Charge{{Scope: fmt.Sprint(n), Amount: 1, Limits: []budget.Limit{budget.Lifetime(0).MaxFrom("select 10 + $1::int", n)}}}
 		}, nil, 3},
 		"with a refusal to record":     {func(cmd *metered.Command) { cmd.RecordRefusal = true }, nil, 2},
 		"one that is recorded":         {func(cmd *metered.Command) { full(cmd); cmd.RecordRefusal = true }, nil, 4},
