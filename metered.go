@@ -166,7 +166,7 @@ func run[R any](ctx context.Context, c *Client, tx pgx.Tx, cmd Command,
 		op, err = nil, misuse("Command.Statements", "are for a command without a function")
 	}
 	if err == nil {
-		op.Bare = fn == nil && c.cfg.Leases == nil && cmd.settling == nil
+		op.Bare = fn == nil && c.cfg.Leases == nil
 		err = op.run(ctx, tx)
 		c.check.Doubt(err)
 	}

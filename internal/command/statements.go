@@ -30,7 +30,8 @@ func (e *StatementError) Error() string {
 // Unwrap returns the cause.
 func (e *StatementError) Unwrap() error { return e.Cause }
 
-// declared makes an attempt in one flush, with COMMIT, at an operation of statements and charges.
+// declared makes an attempt in one flush, with COMMIT, at an operation of statements, steps and
+// charges.
 // The claim raises unless the id is new, so that the server skips the rest. Then declared is false,
 // and nothing was done. Nobody gets at the transaction, so it has no guard: its marker says so. A
 // text that may be the name of a prepared COMMIT is sent the guarded way.
@@ -57,13 +58,16 @@ func (e *Engine) declared(ctx context.Context, op *Operation, t *owned, end Endi
 		f.reads = append(f.reads, func(r pgx.BatchResults) error { _, err := r.Exec(); return ofStatement(i, err) })
 	}
 	rec := Record{Result: end.Result}
+	e.queue(ctx, f, op, end, false, false)
 	e.complete(ctx, f, op, end, &rec, b.marker, false)
 	t.end(&f.batch)
 	within, span := e.flush(ctx, op, "run")
 	results := t.send(within, &f.batch)
 	unread, err := f.readAll(results)
 	others := false
-	if a.begun = err == nil; a.begun {
+	a.begun = b.status == statusNew
+	a.claimed = a.begun
+	if err == nil {
 		others, err = t.ended(results)
 	}
 	closing := results.Close()
@@ -77,7 +81,7 @@ func (e *Engine) declared(ctx context.Context, op *Operation, t *owned, end Endi
 	var statement *StatementError
 	switch {
 	case err == nil:
-		a.claimed, a.rec = true, rec
+		a.rec = rec
 	case errors.As(err, &statement):
 		op.Failed = !a.unknown
 	case others:

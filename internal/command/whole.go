@@ -2,6 +2,7 @@ package command
 
 import (
 	"context"
+	"slices"
 
 	"github.com/jackc/pgx/v5"
 
@@ -22,7 +23,7 @@ const runSQL = `
 select metered.run_command($1::metered.new_command, $2::bytea, $3::bytea, $4::metered.new_charge[], $5::interval, $6::int)`
 
 // whole makes an attempt in one flush, with COMMIT, at an operation that does nothing but its
-// statements and charges. whole is false for another operation, and then nothing was done.
+// statements, steps and charges. whole is false for another operation, and then nothing was done.
 func (e *Engine) whole(ctx context.Context, op *Operation, t *owned) (a attempt, whole bool) {
 	if !op.Bare || op.First != nil || op.Token.Digest != nil || len(op.Holds) > 0 || op.Newest != nil || op.Enter != nil || op.EarlyRelease || op.LSN ||
 		op.Telling || op.Isolation != pgx.ReadCommitted && len(op.Statements) == 0 {
@@ -30,10 +31,11 @@ func (e *Engine) whole(ctx context.Context, op *Operation, t *owned) (a attempt,
 	}
 	op.forget()
 	end, err := op.Function(ctx, nil)
-	if err != nil || len(end.Steps) > 0 || end.Notice != nil || end.Refusal != nil || len(end.queries()) > 0 {
+	tells := func(s Step) bool { return s.tell != nil }
+	if err != nil || slices.ContainsFunc(end.Steps, tells) || end.Notice != nil || end.Refusal != nil || len(end.queries()) > 0 {
 		return attempt{}, false
 	}
-	if len(op.Statements) > 0 {
+	if len(op.Statements) > 0 || len(end.Steps) > 0 {
 		return e.declared(ctx, op, t, end)
 	}
 	defer t.undo(ctx)
