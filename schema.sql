@@ -10909,16 +10909,20 @@ begin
 end
 $$;
 
--- A hold as JSON. One that is due has expired, whether that is written down or not. reason is
--- that of its release or return. A ceiling of infinity is none. Inlined wherever it stands.
+-- A hold as JSON, which is also on the record of a command: without what is empty, null or false. One that is due
+-- has expired, whether that is written down or not. reason is that of its release or return. A ceiling
+-- of infinity is none. Inlined wherever it stands.
 create function metered._hold_as_json(h metered.holds, lines json, clk timestamptz, reason text) returns json
 language sql stable
 as $$
-    select json_build_object('tenant', h.tenant, 'id', h.id, 'holder', h.holder,
-        'state', case when h.state = 'h' and h.due <= clk then 'x' else h.state end,
-        'version', h.version, 'placed_at', h.placed_at, 'deadline', h.deadline, 'due', h.due, 'ceiling', nullif(h.ceiling, 'infinity'),
-        'ended_at', case when h.state = 'h' and h.due <= clk then h.due else h.ended_at end,
-        'now', clk, 'claim', h.claim, 'entity', h.entity, 'returned', h.returned, 'reason', reason, 'metadata', h.metadata, 'lines', lines)
+    select concat('{"tenant":', to_json(h.tenant), ',"id":', to_json(h.id), case when h.holder <> '' then ',"holder":' || to_json(h.holder)::text end,
+        ',"state":"', case when h.state = 'h' and h.due <= clk then 'x' else h.state end, '","version":', h.version,
+        ',"placed_at":', to_json(h.placed_at), ',"deadline":', to_json(h.deadline), ',"due":', to_json(h.due),
+        ',"ceiling":' || to_json(nullif(h.ceiling, 'infinity'))::text,
+        ',"ended_at":' || to_json(case when h.state = 'h' and h.due <= clk then h.due else h.ended_at end)::text,
+        ',"now":', to_json(clk), ',"claim":' || to_json(h.claim)::text, ',"entity":' || to_json(h.entity)::text,
+        case when h.returned then ',"returned":true' end, ',"reason":' || to_json(reason)::text,
+        ',"metadata":' || h.metadata::text, ',"lines":' || lines::text, '}')::json
 $$;
 
 -- A line of a hold as JSON. open is 0 if the hold has ended, also where the line has
@@ -10926,9 +10930,8 @@ $$;
 create function metered._line_json(of_scope text, amount bigint, captured bigint, open bigint, refunded bigint, at_least bigint) returns json
 language sql stable
 as $$
-    select case when at_least > 0
-        then json_build_object('scope', of_scope, 'amount', amount, 'captured', captured, 'open', open, 'refunded', refunded, 'at_least', at_least)
-        else json_build_object('scope', of_scope, 'amount', amount, 'captured', captured, 'open', open, 'refunded', refunded) end
+    select concat('{"scope":', to_json(of_scope), ',"amount":', amount, ',"captured":', captured, ',"open":', open,
+        case when refunded > 0 then ',"refunded":' || refunded end, case when at_least > 0 then ',"at_least":' || at_least end, '}')::json
 $$;
 
 -- The hold of that no.
@@ -11273,7 +11276,7 @@ begin
     end if;
     foreach charge in array charges loop
         if charge.held > 0 then
-            lines := lines || jsonb_build_object('scope', charge.scope, 'amount', charge.held, 'captured', 0, 'open', charge.held);
+            lines := lines || jsonb_build_object('scope', charge.scope, 'amount', charge.held, 'open', charge.held);
         end if;
     end loop;
     seqs := c.seqs;
@@ -11325,9 +11328,8 @@ begin
             from jsonb_array_elements(lines) with ordinality x(line, n) left join unnest(hold.minimum) u on u.scope = x.line ->> 'scope');
     end if;
     insert into metered.hold_events (hold, at, deadline, version, kind, detail, note, operation_tenant, operation)
-    values (new_no, place.placed_at, place.deadline, 1, 'h', jsonb_build_object(
-            'tenant', hold.tenant, 'holder', hold.holder, 'claim', coalesce(hold.claim, ''), 'grace_us', (extract(epoch from hold.grace) * 1000000)::bigint,
-            'lifetime_us', (extract(epoch from hold.lifetime) * 1000000)::bigint, 'lines', lines),
+    values (new_no, place.placed_at, place.deadline, 1, 'h', case when hold.holder = '' and coalesce(hold.claim, '') = '' then jsonb_build_object('tenant', hold.tenant, 'grace_us', (extract(epoch from hold.grace) * 1000000)::bigint, 'lifetime_us', (extract(epoch from hold.lifetime) * 1000000)::bigint, 'lines', lines)
+            else jsonb_build_object('tenant', hold.tenant, 'holder', hold.holder, 'claim', coalesce(hold.claim, ''), 'grace_us', (extract(epoch from hold.grace) * 1000000)::bigint, 'lifetime_us', (extract(epoch from hold.lifetime) * 1000000)::bigint, 'lines', lines) end,
         origin.note, origin.tenant, origin.operation);
     if channel is not null then
         perform metered._announce(channel, hold.tenant, hold.id, 1, 'placed');
@@ -11335,7 +11337,7 @@ begin
     if fewest is not null then
         stored := metered.hold_json(new_no, placed_at);
     end if;
-    if origin.operation is not null then
+    if current_setting('metered_tx.command', true) <> '' then     -- a session is opened by no command
         unused := metered._remember_hold(metered._created_json(metered.hold_json(new_no, placed_at), charges, seqs, ats));
     end if;
     status := 'placed';
@@ -14853,7 +14855,7 @@ end
 $$;
 
 -- Opens a session of an operation: places its hold, unless the operation is on record, or another session of it is open.
--- The id of a session's hold is that of its operation, as a digest, and 36 characters of its own. status as place has it, or open (this
+-- The id of a session's hold is that of its operation, as a digest in 41 characters, and some of its own. status as place has it, or open (this
 -- very session was opened before, and its hold is stored), replay (the operation is on record), retired and future, as begin_command has them,
 -- running (another session is open, until deadline, as seen at placed_at) or busy (a session of another command is open).
 --
@@ -14869,7 +14871,7 @@ set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-    ids     text := left(hold.id, -36);
+    ids     text := left(hold.id, 41);
     clk     timestamptz;
     horizon timestamptz;
     done    timestamptz;
@@ -14900,7 +14902,7 @@ begin
         or octet_length(channel) > 64 then
         raise exception 'out of bounds: an argument of open_session' using errcode = '22023';
     end if;
-    if (not hold.chosen and hold.claim is null and octet_length(ids) >= 32 and not metered._one_snapshot()) is not true then
+    if (not hold.chosen and hold.claim is null and octet_length(hold.id) > 41 and not metered._one_snapshot()) is not true then
         perform metered._require(false, 'session');
     end if;
     if not metered._try_lock(command.key) then
@@ -15030,9 +15032,8 @@ begin
                 insert into metered.hold_lines (hold, key, amount, open, due, scope, opened_seq)
                 values (new_no, key, units, units, placed_at + (ttl + grace), of_scope, at_seq);
                 insert into metered.hold_events (hold, at, deadline, version, kind, detail, note, operation_tenant, operation)
-                values (new_no, placed_at, placed_at + ttl, 1, 'h', jsonb_build_object(
-            'tenant', of_tenant, 'holder', holder, 'claim', '', 'grace_us', (extract(epoch from grace) * 1000000)::bigint,
-            'lifetime_us', (extract(epoch from lifetime) * 1000000)::bigint, 'lines', jsonb_build_array(jsonb_build_object('scope', of_scope, 'amount', units, 'captured', 0, 'open', units))),
+                values (new_no, placed_at, placed_at + ttl, 1, 'h', case when holder = '' and '' = '' then jsonb_build_object('tenant', of_tenant, 'grace_us', (extract(epoch from grace) * 1000000)::bigint, 'lifetime_us', (extract(epoch from lifetime) * 1000000)::bigint, 'lines', jsonb_build_array(jsonb_build_object('scope', of_scope, 'amount', units, 'open', units)))
+            else jsonb_build_object('tenant', of_tenant, 'holder', holder, 'claim', '', 'grace_us', (extract(epoch from grace) * 1000000)::bigint, 'lifetime_us', (extract(epoch from lifetime) * 1000000)::bigint, 'lines', jsonb_build_array(jsonb_build_object('scope', of_scope, 'amount', units, 'open', units))) end,
                     note, op_tenant, operation);
                 if channel is not null or operation is not null then
                     if channel is not null then
@@ -15106,14 +15107,14 @@ begin
             and of_tenant is not null and of_id <> '' and holder is not null and octet_length(of_fingerprint) = 33
             and octet_length(of_scope) between 1 and 255) is true and metered._key_fits(key, of_scope) and current_setting('transaction_isolation') = 'read committed' and units between 1 and 9007199254740992 and (note is null or pg_column_size(note) <= 8192
                 and pg_column_compression(note) is null and not note ? 'use')
-        and octet_length(left(of_id, -36)) >= 32 and not metered._one_snapshot() and metered._try_lock(name_key)
+        and octet_length(of_id) > 41 and not metered._one_snapshot() and metered._try_lock(name_key)
     then
         -- A statement of its own, whose snapshot is taken after the lock.
         if (exists (select from metered.operations o where o.tenant = of_tenant and o.id = named)
                 or named_at <= (select h.at from metered.operations_horizon h where h.one)
                 or named_at > metered.clock() + max_future
-            or exists (select from metered.holds h where h.tenant = of_tenant and h.id >= left(of_id, -36)
-                and h.id < left(of_id, -36) || '~' and (h.id = of_id or h.state = 'h'))) is not true
+            or exists (select from metered.holds h where h.tenant = of_tenant and h.id >= left(of_id, 41)
+                and h.id < left(of_id, 41) || '~' and (h.id = of_id or h.state = 'h'))) is not true
         then
             if metered._try_lock(key) is not true then
                 perform metered._lock_all_scopes(array[of_scope], array[key], wait_ms);
@@ -15152,15 +15153,14 @@ begin
                 insert into metered.hold_lines (hold, key, amount, open, due, scope, opened_seq)
                 values (new_no, key, units, units, placed_at + (ttl + grace), of_scope, at_seq);
                 insert into metered.hold_events (hold, at, deadline, version, kind, detail, note, operation_tenant, operation)
-                values (new_no, placed_at, placed_at + ttl, 1, 'h', jsonb_build_object(
-            'tenant', of_tenant, 'holder', holder, 'claim', '', 'grace_us', (extract(epoch from grace) * 1000000)::bigint,
-            'lifetime_us', (extract(epoch from lifetime) * 1000000)::bigint, 'lines', jsonb_build_array(jsonb_build_object('scope', of_scope, 'amount', units, 'captured', 0, 'open', units))),
+                values (new_no, placed_at, placed_at + ttl, 1, 'h', case when holder = '' and '' = '' then jsonb_build_object('tenant', of_tenant, 'grace_us', (extract(epoch from grace) * 1000000)::bigint, 'lifetime_us', (extract(epoch from lifetime) * 1000000)::bigint, 'lines', jsonb_build_array(jsonb_build_object('scope', of_scope, 'amount', units, 'open', units)))
+            else jsonb_build_object('tenant', of_tenant, 'holder', holder, 'claim', '', 'grace_us', (extract(epoch from grace) * 1000000)::bigint, 'lifetime_us', (extract(epoch from lifetime) * 1000000)::bigint, 'lines', jsonb_build_array(jsonb_build_object('scope', of_scope, 'amount', units, 'open', units))) end,
                     note, op_tenant, operation);
-                if channel is not null or operation is not null then
+                if channel is not null or false then
                     if channel is not null then
                         perform metered._announce(channel, of_tenant, of_id, 1, 'placed');
                     end if;
-                    unused := case when operation is not null then metered._remember_hold(
+                    unused := case when false then metered._remember_hold(
                         metered._created_json(metered.hold_json(new_no, placed_at), '{}', null, null)) end;
                 end if;
                 return array_to_json(array[at_seq, metered._in_us(placed_at)]);
@@ -17365,7 +17365,7 @@ comment on function metered.run_command(metered.new_command, bytea, bytea, meter
 comment on function metered.charge_total(text, bigint, bigint, bigint, interval, jsonb, boolean, text, bigint, bigint, jsonb, boolean, interval, int) is 'Two charges without a command, as charge makes them: JSON, the array of charge_plain and the seq of the tally, which is less than 0 and has its time, or charge''s answer as an object.';
 comment on function metered.complete_command_total(text, text, text, bytea, timestamptz, bytea, text, bigint[], text, bigint, bigint, bigint, interval, jsonb, boolean, text, bigint, bigint, jsonb, boolean, interval, int) is 'Ends a command that has two such charges, as complete_command_plain ends one with one: JSON, the time of the record in microseconds and the array of charge_total, or complete_command''s answer as an object.';
 comment on function metered.run_command_total(text, text, bigint, bytea, timestamptz, interval, bytea, text, text, bigint, bigint, bigint, interval, jsonb, boolean, text, bigint, bigint, jsonb, boolean, interval, int) is 'A whole command that does nothing but two such charges, as run_command_plain does it.';
-comment on function metered.open_session(metered.new_command, metered.new_hold, metered.new_charge[], interval, int, metered.origin, text) is 'Opens a session of an operation: places its hold, unless the operation is on record, or another session of it is open. The id of a session''s hold is that of its operation, as a digest, and 36 characters of its own. status as place has it, or open (this very session was opened before, and its hold is stored), replay (the operation is on record), retired and future, as begin_command has them, running (another session is open, until deadline, as seen at placed_at) or busy (a session of another command is open).';
+comment on function metered.open_session(metered.new_command, metered.new_hold, metered.new_charge[], interval, int, metered.origin, text) is 'Opens a session of an operation: places its hold, unless the operation is on record, or another session of it is open. The id of a session''s hold is that of its operation, as a digest in 41 characters, and some of its own. status as place has it, or open (this very session was opened before, and its hold is stored), replay (the operation is on record), retired and future, as begin_command has them, running (another session is open, until deadline, as seen at placed_at) or busy (a session of another command is open).';
 comment on function metered.place_plain(text, text, bigint, text, bytea, timestamptz, interval, interval, interval, json, text, bigint, bigint, bigint, interval, jsonb, text, text, interval, int, text, boolean) is 'Places a hold of one line, as place does: JSON, [seq, time in microseconds], or place''s answer as an object. id_key is null if the id was made up for this call.';
 comment on function metered.open_session_plain(text, bigint, timestamptz, interval, text, text, text, bytea, timestamptz, interval, interval, interval, json, text, bigint, bigint, bigint, interval, jsonb, text, text, interval, int, text) is 'Opens a session whose hold has one line, as open_session does: JSON, as place_plain has it.';
 comment on function metered.capture_holds_plain(text, text, timestamptz, text, text, bigint, text, jsonb, text, text, int, text, boolean) is 'Captures one hold and ends it, as capture_holds does: all of it (units is null), or units of of_scope, its one line, as far as they are held. JSON: the hold, or an array of capture_holds'' answer, whose holds are text, since the metadata of one may be as deep as a reader of JSON goes.';

@@ -287,6 +287,30 @@ func TestDo_RoundTrips(t *testing.T) {
 	}
 }
 
+func TestSession_WithoutAFunctionIsTwoRoundTrips(t *testing.T) {
+	t.Parallel()
+	owner, _ := setUp(t, metered.Config{})
+	pool, w := pgtest.Tap(t, owner, nil)
+	c := newClient(t, pool, metered.Config{})
+	var trips [2]int
+	for n := range 4 { // warm
+		w.Each(nil)
+		s, err := metered.Open[any](t.Context(), c, metered.Reservation{ID: fmt.Sprint(n), TTL: time.Hour, Lines: []holds.Line{room("seat", 5, 99)}})
+		require.NoError(t, err)
+		trips[0] = len(w.Sent())
+		w.Each(nil)
+		out, err := s.Settle(t.Context(), metered.Cost{Lines: []holds.Line{{Scope: "seat", Amount: 3}}}, nil)
+		require.NoError(t, err)
+		require.EqualValues(t, 3, out.Holds[0].Lines[0].Captured)
+		trips[1] = len(w.Sent())
+	}
+	require.Equal(t, [2]int{1, 1}, trips)
+	used, err := c.Budget.Usage(t.Context(), owner, budget.Query{Scope: "seat"})
+	require.NoError(t, err)
+	require.EqualValues(t, 12, used[0].Used)
+	require.Zero(t, used[0].Held)
+}
+
 // Subscribers take a flush more, the position does not.
 func TestDo_PositionTakesNoRoundTripBehindSubscribersEither(t *testing.T) {
 	t.Parallel()
