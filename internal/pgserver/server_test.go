@@ -96,37 +96,6 @@ func TestStop_LeavesNothingAndMayBeRepeated(t *testing.T) {
 	require.ErrorIs(t, s.Restart(t.Context()), ErrStopped)
 }
 
-func TestKill_ThenRestartKeepsCommits(t *testing.T) {
-	t.Parallel()
-	s := start(t, Options{Durable: true})
-	address, before := s.ConnString(), s.PID()
-	run(t, s, "create table kept (i int)")
-	run(t, s, "insert into kept values (42)")
-	pids := processes(t, before)
-
-	require.NoError(t, s.Kill())
-	require.Zero(t, s.PID())
-	for _, pid := range pids {
-		require.Eventually(t, func() bool { return ended(pid) }, 2*time.Minute, 5*time.Millisecond)
-	}
-	require.NoError(t, s.Kill(), "killing it again does nothing")
-
-	require.NoError(t, s.Restart(t.Context()))
-	require.Equal(t, address, s.ConnString())
-	require.NotEqual(t, before, s.PID())
-	require.Equal(t, "42", query(t, s, "select i from kept"))
-}
-
-func TestRestart_OfARunningServer(t *testing.T) {
-	t.Parallel()
-	s := start(t, Options{TCP: true})
-	before := s.PID()
-	run(t, s, "create table kept ()")
-	require.NoError(t, s.Restart(t.Context()))
-	require.NotEqual(t, before, s.PID())
-	require.Equal(t, "t", query(t, s, "select to_regclass('kept') is not null"), "a clean shutdown loses nothing")
-}
-
 func TestRestart_AfterACrashOfThePostmaster(t *testing.T) {
 	t.Parallel()
 	s := start(t, Options{})
