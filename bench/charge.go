@@ -87,6 +87,25 @@ func chargeCounter(k *kit) contender {
 	})
 }
 
+// In SQL: by the function for other languages, and by the one that Go calls, which takes rows and keys.
+const (
+	chargeV1SQL   = `select metered.v1_charge($1, 1, '[{"max": 1125899906842624, "window": "1000 hours"}]')`
+	chargeRowsSQL = `
+select metered.charge(array[row($1, metered._scope_key($1), 1, 0,
+    array[row(1125899906842624, interval '1000 hours', null, null, null, null)::metered.charge_limit], null, null, null, null)::metered.new_charge],
+    interval '1 minute', 5000, true)`
+)
+
+// chargeSQL charges by a statement.
+func chargeSQL(statement string) func(*kit) contender {
+	return func(k *kit) contender {
+		return k.inTx(func(ctx context.Context, tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, statement, k.scope())
+			return err
+		})
+	}
+}
+
 func (k *kit) charge(ctx context.Context, charges ...budget.Charge) error {
 	return pgx.BeginFunc(ctx, k.Pool, func(tx pgx.Tx) error {
 		_, err := k.client.Budget.Charge(ctx, tx, charges...)
@@ -104,6 +123,8 @@ var chargeFigures = []figure{
 		"charges/s over 1,000 scopes, 8 clients, against a counter by hand: UPDATE where it fits and INSERT, in one function; no windows",
 		oneOf(1000), entry{"metered", chargeMetered}, entry{"counter", chargeCounter}),
 	rates("charge_bound_vs_counter_row", atLeast(0.85), boundMeaning, oneOf(1000), entry{"metered", chargeQuiet}, entry{"counter", chargeCounter}),
+	costs("v1_charge_vs_rows", atMost(1.1), "a charge by v1_charge, for other languages, against one by the function of rows and keys that Go calls",
+		oneOf(50), entry{"v1_charge", chargeSQL(chargeV1SQL)}, entry{"charge", chargeSQL(chargeRowsSQL)}),
 	costs("multi_scope_8_vs_1", atMost(3), "one call that charges 8 scopes against one that charges 1",
 		inTurn(1000), entry{"8 scopes", chargeMany(8)}, entry{"1 scope", chargeMany(1)}),
 }
