@@ -111,6 +111,8 @@ const (
 	feedScopes      = 10_000 // that a pass looks at
 	defaultPatience = 7 * 24 * time.Hour
 	maxPatience     = 366 * 24 * time.Hour
+	feedWait        = 50 * time.Millisecond // of RunFeed for a process that gives numbers
+	feedWaits       = 100
 )
 
 const (
@@ -140,7 +142,7 @@ func (l *Ledger) NumberFeed(ctx context.Context, pool *pgxpool.Pool) (numbered i
 		return 0, err
 	}
 	for {
-		n, more, err := l.numberFeed(ctx, pool)
+		n, more, _, err := l.numberFeed(ctx, pool)
 		numbered += n
 		if err != nil || !more {
 			return numbered, err
@@ -148,14 +150,15 @@ func (l *Ledger) NumberFeed(ctx context.Context, pool *pgxpool.Pool) (numbered i
 	}
 }
 
-// numberFeed looks at some scopes. more reports whether there are others.
-func (l *Ledger) numberFeed(ctx context.Context, db Querier) (numbered int64, more bool, err error) {
+// numberFeed looks at some scopes. more reports whether there are others, and left that it looked at
+// none, since another process does.
+func (l *Ledger) numberFeed(ctx context.Context, db Querier) (numbered int64, more, left bool, err error) {
 	var done *bool
 	err = answer.QueryRow(ctx, db, l.sql.number, feedScopes).Scan(&numbered, &done)
-	if sqlstate.Collided(err) { // another process was faster, and the default isolation is above READ COMMITTED
-		return 0, false, nil
+	if sqlstate.Collided(err) { // it was faster, and the default isolation is above READ COMMITTED
+		return 0, false, true, nil
 	}
-	return numbered, done != nil && !*done, failed("number feed", err)
+	return numbered, done != nil && !*done, done == nil, failed("number feed", err)
 }
 
 // Feed yields the entries of all scopes behind a cursor, each once, in an order that is the same for
@@ -173,7 +176,7 @@ func (l *Ledger) Feed(ctx context.Context, db Querier, after FeedCursor,
 		history, number, err := after.parts()
 		if err = cmp.Or(l.made(), notNil("db", db), err, opts.check(0)); err == nil {
 			if _, inTx := db.(pgx.Tx); !inTx {
-				_, _, err = l.numberFeed(ctx, db)
+				_, _, _, err = l.numberFeed(ctx, db)
 			}
 			if errors.Is(err, ErrNotGranted) {
 				err = nil
@@ -225,7 +228,7 @@ func (l *Ledger) ConsumeFeed(ctx context.Context, tx pgx.Tx, consumer string,
 }
 
 // RunFeed numbers the feed and consumes it, until nothing is new: by cron, or as a River job, for
-// which package feedjobs is. With Poll it goes on until ctx ends, whose error it then returns. It
+// which package feedjobs is. Where another process gives numbers, it waits for it, for 5 seconds. With Poll it goes on until ctx ends, whose error it then returns. It
 // calls do with each page of entries, in a transaction of its own, in which they are consumed. do
 // may write in tx, and must not end it. Its error ends RunFeed, and leaves the page unconsumed.
 //
@@ -239,8 +242,9 @@ func (l *Ledger) RunFeed(ctx context.Context, pool *pgxpool.Pool, consumer strin
 	if do == nil {
 		return invalid("do", "is nil")
 	}
+	waits := 0 // for another process that gives numbers
 	for {
-		_, behind, err := l.numberFeed(ctx, pool)
+		_, behind, left, err := l.numberFeed(ctx, pool)
 		if err != nil {
 			return err
 		}
@@ -259,15 +263,20 @@ func (l *Ledger) RunFeed(ctx context.Context, pool *pgxpool.Pool, consumer strin
 			}
 			more = len(page) > 0
 		}
-		if opts.Poll == 0 && behind { // other scopes were not looked at yet
+		wait := opts.Poll
+		switch {
+		case opts.Poll > 0:
+		case behind: // other scopes were not looked at yet
 			continue
-		} else if opts.Poll == 0 {
+		case left && waits < feedWaits:
+			waits, wait = waits+1, feedWait
+		default:
 			return nil
 		}
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-time.After(opts.Poll):
+		case <-time.After(wait):
 		}
 	}
 }

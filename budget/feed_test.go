@@ -715,3 +715,45 @@ func TestRunFeed_TriesAgainAfterACollision(t *testing.T) {
 	require.Equal(t, 3, consumed)
 	require.Greater(t, pgtest.Value[int64](t, pool, "select last_value from collisions"), int64(2))
 }
+
+// releases ends the other process's turn when numbers are asked for the second time.
+type releases struct {
+	asked int
+	other pgx.Tx
+}
+
+func (r *releases) TraceQueryStart(ctx context.Context, _ *pgx.Conn, q pgx.TraceQueryStartData) context.Context {
+	if strings.Contains(q.SQL, "number_feed") {
+		if r.asked++; r.asked == 2 {
+			_ = r.other.Rollback(ctx)
+		}
+	}
+	return ctx
+}
+
+func (r *releases) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+
+// While another process gives numbers, which then dies, RunFeed waits: it leaves nothing to a next run.
+func TestRunFeed_WaitsForAProcessThatGivesNumbers(t *testing.T) {
+	t.Parallel()
+	pool, l, _ := open(t)
+	_, err := l.NumberFeed(t.Context(), pool)
+	require.NoError(t, err)
+	mustCharge(t, pool, l, "a", 1)
+	other, err := pool.Begin(t.Context())
+	require.NoError(t, err)
+	defer other.Rollback(context.Background()) //nolint:errcheck // it is over
+	_, err = other.Exec(t.Context(), "select from metered.feed_state for update")
+	require.NoError(t, err)
+	config := pool.Config().Copy()
+	config.ConnConfig.Tracer = &releases{other: other}
+	traced, err := pgxpool.NewWithConfig(t.Context(), config)
+	require.NoError(t, err)
+	defer traced.Close()
+	consumed := 0
+	require.NoError(t, l.RunFeed(t.Context(), traced, "mail", budget.FeedOptions{}, func(_ context.Context, _ pgx.Tx, page []budget.FeedEntry) error {
+		consumed += len(page)
+		return nil
+	}))
+	require.Equal(t, 1, consumed)
+}
