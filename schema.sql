@@ -1546,11 +1546,13 @@ begin
 end
 $$;
 
--- others of an entry, or null if it is gone.
+-- others of an entry, or null if it is gone. In SQL it would be planned at each call.
 create function metered._others(of_scope text, of_seq bigint) returns bigint
-language sql stable
+language plpgsql stable
 as $$
-    select int8smaller(l.others, l.seq) from metered.ledger l where l.scope = of_scope and l.seq = of_seq
+begin
+    return (select int8smaller(l.others, l.seq) from metered.ledger l where l.scope = of_scope and l.seq = of_seq);
+end
 $$;
 
 -- The charges of a scope up to an entry, or up to none (0).

@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	"context"
-	"crypto/sha256"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -103,11 +102,10 @@ func (x *exporter) page(ctx context.Context, _ pgx.Tx, entries []budget.FeedEntr
 	}
 }
 
-// id names an entry for good: by its scope and number, and a digest of what differs in an entry that
-// has both after a failover lost this one.
+// id names an entry for good: by its scope and number, and by what differs in an entry that has both
+// after a failover lost this one.
 func id(e budget.FeedEntry) string {
-	of := sha256.Sum256(fmt.Appendf(nil, "%d %s %d %q %q", e.At.UnixMicro(), e.Kind, e.Amount, e.OperationTenant, e.Operation))
-	return fmt.Sprintf("%s/%d/%x", e.Scope, e.Seq, of[:8])
+	return fmt.Sprintf("%s/%d/%d/%s/%d", e.Scope, e.Seq, e.At.UnixMicro(), e.Kind, e.Amount)
 }
 
 func (x *exporter) post(ctx context.Context, body []byte) (status int, answer string, err error) {

@@ -25,7 +25,7 @@ import (
 // exportSQL has a row for each event from before it is sent until it is consumed, and one for each
 // entry that Stripe did not get, with the reason: for an invoice item by hand.
 const exportSQL = `
-create table stripe_attempts (number bigint primary key, began_at timestamptz not null);
+create table stripe_attempts (number bigint primary key, began_at timestamptz not null, identifier text not null);
 create table stripe_unsent (number bigint primary key, scope text not null, seq bigint not null,
     kind text not null, amount bigint not null, at timestamptz not null, why text not null);`
 
@@ -63,12 +63,12 @@ func (x *exporter) run(ctx context.Context) error {
 // page sends a page. The place in the feed moves with tx. If the process dies before, the events
 // are sent again, and Stripe knows them by their identifiers.
 func (x *exporter) page(ctx context.Context, tx pgx.Tx, entries []budget.FeedEntry) error {
-	began, err := x.begin(ctx, entries)
+	attempts, err := x.begin(ctx, entries)
 	if err != nil {
 		return err
 	}
 	unsent := make(map[int64]string)
-	queues := make(map[string][]budget.FeedEntry) // by customer
+	queues := make(map[string][]meterEvent) // by customer
 	for _, e := range entries {
 		customer := x.customer(e.Scope)
 		switch {
@@ -76,12 +76,12 @@ func (x *exporter) page(ctx context.Context, tx pgx.Tx, entries []budget.FeedEnt
 		case e.Kind == budget.EntryRefund:
 			unsent[e.Number] = "a refund: write a credit note"
 		case e.Kind != budget.EntryCharge && e.Kind != budget.EntryCapture:
-		case x.now().Sub(began[e.Number]) > remembered-margin:
+		case x.now().Sub(attempts[e.Number].began) > remembered-margin:
 			unsent[e.Number] = "it may have been sent, and Stripe does not know it any more: look there"
 		case x.now().Sub(e.At) > oldest-margin:
 			unsent[e.Number] = "older than 35 days"
 		default:
-			queues[customer] = append(queues[customer], e)
+			queues[customer] = append(queues[customer], meterEvent{e, attempts[e.Number].identifier})
 		}
 	}
 	if err := x.sendAll(ctx, queues, unsent); err != nil {
@@ -97,30 +97,43 @@ func (x *exporter) page(ctx context.Context, tx pgx.Tx, entries []budget.FeedEnt
 	return tx.SendBatch(ctx, batch).Close()
 }
 
-// begin writes down, in a transaction of its own, when each event was tried first.
-func (x *exporter) begin(ctx context.Context, entries []budget.FeedEntry) (map[int64]time.Time, error) {
-	numbers := make([]int64, len(entries))
+// attempt is the first try to send an entry.
+type attempt struct {
+	began      time.Time
+	identifier string
+}
+
+// meterEvent is an entry with the identifier of its first try.
+type meterEvent struct {
+	budget.FeedEntry
+	identifier string
+}
+
+// begin writes down, in a transaction of its own, when each event was tried first, and as what: a
+// pseudonym that a scope gets meanwhile changes no event.
+func (x *exporter) begin(ctx context.Context, entries []budget.FeedEntry) (map[int64]attempt, error) {
+	numbers, identifiers := make([]int64, len(entries)), make([]string, len(entries))
 	for i, e := range entries {
-		numbers[i] = e.Number
+		numbers[i], identifiers[i] = e.Number, identifier(e)
 	}
-	_, err := x.db.Exec(ctx, "insert into stripe_attempts select n, $2 from unnest($1::bigint[]) n on conflict do nothing", numbers, x.now())
+	_, err := x.db.Exec(ctx, "insert into stripe_attempts select n, $2, i from unnest($1::bigint[], $3::text[]) u(n, i) on conflict do nothing", numbers, x.now(), identifiers)
 	if err != nil {
 		return nil, err
 	}
-	rows, err := x.db.Query(ctx, "select number, began_at from stripe_attempts where number = any ($1)", numbers)
+	rows, err := x.db.Query(ctx, "select number, began_at, identifier from stripe_attempts where number = any ($1)", numbers)
 	if err != nil {
 		return nil, err
 	}
-	began := make(map[int64]time.Time)
+	attempts := make(map[int64]attempt)
 	var number int64
-	var at time.Time
-	_, err = pgx.ForEachRow(rows, []any{&number, &at}, func() error { began[number] = at; return nil })
-	return began, err
+	var a attempt
+	_, err = pgx.ForEachRow(rows, []any{&number, &a.began, &a.identifier}, func() error { attempts[number] = a; return nil })
+	return attempts, err
 }
 
 // sendAll sends the events of several customers at the same time, and those of one customer one
 // after the other: Stripe allows one concurrent call for a customer and a meter.
-func (x *exporter) sendAll(ctx context.Context, queues map[string][]budget.FeedEntry, unsent map[int64]string) error {
+func (x *exporter) sendAll(ctx context.Context, queues map[string][]meterEvent, unsent map[int64]string) error {
 	var all sync.WaitGroup
 	var mu sync.Mutex
 	var failed error
@@ -149,9 +162,9 @@ func (x *exporter) sendAll(ctx context.Context, queues map[string][]budget.FeedE
 
 // send sends one event until Stripe has it, or says why it will never take it. An error leaves open
 // whether it has it: the event is sent again with the page.
-func (x *exporter) send(ctx context.Context, customer string, e budget.FeedEntry) (why string, err error) {
+func (x *exporter) send(ctx context.Context, customer string, e meterEvent) (why string, err error) {
 	form := url.Values{
-		"event_name": {x.event}, "identifier": {identifier(e)},
+		"event_name": {x.event}, "identifier": {e.identifier},
 		"timestamp":                   {strconv.FormatInt(e.At.Unix(), 10)},
 		"payload[stripe_customer_id]": {customer}, "payload[value]": {strconv.FormatInt(e.Amount, 10)},
 	}.Encode()
@@ -211,11 +224,10 @@ func (x *exporter) post(ctx context.Context, form string) (status int, p problem
 	return resp.StatusCode, body.Error, err
 }
 
-// identifier names an entry for good: by its scope and number, and a digest of what differs in an
-// entry that has both after a failover lost this one. It is the digest of all if that is too long.
+// identifier names an entry for good: by its scope and number, and by what differs in an entry that
+// has both after a failover lost this one. It is the digest of all if that is too long.
 func identifier(e budget.FeedEntry) string {
-	of := sha256.Sum256(fmt.Appendf(nil, "%d %s %d %q %q", e.At.UnixMicro(), e.Kind, e.Amount, e.OperationTenant, e.Operation))
-	id := fmt.Sprintf("%s/%d/%x", e.Scope, e.Seq, of[:8])
+	id := fmt.Sprintf("%s/%d/%d/%s/%d", e.Scope, e.Seq, e.At.UnixMicro(), e.Kind, e.Amount)
 	if len(id) > maxIdentifier {
 		id = fmt.Sprintf("%x", sha256.Sum256([]byte(id)))
 	}

@@ -114,6 +114,25 @@ func TestExport_KeepsWhatStripeWouldNotTake(t *testing.T) {
 	require.Equal(t, map[string]int64{"cus_acme": 5, "cus_" + strings.TrimPrefix(long, "org/"): 1}, stripe.sums)
 }
 
+// The answer was lost, and before the event is sent again its scope has an alias: Stripe knows the event by its first identifier.
+func TestExport_SendsAnEventAgainAsWhatItWasSent(t *testing.T) {
+	t.Parallel()
+	x, stripe, _ := open(t)
+	x.tries = 1
+	x.customer = func(string) string { return "cus_acme" }
+	x.charge(t, "org/acme/user/ann", 5)
+	stripe.breaks = func() (bool, bool) { return false, true }
+	require.ErrorContains(t, x.run(t.Context()), "502 after 1 tries")
+	stripe.breaks = func() (bool, bool) { return false, false }
+	for _, table := range []string{"ledger", "feed", "feed_scopes"} { // as module privacy does
+		pgtest.Execute(t, x.db, "begin; set local session_replication_role = replica; update metered."+table+" set scope = 'org/acme/gone/7f3a'; commit")
+	}
+	require.NoError(t, x.run(t.Context()))
+	require.Equal(t, 2, stripe.calls)
+	require.Equal(t, map[string]int64{"cus_acme": 5}, stripe.sums)
+	require.Empty(t, x.unsent(t))
+}
+
 // The answer was lost, and the exporter stood still for a day: Stripe would count the event again.
 func TestExport_SendsNothingAgainAfterADay(t *testing.T) {
 	t.Parallel()
@@ -169,12 +188,13 @@ func TestIdentifier_FitsAndTellsEntriesApart(t *testing.T) {
 	t.Parallel()
 	e := budget.FeedEntry{Number: 1, Entry: budget.Entry{Scope: "org/acme", Seq: 9_000_000_000_000_000_000, Kind: budget.EntryCharge, Amount: 1, At: time.UnixMicro(1)}}
 	again := e
-	again.Number, again.Cursor = 2, "7.2" // of another server
+	again.Number, again.Cursor = 2, "7.2"                        // of another server
+	again.Operation, again.Note.Actor = "gone/7f3a", "gone/7f3a" // pseudonyms
 	require.Equal(t, identifier(e), identifier(again))
 	seen := map[string]bool{identifier(e): true}
 	for _, change := range []func(*budget.FeedEntry){
 		func(e *budget.FeedEntry) { e.At = time.UnixMicro(2) }, func(e *budget.FeedEntry) { e.Amount = 2 },
-		func(e *budget.FeedEntry) { e.Kind = budget.EntryCapture }, func(e *budget.FeedEntry) { e.Operation = "other" },
+		func(e *budget.FeedEntry) { e.Kind = budget.EntryCapture },
 		func(e *budget.FeedEntry) { e.Scope = "org/zeta" }, func(e *budget.FeedEntry) { e.Seq-- },
 		func(e *budget.FeedEntry) { e.Scope = strings.Repeat("x", 255) }, func(e *budget.FeedEntry) { e.Scope = strings.Repeat("x", 255); e.Amount = 2 },
 	} {
