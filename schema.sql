@@ -9607,17 +9607,29 @@ as $$
 $$;
 
 -- Ends those of the holds that are due and have not ended. Their rows are locked,
--- in order.
-create function metered._expire_rows(nos bigint[], clk timestamptz, note jsonb) returns void
+-- in order. told: those that keep no units need no announcement.
+create function metered._end_rows(nos bigint[], clk timestamptz, note jsonb, told boolean)
+returns void
 language plpgsql volatile
 as $$
 begin
     with ended as (
-        update metered.holds h set state = 'x', ended_at = h.due, version = h.version + 1
+        update metered.holds h set state = 'x', ended_at = h.due, version = h.version + 1,
+            pending = not told or 0 < (select count(*) from metered.hold_lines l
+                where l.hold = h.no and l.open <> 0)
         where h.no = any (nos) and h.state = 'h' and h.due <= clk
         returning h.no, h.version)
     insert into metered.hold_events (hold, at, version, kind, note)
-    select e.no, clk, e.version, 'x', _expire_rows.note from ended e;
+    select e.no, clk, e.version, 'x', _end_rows.note from ended e;
+end
+$$;
+
+-- The same where all are still to be announced.
+create function metered._expire_rows(nos bigint[], clk timestamptz, note jsonb) returns void
+language plpgsql volatile
+as $$
+begin
+    perform metered._end_rows(nos, clk, note, false);
 end
 $$;
 
@@ -9625,8 +9637,9 @@ $$;
 -- at its time. Where more of these are due than one step writes, a call fails (_refuse_behind), and a
 -- step of catch_up leaves the others, with all that falls due after the first of them. The scope is
 -- locked. An old snapshot may not see that a hold was extended: then the lock of its row fails with 40001.
+-- Returns the holds whose minima it captured.
 create function metered._free_in_sum(tip metered.ledger, clk timestamptz, in_step boolean, wait_ms int)
-returns void
+returns bigint[]
 language plpgsql volatile
 as $$
 declare
@@ -9661,34 +9674,12 @@ begin
     if tip.amount > 0 then      -- else minima have captured all
         perform metered._append(tip);
     end if;
+    return minima.nos;
 end
 $$;
 
--- Clears rows of lines that were freed with a sum, and their parts of lots, of some holds: in
--- only_scopes, or in all. The scopes are locked.
-create function metered._clear_freed(nos bigint[], only_scopes text[]) returns void
-language plpgsql volatile
-as $$
-declare
-    freed record;
-begin
-    for freed in
-        select l.scope, array_agg(l.hold) as holds, array_agg(l.opened_seq) as seqs
-        from metered.hold_lines l
-        where l.hold = any (nos) and l.open <> 0
-          and (only_scopes is null or l.scope = any (only_scopes))
-          and (l.due >= (select t.next_due from metered.ledger t
-              where t.scope = l.scope order by t.seq desc limit 1)) is not true
-        group by l.scope order by l.scope
-    loop
-        update metered.hold_lines l set open = 0
-        where l.hold = any (freed.holds) and l.scope = freed.scope;
-        delete from metered.lot_holds o where o.scope = freed.scope and o.seq = any (freed.seqs);
-    end loop;
-end
-$$;
-
--- Clears all such rows of a scope, which is locked, before its next_due becomes earlier.
+-- Clears all rows of lines of a scope that were freed with a sum, before its next_due becomes earlier. The scope
+-- is locked.
 create function metered._clear_freed_of(tip metered.ledger) returns void
 language plpgsql volatile
 as $$
@@ -9875,7 +9866,7 @@ begin
     end if;
     perform metered._require(cardinality(nos) <= 10000, 'nos');
     -- Not one that still keeps units, which a purge would lose.
-    update metered.holds h set pending = false where h.no = any (nos) and h.state = 'x'
+    update metered.holds h set pending = false where h.no = any (nos) and h.state = 'x' and h.pending
         and 0 = (select count(*) from metered.hold_lines l where l.hold = h.no and l.open <> 0);
     if channel is not null then
         perform metered._announce(channel, h.tenant, h.id, h.version, 'expired')
@@ -10331,27 +10322,23 @@ end
 $$;
 
 -- Those of due holds, whose rows are locked, that a sweep can end whole, or but for lines of scopes that
--- are behind. The locked scopes are not behind.
-create function metered._sweepable(due_nos bigint[], locked text[], behind text[]) returns bigint[]
+-- are behind. The locked scopes are not behind, and nothing is due in the idle ones.
+create function metered._sweepable(due_nos bigint[], locked text[], idle text[], behind text[])
+returns bigint[]
 language plpgsql volatile
 as $$
 declare
     blocked bigint[];
 begin
     -- Counted, since NOT EXISTS is a join, which can be one with all lines. A hold that keeps only
-    -- lines of scopes that are behind is ended under their locks. A line that was freed with a sum
-    -- stays freed, and its row is cleared without its scope's lock.
+    -- lines of scopes that are behind is ended by their steps.
     due_nos := array(
         select y.no
-        from metered.holds y, lateral (
-            select count(*) as lines, count(*) filter (where l.scope = any (locked)) as mine,
-                count(*) filter (where l.freed) as freed,
-                count(*) filter (where l.scope = any (behind) and not l.freed) as later
-            from (select z.scope, z.scope = any (behind) and (z.due >= (select t.next_due
-                      from metered.ledger t where t.scope = z.scope order by t.seq desc limit 1)) is not true as freed
-                  from metered.hold_lines z where z.hold = y.no and z.open <> 0) l) x
-        where y.no = any (due_nos) and x.lines = x.mine + x.freed + x.later
-          and (x.lines = 0 or x.mine + x.freed > 0));
+        from unnest(due_nos) y(no), lateral (
+            select count(*) as lines, count(*) filter (where l.scope = any (locked || idle)) as mine,
+                count(*) filter (where l.scope = any (behind)) as later
+            from metered.hold_lines l where l.hold = y.no and l.open <> 0) x
+        where x.lines = x.mine + x.later and (x.lines = 0 or x.mine > 0));
     -- Nor one that fell due after another that is left to others, and captures something.
     loop
         blocked := array(
@@ -10392,6 +10379,8 @@ declare
     looked  bigint[];
     ended   bigint[];
     locked  text[] := '{}';
+    idle    text[] := '{}';     -- in which nothing is due but rows of lines that were freed with a sum
+    tip     metered.ledger;
     wallets text[];
     one     record;
 begin
@@ -10420,25 +10409,27 @@ begin
         select distinct l.key, l.scope from metered.hold_lines l
         where l.hold = any (looked) and l.open <> 0 order by l.key, l.scope
     loop
-        if metered._behind(one.scope, clk) then
+        tip := metered._last_entry(one.scope);
+        if tip.lots_end is null and (tip.next_due <= clk) is not true then
+            idle := idle || one.scope;
+        elsif metered._behind(one.scope, clk) then
             behind := behind || one.scope;
         elsif metered._try_lock(one.key) then
             locked := locked || one.scope;
         end if;
     end loop;
-    select array_agg(r.no) into due_nos from (
-        -- "is true" keeps the planner from the index of all that is due.
-        select y.no from metered.holds y
-        where y.no = any (looked) and (y.pending and y.due <= clk) is true
-        order by y.no for no key update skip locked) r;
+    due_nos := metered._lock_due(case when behind = '{}' then looked else array(
+        select y.no from unnest(looked) y(no), lateral (
+            select count(*) as lines, count(*) filter (where l.scope = any (behind)) as later
+            from metered.hold_lines l where l.hold = y.no and l.open <> 0) x
+        where x.lines = 0 or x.lines > x.later) end, clk);
     loop
         begin
-            ended := metered._sweepable(due_nos, locked, behind);
+            ended := metered._sweepable(due_nos, locked, idle, behind);
             if ended <> '{}' then
-                perform metered._expire_rows(ended, clk, (metered._by_system()).note);
-                perform metered._clear_freed(ended, locked || behind);
+                perform metered._clear_freed(ended, locked || idle);
                 perform metered._release_lines(ended, locked, 'x', clk, null, metered._by_system());
-                nos := metered._whole(ended, keep_pending, channel);
+                nos := metered._end_swept(ended, clk, keep_pending, channel);
             end if;
             exit;
         exception when sqlstate 'MT010' then    -- of one wallet: each is swept alone, and one fails
@@ -10457,16 +10448,50 @@ begin
 end
 $$;
 
--- Those of swept holds that keep no units. Unless subscribers still shall hear of them, they are
--- marked as announced.
-create function metered._whole(swept bigint[], keep_pending boolean, channel text) returns bigint[]
+-- Clears rows of lines that were freed with a sum, and their parts of lots, of some holds, whose rows are
+-- locked: in only_scopes, or in all. Wallets are locked. Other scopes need not be: what was freed stays freed.
+create function metered._clear_freed(nos bigint[], only_scopes text[]) returns void
+language plpgsql volatile
+as $$
+declare
+    lines record;
+    seqs  bigint[];
+begin
+    for lines in
+        select x.scope, x.holds, t.next_due, t.lots_end is not null as wallet
+        from (select l.scope, array_agg(l.hold) as holds, min(l.due) as due
+              from metered.hold_lines l
+              where l.hold = any (nos) and l.open <> 0
+                and (only_scopes is null or l.scope = any (only_scopes))
+              group by l.scope) x,
+             lateral (select y.next_due, y.lots_end from metered.ledger y
+                      where y.scope = x.scope order by y.seq desc limit 1) t
+        where x.due < coalesce(t.next_due, 'infinity') order by x.scope
+    loop
+        with freed as (
+            update metered.hold_lines l set open = 0
+            where l.hold = any (lines.holds) and l.scope = lines.scope and l.open <> 0
+              and l.due < coalesce(lines.next_due, 'infinity')
+            returning l.opened_seq)
+        select array_agg(f.opened_seq) into seqs from freed f;
+        if lines.wallet then
+            delete from metered.lot_holds o where o.scope = lines.scope and o.seq = any (seqs);
+        end if;
+    end loop;
+end
+$$;
+
+-- Ends the rows of swept holds, whose lines have ended, and returns those that keep no units. Unless
+-- subscribers still shall hear of them, they are marked as announced.
+create function metered._end_swept(swept bigint[], clk timestamptz, keep_pending boolean,
+    channel text) returns bigint[]
 language plpgsql volatile
 as $$
 declare
     nos bigint[];
 begin
-    select array_agg(y.no order by y.no) into nos from metered.holds y
-    where y.no = any (swept) and 0 = (
+    perform metered._end_rows(swept, clk, (metered._by_system()).note, not keep_pending);
+    select array_agg(y.no order by y.no) into nos from unnest(swept) y(no) where 0 = (
         select count(*) from metered.hold_lines l where l.hold = y.no and l.open <> 0);
     if not keep_pending and nos is not null then
         perform metered.announced(nos, channel);
@@ -10475,11 +10500,25 @@ begin
 end
 $$;
 
--- Sweeps one scope that is behind: ends its first due lines, as many as one step writes and no more
--- than max_holds, if its lock is free. Lines that were freed with a sum, by a step too, come first,
--- and their rows are cleared. In a wallet it takes the step that sweep_wallet takes, which may end lots
--- and no line. freed counts the lines: null if the scope or the first hold is locked. nos are holds
--- that ended whole with them, as sweep_due has it. more: others are due.
+-- Locks the rows of due holds, in order, but those that another call has locked or announced.
+create function metered._lock_due(nos bigint[], clk timestamptz) returns bigint[]
+language plpgsql volatile
+as $$
+begin
+    -- "is true" keeps the planner from the index of all that is due.
+    return array(select r.no from (
+        select y.no from metered.holds y
+        where y.no = any (nos) and (y.pending and y.due <= clk) is true
+        order by y.no for no key update skip locked) r);
+end
+$$;
+
+-- Takes one step in a scope that is behind. A step clears the rows of up to max_holds lines that were
+-- freed with a sum, and locks no scope. Where there are none, it frees what is due, if the scope's
+-- lock is free: by a sum, as catch_up does it, or, in a wallet or a closed scope, the first lines one
+-- by one. Then it takes the step that sweep_wallet takes, which may end lots and no line. freed counts
+-- lines that it ended: null if it did nothing, since others have the locks. nos are holds that ended
+-- whole with them, as sweep_due has it. more: rows of others are left.
 create function metered.sweep_scope(of_scope metered.scope_name, max_holds int,
     keep_pending boolean, channel text,
     out nos bigint[], out freed int, out more boolean)
@@ -10490,11 +10529,11 @@ set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-    tip   metered.ledger;
-    clk   timestamptz;
-    until timestamptz;      -- of the step
-    due_nos bigint[];
-    ours  bigint[];
+    tip    metered.ledger := metered._last_entry(of_scope);
+    clk    timestamptz := metered.clock();
+    ours   bigint[] := '{}';
+    locked boolean := false;
+    moved  boolean := true;
 begin
     if max_holds > 10000
         or octet_length(channel) > 64 then
@@ -10503,44 +10542,72 @@ begin
     perform metered._require(max_holds between 1 and 10000 and keep_pending is not null,
         'sweep_scope');
     more := false;
-    if not metered._try_lock(metered._scope_key(of_scope)) then
-        return;
-    end if;
-    clk := metered.clock();
-    tip := metered._last_entry(of_scope);
-    until := metered._step_until(tip, clk, least(max_holds, metered._events_per_step()));
-    due_nos := array(select l.hold from metered.hold_lines l
-        where l.scope = of_scope and l.open > 0 and l.due <= until
-        order by l.due limit least(max_holds, metered._events_per_step()));
-    ours := array(select r.no from (
-        select y.no from metered.holds y
-        where y.no = any (due_nos) and (y.due <= clk) is true
-        order by y.no for no key update skip locked) r);
-    if cardinality(ours) < cardinality(due_nos) then
-        -- Up to the first that another call has locked: it may capture something.
-        due_nos := due_nos[:(select min(d.n) from unnest(due_nos) with ordinality d(no, n)
-            where d.no <> all (ours)) - 1];
-        until := (select max(l.due) from metered.hold_lines l
-            where l.scope = of_scope and l.hold = any (due_nos));
-        if until is null then
+    loop
+        if locked or tip.lots_end is null then
+            ours := metered._lock_due(array(select l.hold from metered.hold_lines l
+                where l.scope = of_scope and l.open > 0 and l.due <= clk
+                  and l.due < coalesce(tip.next_due, 'infinity')
+                order by l.due limit max_holds), clk);
+            perform metered._clear_freed(ours, array[of_scope::text]);
+        end if;
+        exit when ours <> '{}' or locked;
+        if not metered._try_lock(metered._scope_key(of_scope)) then
             return;
         end if;
+        locked := true;
+        clk := metered.clock();
+        tip := metered._entry_for_write(of_scope);
+    end loop;
+    if ours = '{}' and tip.lots_end is null and tip.next_due > '-infinity' then
+        ours := metered._lock_due(metered._free_in_sum(tip, clk, true, null), clk);
+        moved := (metered._last_entry(of_scope)).seq > tip.seq;
+        perform metered._clear_freed(ours, array[of_scope::text]);
+    elsif ours = '{}' then
+        ours := metered._free_first(tip, clk, least(max_holds, metered._events_per_step()));
+        moved := ours is not null;
     end if;
-    freed := cardinality(due_nos);
-    if tip.lots_end is not null then
-        perform metered._settle(metered._entry_for_write(of_scope), until,
-            metered._events_per_step(), 0, null);
-    end if;
-    if freed > 0 then
-        perform metered._expire_rows(due_nos, clk, (metered._by_system()).note);
-        perform metered._clear_freed(due_nos, array[of_scope::text]);
-        perform metered._release_lines(due_nos, array[of_scope::text], 'x', clk, null,
-            metered._by_system());
-        nos := metered._whole(due_nos, keep_pending, channel);
-    end if;
+    nos := metered._end_swept(ours, clk, keep_pending, channel);
     more := 0 < (select count(*) from (select from metered.hold_lines l
         where l.scope = of_scope and l.open > 0 and l.due <= clk
         order by l.due limit 1) x);
+    if moved or not more then
+        freed := coalesce(cardinality(ours), 0);
+    else
+        more := false;
+    end if;
+end
+$$;
+
+-- Ends the first due lines, at most most, of a wallet or a closed scope, which is locked: up to the
+-- first whose hold another call has locked, since it may capture something. In a wallet, what is due by
+-- then is written. Returns the holds: null if the first one is locked.
+create function metered._free_first(tip metered.ledger, clk timestamptz, most int) returns bigint[]
+language plpgsql volatile
+as $$
+declare
+    until   timestamptz := metered._step_until(tip, clk, most);
+    due_nos bigint[];
+    ours    bigint[];
+begin
+    due_nos := array(select l.hold from metered.hold_lines l
+        where l.scope = tip.scope and l.open > 0 and l.due <= until
+        order by l.due limit most);
+    ours := metered._lock_due(due_nos, clk);
+    if cardinality(ours) < cardinality(due_nos) then
+        due_nos := due_nos[:(select min(d.n) from unnest(due_nos) with ordinality d(no, n)
+            where d.no <> all (ours)) - 1];
+        until := (select max(l.due) from metered.hold_lines l
+            where l.scope = tip.scope and l.hold = any (due_nos));
+        if until is null then
+            return null;
+        end if;
+    end if;
+    if tip.lots_end is not null then
+        perform metered._settle(tip, until, metered._events_per_step(), 0, null);
+    end if;
+    perform metered._clear_freed(due_nos, array[tip.scope]);
+    perform metered._release_lines(due_nos, array[tip.scope], 'x', clk, null, metered._by_system());
+    return due_nos;
 end
 $$;
 
@@ -10578,7 +10645,6 @@ begin
         if step.more then
             next := (select l.due from metered.hold_lines l
                 where l.scope = page.behind[1] and l.open > 0
-                  and l.due >= (metered._last_entry(page.behind[1])).next_due
                 order by l.due limit 1) - interval '1 microsecond';
             if step.freed = 0 or (next, 9223372036854775807) > (after_due, after_no) then
                 last_due := next;
@@ -17295,7 +17361,7 @@ comment on function metered.announced(bigint[], text) is 'Marks swept holds as a
 comment on function metered.purge_holds(timestamptz, timestamptz, int, int) is 'Deletes holds that ended before cutoff, with lines and history, at most max_rows of them, from "after" on (null: from the beginning), and moves the horizon to the latest time that their ids carry, in the same transaction, as purge_operations does.';
 comment on function metered.catch_up(metered.scope_name, int) is 'Takes a step in a scope that is so far behind that calls fail (_refuse_behind). In a scope without lots it ends no rows of holds, which sweeps do. more: take another one.';
 comment on function metered.sweep_due(timestamptz, bigint, int, boolean, text) is 'Looks at up to max_holds due holds, after after_due and after_no, and ends those whose locks are free. Scopes that are behind are returned, for sweep_scope, and their lines stay. nos are the holds that ended whole, and skipped counts those whose locks were not free. Without keep_pending they need no announcement. seen counts the holds looked at. If there may be more, go on after last_due and last_no.';
-comment on function metered.sweep_scope(metered.scope_name, int, boolean, text) is 'Sweeps one scope that is behind: ends its first due lines, as many as one step writes and no more than max_holds, if its lock is free. Lines that were freed with a sum, by a step too, come first, and their rows are cleared. In a wallet it takes the step that sweep_wallet takes, which may end lots and no line. freed counts the lines: null if the scope or the first hold is locked. nos are holds that ended whole with them, as sweep_due has it. more: others are due.';
+comment on function metered.sweep_scope(metered.scope_name, int, boolean, text) is 'Takes one step in a scope that is behind. A step clears the rows of up to max_holds lines that were freed with a sum, and locks no scope. Where there are none, it frees what is due, if the scope''s lock is free: by a sum, as catch_up does it, or, in a wallet or a closed scope, the first lines one by one. Then it takes the step that sweep_wallet takes, which may end lots and no line. freed counts lines that it ended: null if it did nothing, since others have the locks. nos are holds that ended whole with them, as sweep_due has it. more: rows of others are left.';
 comment on function metered.sweep_holds(timestamptz, bigint, int, boolean, text) is 'sweep_due, and a step of the first scope that is behind, for programs of version 1, which go on where this call says. If more is due in that scope, it is before the next hold of that scope.';
 comment on function metered.sweep_wallets(timestamptz, bigint, int, boolean, metered.charge_limit[], int, text[]) is 'Looks at up to max_lots lots that are due, or have lapsed units that are not announced, after after_end and after_no, and writes down all that is due in their wallets, if these are not locked. Wallets that are behind are returned, for sweep_wallet, and so are those that would cross thresholds of the limits, or have a plan of a lost time zone (crossing). untold are lapsed units, for told_lots: without keep_untold they need no announcement. busy counts lots of locked wallets. If there may be more, go on after last_end and last_no. Lots of wallets in without are passed over.';
 comment on function metered.sweep_wallet(metered.scope_name, timestamptz, bigint, int, boolean, metered.charge_limit[], int, boolean) is 'Takes one step in a wallet: writes down what is due first in it, as many events as one step writes. untold are lapsed units of the lots that they are about, and of the next max_lots others after after_end and after_no. status is swept, busy (its lock is not free; without skip_busy it is waited for), or crossing, as sweep_wallets has it: the last step alone crosses thresholds, as the wallet is by now. more: call again, after last_end and last_no.';
@@ -17633,57 +17699,57 @@ begin
             _clear_freed_of,_clock_changes,_close_lease,_close_scope,_closed_classes,_collided,_comes_of_kept,
             _completed_json,_created_json,_credit_lot,_cross_captured,_cross_lowered,_cross_thresholds,
             _crossed_at,_debt,_debt_paid,_due_after,_due_lots,_due_minima,_due_units,_empty_lot,_end_due,
-            _end_foreseen,_end_line,_end_lost,_end_lot,_end_minima,_end_minima_of,_end_named,_end_skipped,
-            _end_tallies,_ends_per_call,_entry_for_write,_events_per_step,_expire_and_check,_expire_due,
-            _expire_rows,_explain_charges,_family,_feed_needs,_feed_server,_find_lot,_find_skipped,_first_due,
-            _first_for_write,_first_lot,_first_minima,_fits,_fits_at,_fits_origin,_fold,_fold_all,_fold_of,
-            _foreseen,_foreseen_later,_foreseen_next,_foreseen_on,_free_in_sum,_free_lines,_free_lots,_free_rest,
-            _fresh,_give_back,_given_back,_goes_on,_goes_short,_gone_on,_has_number,_held_here,_hold_as_json,
-            _hold_before,_hold_of_job,_hold_text,_hours_between,_in_us,_is_idle,_is_job,_join_line,_keep_back,
-            _kept_for,_kept_reports,_key_fits,_keys_of_job,_known_zone,_lags,_lapsing,_lapsing_after,_largest_number,
-            _last_entry,_later_due,_lease_key,_lease_to_settle,_leased,_leased_units,_leases_channel,_leave_line,
-            _leaves_at,_limits_trouble,_line_before,_line_json,_lines,_lines_per_step,_lines_until,_load_debt,
-            _load_debts,_load_due,_load_lines,_load_rolling,_lock_all_scopes,_lock_charges,_lock_each,_lock_holds,
-            _lock_key,_lock_keys,_lock_keys_there,_lock_place,_look_again,_lot_begins,_lot_entry,_lot_from,
-            _lots_after,_lots_now,_lots_until,_make_room,_mark_freed,_meet_upgrade,_mend_numbers,_minima,
-            _minima_due,_minima_leave,_minimum_is_due,_missing_hold,_missing_lot,_missing_token,_move_lot,
-            _moved,_name_lot,_named_holds,_names_kept,_new_hold_id,_next_end,_next_entry,_next_lot,_next_number,
-            _no_amount,_note_feed_server,_note_lot,_nth_due,_number_scopes,_numbers,_old_lot,_on_linux,
-            _on_spending,_one_snapshot,_open_wallet,_other_lane,_others,_others_fall_due,_others_wait,_overdue,
-            _owe,_owe_use,_owed_before,_own_entry,_paid_back,_parked_channel,_parked_json,_parts_of,_pass_ended,
-            _pay_back,_pays,_period_at,_period_name,_periods_of,_placed_before,_placed_json,_places,_plan_kept,
-            _plan_on,_purge_changes,_purge_feed,_purge_lots,_queued,_raise_moved,_raise_sequence,_raised,
-            _rearmed,_recall_leases,_recorded_events,_recorded_meanwhile,_recurs,_refund_fate,_refund_hold,
-            _refund_lots,_refund_parts,_refunds_after,_refuse_behind,_refuse_closed,_refuse_hold,_refuse_moved,
-            _refuse_old_tenant,_refuse_stale,_refuse_unreported,_refusing,_reinstate,_release_job,_release_line,
-            _release_lines,_remember_hold,_renamed_zones,_renew_lot,_repaid,_repeats,_reported_after_repair,
-            _reported_until,_require,_require_plan,_resource_for_write,_roll_end,_roll_lot,_rolls,_schedule,
-            _scope_key,_seq_of_tally,_settle,_sharded,_shorter,_sound_uses,_spend_range,_spent_limits,_spent_since,
-            _start_job,_start_lot,_step_until,_sum_lines,_sweep_lots,_sweepable,_take_back,_take_lots,_take_units,
-            _taken,_taken_of,_taken_parts,_tallied_of,_tallied_units,_tallies_before,_tally,_tally_key,
-            _tenant_key,_threshold_key,_token_fits,_told_use,_trouble_job,_try_each,_try_keys,_try_lock,
-            _try_lock_shared,_try_lock_there,_try_start_job,_turn,_turn_at,_unbound_lock_wait,_under_limits,
-            _unknown_use,_unsettled_spends,_untold,_untold_json,_usage_known_from,_use_lots,_use_repaid,
-            _v1_charge,_v1_hold,_v1_hold_no,_v1_issued,_v1_limit,_v1_no,_v1_print,_v1_refused,_v1_stand,
-            _v1_standings,_wake_releasers,_whole,_with_absent,_with_debt,_with_keys,_with_total,_withdraw,
-            _without_debt,_without_lapsing,_without_tallies,_write_charges,_write_debts,_write_due,_write_exact,
-            _write_for_uses,_write_lines,_write_moves,_write_others,_write_plain,_write_up_to,_written_here,
-            announced,begin_change,begin_command,begin_command_plain,block_commit,capture_holds,capture_holds_plain,
-            carve,catch_up,change_parked,charge,charge_each,charge_leased,charge_plain,charge_total,charge_up_to,
-            check_charge,claim_job_key,clock,complete_command,complete_command_plain,complete_command_total,
-            consume_feed,consume_token,create_scopes,credit,draw,drop_feed_consumer,drop_parked,due_holds,
-            end_child,end_renewal,enter_tenant,expire_hold,explain_parked,extend_holds,feed_keeps,find_job_key,
-            finish_command,grant_lot,hold_json,inspect_token,judged_scopes,keep_memory,lock_all,lock_scopes,
-            look_place,mint_tokens,next_release,note_change,number_feed,numbers_behind,open_lease,open_session,
-            open_session_plain,park_jobs,place,place_plain,plan_lot,plan_overage,plan_state,purge_holds,
-            purge_job_keys,purge_leases,purge_operations,purge_scope,purge_tokens,read_feed,receive_child,
-            refund,reinstate_lot,release_captured,release_holds,release_jobs,repair_clock,replace_token,
-            rest_jobs,resume_renewal,retire_scopes,return_holds,revoke_lot,revoke_token,revoke_tokens,roll_over,
-            run_command,run_command_plain,run_command_total,search_entries,set_lot_end,settle_away,settle_lease,
-            spend,sweep_due,sweep_holds,sweep_lots,sweep_scope,sweep_wallet,sweep_wallets,take_newest,told_lots,
-            trouble_jobs,usage,usage_at,usage_before,usage_of,v1_answer,v1_balance,v1_capture,v1_charge,
-            v1_check,v1_claim,v1_consume,v1_credit,v1_enqueue,v1_hold,v1_refund,v1_release,v1_usage,wallet_balance,
-            with_sums}')
+            _end_foreseen,_end_line,_end_lost,_end_lot,_end_minima,_end_minima_of,_end_named,_end_rows,
+            _end_skipped,_end_swept,_end_tallies,_ends_per_call,_entry_for_write,_events_per_step,_expire_and_check,
+            _expire_due,_expire_rows,_explain_charges,_family,_feed_needs,_feed_server,_find_lot,_find_skipped,
+            _first_due,_first_for_write,_first_lot,_first_minima,_fits,_fits_at,_fits_origin,_fold,_fold_all,
+            _fold_of,_foreseen,_foreseen_later,_foreseen_next,_foreseen_on,_free_first,_free_in_sum,_free_lines,
+            _free_lots,_free_rest,_fresh,_give_back,_given_back,_goes_on,_goes_short,_gone_on,_has_number,
+            _held_here,_hold_as_json,_hold_before,_hold_of_job,_hold_text,_hours_between,_in_us,_is_idle,
+            _is_job,_join_line,_keep_back,_kept_for,_kept_reports,_key_fits,_keys_of_job,_known_zone,_lags,
+            _lapsing,_lapsing_after,_largest_number,_last_entry,_later_due,_lease_key,_lease_to_settle,
+            _leased,_leased_units,_leases_channel,_leave_line,_leaves_at,_limits_trouble,_line_before,_line_json,
+            _lines,_lines_per_step,_lines_until,_load_debt,_load_debts,_load_due,_load_lines,_load_rolling,
+            _lock_all_scopes,_lock_charges,_lock_due,_lock_each,_lock_holds,_lock_key,_lock_keys,_lock_keys_there,
+            _lock_place,_look_again,_lot_begins,_lot_entry,_lot_from,_lots_after,_lots_now,_lots_until,
+            _make_room,_mark_freed,_meet_upgrade,_mend_numbers,_minima,_minima_due,_minima_leave,_minimum_is_due,
+            _missing_hold,_missing_lot,_missing_token,_move_lot,_moved,_name_lot,_named_holds,_names_kept,
+            _new_hold_id,_next_end,_next_entry,_next_lot,_next_number,_no_amount,_note_feed_server,_note_lot,
+            _nth_due,_number_scopes,_numbers,_old_lot,_on_linux,_on_spending,_one_snapshot,_open_wallet,
+            _other_lane,_others,_others_fall_due,_others_wait,_overdue,_owe,_owe_use,_owed_before,_own_entry,
+            _paid_back,_parked_channel,_parked_json,_parts_of,_pass_ended,_pay_back,_pays,_period_at,_period_name,
+            _periods_of,_placed_before,_placed_json,_places,_plan_kept,_plan_on,_purge_changes,_purge_feed,
+            _purge_lots,_queued,_raise_moved,_raise_sequence,_raised,_rearmed,_recall_leases,_recorded_events,
+            _recorded_meanwhile,_recurs,_refund_fate,_refund_hold,_refund_lots,_refund_parts,_refunds_after,
+            _refuse_behind,_refuse_closed,_refuse_hold,_refuse_moved,_refuse_old_tenant,_refuse_stale,_refuse_unreported,
+            _refusing,_reinstate,_release_job,_release_line,_release_lines,_remember_hold,_renamed_zones,
+            _renew_lot,_repaid,_repeats,_reported_after_repair,_reported_until,_require,_require_plan,_resource_for_write,
+            _roll_end,_roll_lot,_rolls,_schedule,_scope_key,_seq_of_tally,_settle,_sharded,_shorter,_sound_uses,
+            _spend_range,_spent_limits,_spent_since,_start_job,_start_lot,_step_until,_sum_lines,_sweep_lots,
+            _sweepable,_take_back,_take_lots,_take_units,_taken,_taken_of,_taken_parts,_tallied_of,_tallied_units,
+            _tallies_before,_tally,_tally_key,_tenant_key,_threshold_key,_token_fits,_told_use,_trouble_job,
+            _try_each,_try_keys,_try_lock,_try_lock_shared,_try_lock_there,_try_start_job,_turn,_turn_at,
+            _unbound_lock_wait,_under_limits,_unknown_use,_unsettled_spends,_untold,_untold_json,_usage_known_from,
+            _use_lots,_use_repaid,_v1_charge,_v1_hold,_v1_hold_no,_v1_issued,_v1_limit,_v1_no,_v1_print,
+            _v1_refused,_v1_stand,_v1_standings,_wake_releasers,_with_absent,_with_debt,_with_keys,_with_total,
+            _withdraw,_without_debt,_without_lapsing,_without_tallies,_write_charges,_write_debts,_write_due,
+            _write_exact,_write_for_uses,_write_lines,_write_moves,_write_others,_write_plain,_write_up_to,
+            _written_here,announced,begin_change,begin_command,begin_command_plain,block_commit,capture_holds,
+            capture_holds_plain,carve,catch_up,change_parked,charge,charge_each,charge_leased,charge_plain,
+            charge_total,charge_up_to,check_charge,claim_job_key,clock,complete_command,complete_command_plain,
+            complete_command_total,consume_feed,consume_token,create_scopes,credit,draw,drop_feed_consumer,
+            drop_parked,due_holds,end_child,end_renewal,enter_tenant,expire_hold,explain_parked,extend_holds,
+            feed_keeps,find_job_key,finish_command,grant_lot,hold_json,inspect_token,judged_scopes,keep_memory,
+            lock_all,lock_scopes,look_place,mint_tokens,next_release,note_change,number_feed,numbers_behind,
+            open_lease,open_session,open_session_plain,park_jobs,place,place_plain,plan_lot,plan_overage,
+            plan_state,purge_holds,purge_job_keys,purge_leases,purge_operations,purge_scope,purge_tokens,
+            read_feed,receive_child,refund,reinstate_lot,release_captured,release_holds,release_jobs,repair_clock,
+            replace_token,rest_jobs,resume_renewal,retire_scopes,return_holds,revoke_lot,revoke_token,revoke_tokens,
+            roll_over,run_command,run_command_plain,run_command_total,search_entries,set_lot_end,settle_away,
+            settle_lease,spend,sweep_due,sweep_holds,sweep_lots,sweep_scope,sweep_wallet,sweep_wallets,
+            take_newest,told_lots,trouble_jobs,usage,usage_at,usage_before,usage_of,v1_answer,v1_balance,
+            v1_capture,v1_charge,v1_check,v1_claim,v1_consume,v1_credit,v1_enqueue,v1_hold,v1_refund,v1_release,
+            v1_usage,wallet_balance,with_sums}')
           and exists (select from aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a where a.grantee = 0)
         order by p.oid
     loop

@@ -89,7 +89,9 @@ func (b *Book) expire(ctx context.Context, tx pgx.Tx, e Expire) (h Hold, ended b
 type SweepOptions struct {
 	// Batch is the most holds that one transaction ends, from 1 to 10,000. Together they have at
 	// most 2,000 scopes. A scope in which more than 25 holds are due is swept in transactions of
-	// its own, each of which ends at most 25 of them. Defaults to 500.
+	// its own. One frees the units of them all, or of 25 with a minimum, and those before the next.
+	// Then the holds are ended without the scope's lock. Of a wallet, one ends at most 25 holds.
+	// Defaults to 500.
 	Batch int
 
 	// Max is the most batches. Defaults to no bound.
@@ -138,8 +140,8 @@ const announcedSQL = `select metered.announced($1::bigint[], $2::text)`
 // any number of processes. Errors of subscribers stop nothing, and are joined.
 //
 // Scopes with few due holds share transactions, and come first. A scope in which many are due is
-// swept in steps, each in a transaction that locks that scope alone, in turn with other such scopes
-// and with holds that have fallen due since. What was committed stays when a later transaction
+// swept in steps, each in a transaction that locks that scope alone, or none, in turn with other such
+// scopes and with holds that have fallen due since. What was committed stays when a later transaction
 // fails or ctx ends.
 //
 // A hold is announced once, by the Book that ends it: use the application's Config.

@@ -158,7 +158,9 @@ var all = []Mutant{
 	{"a purge deletes a live token", "purge_tokens", "least(coalesce(cutoff, '-infinity'), metered.clock())", "coalesce(cutoff, '-infinity')", "./tokens", "TestPurge_NeverDeletesALiveTokenWhateverTheArguments"},
 
 	// Holds.
-	{"a sweep frees units that a sum freed", "sweep_due", "perform metered._clear_freed(ended, locked || behind);", "", "./holds", "TestCharge_FreesTheSumOfManyDueHolds"},
+	{"a sweep frees units that a sum freed", "sweep_due", "perform metered._clear_freed(ended, locked || idle);", "", "./holds", "TestCharge_FreesTheSumOfManyDueHolds"},
+	{"a sweep locks scopes to clear rows", "sweep_due", "if tip.lots_end is null and (tip.next_due <= clk) is not true then", "if false then", "./holds", "TestSweep_ClearsRowsThatASumLeftWithoutTheScopesLock"},
+	{"a step locks a scope to clear rows", "sweep_scope", "if locked or tip.lots_end is null then", "if locked then", "./holds", "TestSweep_ClearsRowsThatASumLeftWithoutTheScopesLock"},
 	{"a hold placed under a clock that was set back revives others", "_write_charges", "perform metered._clear_freed_of(tip);", "null;", "./holds", "TestCharge_WhatASumFreedStaysFreeIfTheClockGoesBack"},
 	{"a line that a sum freed is captured", "capture_holds", "if l.seq is null or l.open > 0 and (l.due >= l.next_due) is not true then", "if l.seq is null then", "./holds", "TestCharge_WhatASumFreedStaysFreeIfTheClockGoesBack"},
 	{"a line that a sum freed is released", "_release_lines", "and f.first >= t.next_due", "", "./holds", "TestCharge_WhatASumFreedStaysFreeIfTheClockGoesBack"},
@@ -339,7 +341,7 @@ var all = []Mutant{
 	{"a due hold captures no minimum", "_load_lines", "least(z.open, greatest(0, z.at_least - z.captured)) as minimum", "0 as minimum", "./wallet", "TestWallets_AgreeWithTheModel"},
 	{"a due hold gives its units to no lot", "_given_back", "as_kind, part, part, 0)", "as_kind, part, 0, 0)", "./wallet", "TestWallets_AgreeWithTheModel"},
 	{"a sum of due holds passes the end of a lot", "_sum_lines", "width_bucket(coalesce(s.due, s.taken_due), coalesce(e.own, '{}')) as span", "0 as span", "./wallet", "TestDueHolds_ASumEndsWithTheLotOfItsUnits"},
-	{"a sweep leaves the parts of a sum", "_clear_freed", "delete from metered.lot_holds o where o.scope = freed.scope and o.seq = any (freed.seqs);", "", "./wallet", "TestDueHolds_OfAWalletEndTogether"},
+	{"a sweep leaves the parts of a sum", "_clear_freed", "delete from metered.lot_holds o where o.scope = lines.scope and o.seq = any (seqs);", "", "./wallet", "TestDueHolds_OfAWalletEndTogether"},
 	{"a sum is freed again by a sweep", "_release_lines", "perform metered._clear_freed(nos, array[w.scope]);", "", "./wallet", "TestDueHolds_OfOneInstantAreSweptTogether"},
 	{"a due hold gives to a lot that ends in its instant", "_given_back", "if lots[pos].expires_at <= tip.at then", "if lots[pos].expires_at < tip.at then", "./wallet", "TestDueHolds_OfTheInstantOfAnEndComeAfterIt"},
 	{"a lot rolls over once", "_gone_on", "if (l.plan).roll_again <> 0 then", "if false then", "./wallet", "TestWallets_AgreeWithTheModel"},
@@ -398,7 +400,7 @@ var all = []Mutant{
 	{"a scope that is behind is charged with its batch", "charge_each", "and metered._behind(x.scope, clk));", "and false);", "./holds", "TestBatcher_AScopeThatIsBehindKeepsNoOtherWaiting"},
 	{"a step of a wallet's sweep writes all that is due", "_release_lines", "tip := metered._settle(tip, least(w.due, clk), metered._ends_per_call(), 0, null);", "tip := metered._settle(tip, clk, metered._ends_per_call(), 0, null);", "./wallet", "TestSweep_AWalletWithManyDueHoldsIsSweptInSteps"},
 	{"a sweep's step takes no lock", "sweep_scope", "if not metered._try_lock(metered._scope_key(of_scope)) then", "if false then", "./wallet", "TestDraw_AndAStepOfASweepComeOneAfterTheOther"},
-	{"a step of holds writes a wallet whole", "sweep_scope", "metered._settle(metered._entry_for_write(of_scope), until,", "metered._settle(metered._entry_for_write(of_scope), clk,", "./wallet", "TestSweep_OfHoldsWritesAWalletThatIsBehindInSteps"},
+	{"a step of holds writes a wallet whole", "_free_first", "perform metered._settle(tip, until,", "perform metered._settle(tip, clk,", "./wallet", "TestSweep_OfHoldsWritesAWalletThatIsBehindInSteps"},
 	{"a lost zone stops the look of a sweep", "_lots_until", "exception when sqlstate 'MT010' then", "exception when sqlstate 'MT100' then", "./wallet", "TestZone_ThatTheServerHasLostStopsNoSweepOfHolds"},
 	{"a lost zone stops the sweep of all holds", "sweep_due", "exception when sqlstate 'MT010' then", "exception when sqlstate 'MT100' then", "./wallet", "TestZone_ThatTheServerHasLostStopsNoSweepOfHolds"},
 	{"a purge forgets a plan that has ended", "_names_kept", "and (y.pending > 0 or y.last_seq >= keep)", "and y.pending > 0", "./wallet", "TestPurge_KeepsTheFirstLotOfAPlanThatRenews"},

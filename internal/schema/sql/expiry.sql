@@ -165,17 +165,29 @@ as $$
 $$;
 
 -- Ends those of the holds that are due and have not ended. Their rows are locked,
--- in order.
-create function metered._expire_rows(nos bigint[], clk timestamptz, note jsonb) returns void
+-- in order. told: those that keep no units need no announcement.
+create function metered._end_rows(nos bigint[], clk timestamptz, note jsonb, told boolean)
+returns void
 language plpgsql volatile
 as $$
 begin
     with ended as (
-        update metered.holds h set state = 'x', ended_at = h.due, version = h.version + 1
+        update metered.holds h set state = 'x', ended_at = h.due, version = h.version + 1,
+            pending = not told or 0 < (select count(*) from metered.hold_lines l
+                where l.hold = h.no and l.open <> 0)
         where h.no = any (nos) and h.state = 'h' and h.due <= clk
         returning h.no, h.version)
     insert into metered.hold_events (hold, at, version, kind, note)
-    select e.no, clk, e.version, 'x', _expire_rows.note from ended e;
+    select e.no, clk, e.version, 'x', _end_rows.note from ended e;
+end
+$$;
+
+-- The same where all are still to be announced.
+create function metered._expire_rows(nos bigint[], clk timestamptz, note jsonb) returns void
+language plpgsql volatile
+as $$
+begin
+    perform metered._end_rows(nos, clk, note, false);
 end
 $$;
 
@@ -183,8 +195,9 @@ $$;
 -- at its time. Where more of these are due than one step writes, a call fails (_refuse_behind), and a
 -- step of catch_up leaves the others, with all that falls due after the first of them. The scope is
 -- locked. An old snapshot may not see that a hold was extended: then the lock of its row fails with 40001.
+-- Returns the holds whose minima it captured.
 create function metered._free_in_sum(tip metered.ledger, clk timestamptz, in_step boolean, wait_ms int)
-returns void
+returns bigint[]
 language plpgsql volatile
 as $$
 declare
@@ -219,34 +232,12 @@ begin
     if tip.amount > 0 then      -- else minima have captured all
         perform metered._append(tip);
     end if;
+    return minima.nos;
 end
 $$;
 
--- Clears rows of lines that were freed with a sum, and their parts of lots, of some holds: in
--- only_scopes, or in all. The scopes are locked.
-create function metered._clear_freed(nos bigint[], only_scopes text[]) returns void
-language plpgsql volatile
-as $$
-declare
-    freed record;
-begin
-    for freed in
-        select l.scope, array_agg(l.hold) as holds, array_agg(l.opened_seq) as seqs
-        from metered.hold_lines l
-        where l.hold = any (nos) and l.open <> 0
-          and (only_scopes is null or l.scope = any (only_scopes))
-          and (l.due >= (select t.next_due from metered.ledger t
-              where t.scope = l.scope order by t.seq desc limit 1)) is not true
-        group by l.scope order by l.scope
-    loop
-        update metered.hold_lines l set open = 0
-        where l.hold = any (freed.holds) and l.scope = freed.scope;
-        delete from metered.lot_holds o where o.scope = freed.scope and o.seq = any (freed.seqs);
-    end loop;
-end
-$$;
-
--- Clears all such rows of a scope, which is locked, before its next_due becomes earlier.
+-- Clears all rows of lines of a scope that were freed with a sum, before its next_due becomes earlier. The scope
+-- is locked.
 create function metered._clear_freed_of(tip metered.ledger) returns void
 language plpgsql volatile
 as $$
@@ -403,7 +394,7 @@ as $$
 begin
     perform metered._require(cardinality(nos) <= 10000, 'nos');
     -- Not one that still keeps units, which a purge would lose.
-    update metered.holds h set pending = false where h.no = any (nos) and h.state = 'x'
+    update metered.holds h set pending = false where h.no = any (nos) and h.state = 'x' and h.pending
         and 0 = (select count(*) from metered.hold_lines l where l.hold = h.no and l.open <> 0);
     if channel is not null then
         perform metered._announce(channel, h.tenant, h.id, h.version, 'expired')

@@ -104,27 +104,23 @@ end
 $$;
 
 -- Those of due holds, whose rows are locked, that a sweep can end whole, or but for lines of scopes that
--- are behind. The locked scopes are not behind.
-create function metered._sweepable(due_nos bigint[], locked text[], behind text[]) returns bigint[]
+-- are behind. The locked scopes are not behind, and nothing is due in the idle ones.
+create function metered._sweepable(due_nos bigint[], locked text[], idle text[], behind text[])
+returns bigint[]
 language plpgsql volatile
 as $$
 declare
     blocked bigint[];
 begin
     -- Counted, since NOT EXISTS is a join, which can be one with all lines. A hold that keeps only
-    -- lines of scopes that are behind is ended under their locks. A line that was freed with a sum
-    -- stays freed, and its row is cleared without its scope's lock.
+    -- lines of scopes that are behind is ended by their steps.
     due_nos := array(
         select y.no
-        from metered.holds y, lateral (
-            select count(*) as lines, count(*) filter (where l.scope = any (locked)) as mine,
-                count(*) filter (where l.freed) as freed,
-                count(*) filter (where l.scope = any (behind) and not l.freed) as later
-            from (select z.scope, z.scope = any (behind) and (z.due >= (select t.next_due
-                      from metered.ledger t where t.scope = z.scope order by t.seq desc limit 1)) is not true as freed
-                  from metered.hold_lines z where z.hold = y.no and z.open <> 0) l) x
-        where y.no = any (due_nos) and x.lines = x.mine + x.freed + x.later
-          and (x.lines = 0 or x.mine + x.freed > 0));
+        from unnest(due_nos) y(no), lateral (
+            select count(*) as lines, count(*) filter (where l.scope = any (locked || idle)) as mine,
+                count(*) filter (where l.scope = any (behind)) as later
+            from metered.hold_lines l where l.hold = y.no and l.open <> 0) x
+        where x.lines = x.mine + x.later and (x.lines = 0 or x.mine > 0));
     -- Nor one that fell due after another that is left to others, and captures something.
     loop
         blocked := array(
@@ -161,6 +157,8 @@ declare
     looked  bigint[];
     ended   bigint[];
     locked  text[] := '{}';
+    idle    text[] := '{}';     -- in which nothing is due but rows of lines that were freed with a sum
+    tip     metered.ledger;
     wallets text[];
     one     record;
 begin
@@ -185,25 +183,27 @@ begin
         select distinct l.key, l.scope from metered.hold_lines l
         where l.hold = any (looked) and l.open <> 0 order by l.key, l.scope
     loop
-        if metered._behind(one.scope, clk) then
+        tip := metered._last_entry(one.scope);
+        if tip.lots_end is null and (tip.next_due <= clk) is not true then
+            idle := idle || one.scope;
+        elsif metered._behind(one.scope, clk) then
             behind := behind || one.scope;
         elsif metered._try_lock(one.key) then
             locked := locked || one.scope;
         end if;
     end loop;
-    select array_agg(r.no) into due_nos from (
-        -- "is true" keeps the planner from the index of all that is due.
-        select y.no from metered.holds y
-        where y.no = any (looked) and (y.pending and y.due <= clk) is true
-        order by y.no for no key update skip locked) r;
+    due_nos := metered._lock_due(case when behind = '{}' then looked else array(
+        select y.no from unnest(looked) y(no), lateral (
+            select count(*) as lines, count(*) filter (where l.scope = any (behind)) as later
+            from metered.hold_lines l where l.hold = y.no and l.open <> 0) x
+        where x.lines = 0 or x.lines > x.later) end, clk);
     loop
         begin
-            ended := metered._sweepable(due_nos, locked, behind);
+            ended := metered._sweepable(due_nos, locked, idle, behind);
             if ended <> '{}' then
-                perform metered._expire_rows(ended, clk, (metered._by_system()).note);
-                perform metered._clear_freed(ended, locked || behind);
+                perform metered._clear_freed(ended, locked || idle);
                 perform metered._release_lines(ended, locked, 'x', clk, null, metered._by_system());
-                nos := metered._whole(ended, keep_pending, channel);
+                nos := metered._end_swept(ended, clk, keep_pending, channel);
             end if;
             exit;
         exception when sqlstate 'MT010' then    -- of one wallet: each is swept alone, and one fails
@@ -222,16 +222,50 @@ begin
 end
 $$;
 
--- Those of swept holds that keep no units. Unless subscribers still shall hear of them, they are
--- marked as announced.
-create function metered._whole(swept bigint[], keep_pending boolean, channel text) returns bigint[]
+-- Clears rows of lines that were freed with a sum, and their parts of lots, of some holds, whose rows are
+-- locked: in only_scopes, or in all. Wallets are locked. Other scopes need not be: what was freed stays freed.
+create function metered._clear_freed(nos bigint[], only_scopes text[]) returns void
+language plpgsql volatile
+as $$
+declare
+    lines record;
+    seqs  bigint[];
+begin
+    for lines in
+        select x.scope, x.holds, t.next_due, t.lots_end is not null as wallet
+        from (select l.scope, array_agg(l.hold) as holds, min(l.due) as due
+              from metered.hold_lines l
+              where l.hold = any (nos) and l.open <> 0
+                and (only_scopes is null or l.scope = any (only_scopes))
+              group by l.scope) x,
+             lateral (select y.next_due, y.lots_end from metered.ledger y
+                      where y.scope = x.scope order by y.seq desc limit 1) t
+        where x.due < coalesce(t.next_due, 'infinity') order by x.scope
+    loop
+        with freed as (
+            update metered.hold_lines l set open = 0
+            where l.hold = any (lines.holds) and l.scope = lines.scope and l.open <> 0
+              and l.due < coalesce(lines.next_due, 'infinity')
+            returning l.opened_seq)
+        select array_agg(f.opened_seq) into seqs from freed f;
+        if lines.wallet then
+            delete from metered.lot_holds o where o.scope = lines.scope and o.seq = any (seqs);
+        end if;
+    end loop;
+end
+$$;
+
+-- Ends the rows of swept holds, whose lines have ended, and returns those that keep no units. Unless
+-- subscribers still shall hear of them, they are marked as announced.
+create function metered._end_swept(swept bigint[], clk timestamptz, keep_pending boolean,
+    channel text) returns bigint[]
 language plpgsql volatile
 as $$
 declare
     nos bigint[];
 begin
-    select array_agg(y.no order by y.no) into nos from metered.holds y
-    where y.no = any (swept) and 0 = (
+    perform metered._end_rows(swept, clk, (metered._by_system()).note, not keep_pending);
+    select array_agg(y.no order by y.no) into nos from unnest(swept) y(no) where 0 = (
         select count(*) from metered.hold_lines l where l.hold = y.no and l.open <> 0);
     if not keep_pending and nos is not null then
         perform metered.announced(nos, channel);
@@ -240,64 +274,106 @@ begin
 end
 $$;
 
--- Sweeps one scope that is behind: ends its first due lines, as many as one step writes and no more
--- than max_holds, if its lock is free. Lines that were freed with a sum, by a step too, come first,
--- and their rows are cleared. In a wallet it takes the step that sweep_wallet takes, which may end lots
--- and no line. freed counts the lines: null if the scope or the first hold is locked. nos are holds
--- that ended whole with them, as sweep_due has it. more: others are due.
+-- Locks the rows of due holds, in order, but those that another call has locked or announced.
+create function metered._lock_due(nos bigint[], clk timestamptz) returns bigint[]
+language plpgsql volatile
+as $$
+begin
+    -- "is true" keeps the planner from the index of all that is due.
+    return array(select r.no from (
+        select y.no from metered.holds y
+        where y.no = any (nos) and (y.pending and y.due <= clk) is true
+        order by y.no for no key update skip locked) r);
+end
+$$;
+
+-- Takes one step in a scope that is behind. A step clears the rows of up to max_holds lines that were
+-- freed with a sum, and locks no scope. Where there are none, it frees what is due, if the scope's
+-- lock is free: by a sum, as catch_up does it, or, in a wallet or a closed scope, the first lines one
+-- by one. Then it takes the step that sweep_wallet takes, which may end lots and no line. freed counts
+-- lines that it ended: null if it did nothing, since others have the locks. nos are holds that ended
+-- whole with them, as sweep_due has it. more: rows of others are left.
 create function metered.sweep_scope(of_scope metered.scope_name, max_holds int,
     keep_pending boolean, channel text,
     out nos bigint[], out freed int, out more boolean)
 language plpgsql volatile
 as $$
 declare
-    tip   metered.ledger;
-    clk   timestamptz;
-    until timestamptz;      -- of the step
-    due_nos bigint[];
-    ours  bigint[];
+    tip    metered.ledger := metered._last_entry(of_scope);
+    clk    timestamptz := metered.clock();
+    ours   bigint[] := '{}';
+    locked boolean := false;
+    moved  boolean := true;
 begin
     perform metered._require(max_holds between 1 and 10000 and keep_pending is not null,
         'sweep_scope');
     more := false;
-    if not metered._try_lock(metered._scope_key(of_scope)) then
-        return;
-    end if;
-    clk := metered.clock();
-    tip := metered._last_entry(of_scope);
-    until := metered._step_until(tip, clk, least(max_holds, metered._events_per_step()));
-    due_nos := array(select l.hold from metered.hold_lines l
-        where l.scope = of_scope and l.open > 0 and l.due <= until
-        order by l.due limit least(max_holds, metered._events_per_step()));
-    ours := array(select r.no from (
-        select y.no from metered.holds y
-        where y.no = any (due_nos) and (y.due <= clk) is true
-        order by y.no for no key update skip locked) r);
-    if cardinality(ours) < cardinality(due_nos) then
-        -- Up to the first that another call has locked: it may capture something.
-        due_nos := due_nos[:(select min(d.n) from unnest(due_nos) with ordinality d(no, n)
-            where d.no <> all (ours)) - 1];
-        until := (select max(l.due) from metered.hold_lines l
-            where l.scope = of_scope and l.hold = any (due_nos));
-        if until is null then
+    loop
+        if locked or tip.lots_end is null then
+            ours := metered._lock_due(array(select l.hold from metered.hold_lines l
+                where l.scope = of_scope and l.open > 0 and l.due <= clk
+                  and l.due < coalesce(tip.next_due, 'infinity')
+                order by l.due limit max_holds), clk);
+            perform metered._clear_freed(ours, array[of_scope::text]);
+        end if;
+        exit when ours <> '{}' or locked;
+        if not metered._try_lock(metered._scope_key(of_scope)) then
             return;
         end if;
+        locked := true;
+        clk := metered.clock();
+        tip := metered._entry_for_write(of_scope);
+    end loop;
+    if ours = '{}' and tip.lots_end is null and tip.next_due > '-infinity' then
+        ours := metered._lock_due(metered._free_in_sum(tip, clk, true, null), clk);
+        moved := (metered._last_entry(of_scope)).seq > tip.seq;
+        perform metered._clear_freed(ours, array[of_scope::text]);
+    elsif ours = '{}' then
+        ours := metered._free_first(tip, clk, least(max_holds, metered._events_per_step()));
+        moved := ours is not null;
     end if;
-    freed := cardinality(due_nos);
-    if tip.lots_end is not null then
-        perform metered._settle(metered._entry_for_write(of_scope), until,
-            metered._events_per_step(), 0, null);
-    end if;
-    if freed > 0 then
-        perform metered._expire_rows(due_nos, clk, (metered._by_system()).note);
-        perform metered._clear_freed(due_nos, array[of_scope::text]);
-        perform metered._release_lines(due_nos, array[of_scope::text], 'x', clk, null,
-            metered._by_system());
-        nos := metered._whole(due_nos, keep_pending, channel);
-    end if;
+    nos := metered._end_swept(ours, clk, keep_pending, channel);
     more := 0 < (select count(*) from (select from metered.hold_lines l
         where l.scope = of_scope and l.open > 0 and l.due <= clk
         order by l.due limit 1) x);
+    if moved or not more then
+        freed := coalesce(cardinality(ours), 0);
+    else
+        more := false;
+    end if;
+end
+$$;
+
+-- Ends the first due lines, at most most, of a wallet or a closed scope, which is locked: up to the
+-- first whose hold another call has locked, since it may capture something. In a wallet, what is due by
+-- then is written. Returns the holds: null if the first one is locked.
+create function metered._free_first(tip metered.ledger, clk timestamptz, most int) returns bigint[]
+language plpgsql volatile
+as $$
+declare
+    until   timestamptz := metered._step_until(tip, clk, most);
+    due_nos bigint[];
+    ours    bigint[];
+begin
+    due_nos := array(select l.hold from metered.hold_lines l
+        where l.scope = tip.scope and l.open > 0 and l.due <= until
+        order by l.due limit most);
+    ours := metered._lock_due(due_nos, clk);
+    if cardinality(ours) < cardinality(due_nos) then
+        due_nos := due_nos[:(select min(d.n) from unnest(due_nos) with ordinality d(no, n)
+            where d.no <> all (ours)) - 1];
+        until := (select max(l.due) from metered.hold_lines l
+            where l.scope = tip.scope and l.hold = any (due_nos));
+        if until is null then
+            return null;
+        end if;
+    end if;
+    if tip.lots_end is not null then
+        perform metered._settle(tip, until, metered._events_per_step(), 0, null);
+    end if;
+    perform metered._clear_freed(due_nos, array[tip.scope]);
+    perform metered._release_lines(due_nos, array[tip.scope], 'x', clk, null, metered._by_system());
+    return due_nos;
 end
 $$;
 
@@ -327,7 +403,6 @@ begin
         if step.more then
             next := (select l.due from metered.hold_lines l
                 where l.scope = page.behind[1] and l.open > 0
-                  and l.due >= (metered._last_entry(page.behind[1])).next_due
                 order by l.due limit 1) - interval '1 microsecond';
             if step.freed = 0 or (next, 9223372036854775807) > (after_due, after_no) then
                 last_due := next;
