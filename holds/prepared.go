@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/answer"
@@ -15,6 +16,7 @@ import (
 	"github.com/pgmetered/metered/internal/observed"
 	"github.com/pgmetered/metered/internal/savepoint"
 	"github.com/pgmetered/metered/internal/schema"
+	"github.com/pgmetered/metered/internal/sweep"
 	"github.com/pgmetered/metered/observe"
 )
 
@@ -84,6 +86,12 @@ func (internals) Decode(raw []byte) (h Hold, err error) { err = h.decode(raw); r
 
 // Unknown is ErrUnknown, of a hold that others have or of none.
 func (internals) Unknown(others bool) error { return unknown(others) }
+
+// Through makes a call that has a transaction of its own, past what is due.
+func (internals) Through(ctx context.Context, b *Book, pool *pgxpool.Pool, call func() error) error {
+	name, wait, _ := inBudget.Settings(b.ledger)
+	return sweep.Through(ctx, pool, name, wait, call)
+}
 
 // inBudget is what package budget lends.
 var inBudget = lend.Borrow[interface {

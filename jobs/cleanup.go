@@ -12,7 +12,6 @@ import (
 	"github.com/riverqueue/river"
 
 	"github.com/pgmetered/metered/holds"
-	"github.com/pgmetered/metered/internal/commit"
 )
 
 // Cleanup is a job that ends a hold when it is due: metered.Tx.Place and Claim enqueue it.
@@ -77,7 +76,7 @@ func (w *cleanupWorker) Work(ctx context.Context, job *river.Job[CleanupArgs]) e
 	}
 	h, err := w.book.Get(ctx, w.pool, job.Args.Tenant, job.Args.ID, "")
 	if err == nil && h.State == holds.Expired {
-		err = commit.InTx(ctx, w.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+		err = through(ctx, w.book, w.pool, func(tx pgx.Tx) error {
 			h, _, err = w.book.Expire(ctx, tx, holds.Expire{
 				Tenant: job.Args.Tenant, ID: job.Args.ID, Deadline: h.Deadline,
 				Note: note(job.JobRow, job.Args.Tenant, ""),

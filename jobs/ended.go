@@ -271,7 +271,7 @@ func inTheWay(err error) bool {
 // were.
 func (e *Enqueuer) end(ctx context.Context, pool *pgxpool.Pool, tenant string, rest bool,
 	ids []string) (n int64, err error) {
-	err = commit.InTx(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+	err = through(ctx, e.gate.book, pool, func(tx pgx.Tx) error {
 		n, err = e.endIn(ctx, tx, tenant, rest, ids)
 		return err
 	})

@@ -2,11 +2,13 @@ package jobs
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/riverqueue/river"
 
 	"github.com/pgmetered/metered/budget"
@@ -24,6 +26,7 @@ var inHolds = lend.Borrow[interface {
 	Ledger(b *holds.Book) *budget.Ledger
 	Park(b *holds.Book, r holds.Placement) (*ledger.Parking, error)
 	Schema(b *holds.Book) schema.Name
+	Through(ctx context.Context, b *holds.Book, pool *pgxpool.Pool, call func() error) error
 }]("holds")
 
 const (

@@ -22,7 +22,6 @@ import (
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/ledger"
 	"github.com/pgmetered/metered/internal/lend"
-	"github.com/pgmetered/metered/internal/sweep"
 )
 
 // inBudget is what package budget lends.
@@ -408,12 +407,10 @@ func (e *Enqueuer) releaseBusy(ctx context.Context, pool *pgxpool.Pool, scope st
 func (e *Enqueuer) releaseTx(ctx context.Context, pool *pgxpool.Pool, scopes []string,
 	t *tally) (b batch, err error) {
 	each := false
-	err = sweep.Through(ctx, pool, e.gate.name, e.wait, func() error {
-		return commit.InTx(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
-			b, err = e.releaseIn(ctx, tx, scopes)
-			each = ofOne(ctx, tx, err)
-			return err
-		})
+	err = through(ctx, e.gate.book, pool, func(tx pgx.Tx) error {
+		b, err = e.releaseIn(ctx, tx, scopes)
+		each = ofOne(ctx, tx, err)
+		return err
 	})
 	if each {
 		err = commit.InTx(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {

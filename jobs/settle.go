@@ -36,7 +36,7 @@ func (w *worker[T]) settle(ctx context.Context, job *river.Job[T], cost JobCost)
 
 func (w *worker[T]) settleOnce(ctx context.Context, job *river.Job[T], cost JobCost) (again bool, err error) {
 	lost := true
-	err = w.pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error {
+	once := func(conn *pgxpool.Conn) error {
 		defer func() { lost = conn.Conn().IsClosed() }()
 		tx, err := conn.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
 		if err != nil {
@@ -44,7 +44,8 @@ func (w *worker[T]) settleOnce(ctx context.Context, job *river.Job[T], cost JobC
 		}
 		return commit.Run(ctx, tx, "jobs", errUnknown,
 			func(tx pgx.Tx) error { return w.settleIn(ctx, tx, job, cost) })
-	})
+	}
+	err = inHolds.Through(ctx, w.book, w.pool, func() error { return w.pool.AcquireFunc(ctx, once) })
 	return err != nil && (lost || inTheWay(err) || errors.Is(err, errChanged) ||
 		errors.Is(err, errUnknown)), err
 }

@@ -319,7 +319,14 @@ func (w *worker[T]) release(ctx context.Context, tx pgx.Tx, job *river.Job[T], r
 }
 
 func (w *worker[T]) inTx(ctx context.Context, fn func(pgx.Tx) error) error {
-	return commit.InTx(ctx, w.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, fn)
+	return through(ctx, w.book, w.pool, fn)
+}
+
+// through runs fn in a transaction of its own, past what is due in the scopes of a hold.
+func through(ctx context.Context, book *holds.Book, pool *pgxpool.Pool, fn func(pgx.Tx) error) error {
+	return inHolds.Through(ctx, book, pool, func() error {
+		return commit.InTx(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, fn)
+	})
 }
 
 // note says which attempt of a job it was.

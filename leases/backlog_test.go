@@ -1,6 +1,7 @@
 package leases_test
 
 import (
+	"context"
 	"fmt"
 	"testing"
 	"time"
@@ -8,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/pgtest"
@@ -33,4 +35,53 @@ func TestAllow_GoesThroughABacklogOfMinima(t *testing.T) {
 	require.NoError(t, p.Allow(t.Context(), charge(1, budget.Lifetime(61))))
 	require.EqualValues(t, 61, f.usage("hot").Used)
 	require.EqualValues(t, 61, f.settled("hot", p))
+}
+
+// Calls of a Carver in RunTx, and sweeps, go through minima that fell due in a child and in its parent. In a transaction that is lent they
+// are busy.
+func TestCarve_GoesThroughABacklogOfMinima(t *testing.T) {
+	t.Parallel()
+	f := carver(t, 1_000)
+	clock := pgtest.SetClock(t, f.db, pgtest.Tomorrow(9))
+	c := pgtest.NewClient(t, f.db, metered.Config{})
+	minima := func(scopes ...string) {
+		require.NoError(t, f.in(pgx.ReadCommitted, func(tx pgx.Tx) error {
+			for n := range 60 {
+				for _, scope := range scopes {
+					_, err := f.book.Place(t.Context(), tx, holds.Placement{ID: fmt.Sprint(metered.NewID(), n), TTL: time.Minute,
+						Lines: []holds.Line{{Scope: scope, Amount: 1, AtLeast: 1}}})
+					require.NoError(t, err)
+				}
+			}
+			return nil
+		}))
+		clock.Advance(2 * time.Minute)
+	}
+	for _, child := range []string{"ended", "swept"} {
+		_, err := f.carve(pgx.ReadCommitted, child, "user", 200)
+		require.NoError(t, err)
+	}
+	minima("user", "ended", "swept")
+	_, err := f.close(pgx.ReadCommitted, "ended")
+	require.ErrorIs(t, err, budget.ErrBusy)
+	require.NoError(t, c.RunTx(t.Context(), pgx.TxOptions{}, func(ctx context.Context, tx pgx.Tx) error {
+		l, err := f.carver.End(ctx, tx, "ended", budget.Note{})
+		if err == nil {
+			require.EqualValues(t, 60, l.Spent)
+		}
+		return err
+	}))
+	minima("user")
+	carve := func(ctx context.Context, tx pgx.Tx) error {
+		_, err := f.carver.Carve(ctx, tx, leases.Carving{Child: "new", TTL: time.Hour,
+			From: budget.Charge{Scope: "user", Amount: 10, Limits: []budget.Limit{budget.Prepaid(0)}}})
+		return err
+	}
+	require.ErrorIs(t, f.in(pgx.ReadCommitted, func(tx pgx.Tx) error { return carve(t.Context(), tx) }), budget.ErrBusy)
+	require.NoError(t, c.RunTx(t.Context(), pgx.TxOptions{}, carve))
+	clock.Advance(2 * time.Hour)
+	report, err := leases.Sweep(t.Context(), f.db, f.ledger)
+	require.NoError(t, err)
+	require.Equal(t, leases.SweepReport{Settled: 2}, report)
+	f.stands("user", 240, 0, 0)
 }

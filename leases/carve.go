@@ -20,6 +20,7 @@ import (
 	"github.com/pgmetered/metered/internal/observed"
 	"github.com/pgmetered/metered/internal/pause"
 	"github.com/pgmetered/metered/internal/schema"
+	"github.com/pgmetered/metered/internal/sweep"
 )
 
 // Errors of carving. They leave the transaction usable.
@@ -236,9 +237,12 @@ func (c *Carver) sweep(ctx context.Context, db *pgxpool.Pool, report *SweepRepor
 		}
 		for _, child := range children {
 			var status string
-			err := retried(ctx, inBudget.Observer(c.ledger), db, func(tx pgx.Tx) (err error) {
-				_, status, err = c.close(ctx, tx, child, c.owner)
-				return err
+			name, wait, _ := inBudget.Settings(c.ledger)
+			err := sweep.Through(ctx, db, name, wait, func() error {
+				return retried(ctx, inBudget.Observer(c.ledger), db, func(tx pgx.Tx) (err error) {
+					_, status, err = c.close(ctx, tx, child, c.owner)
+					return err
+				})
 			})
 			switch {
 			case errors.Is(err, fault.ErrBusy):
