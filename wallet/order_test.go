@@ -1,13 +1,16 @@
 package wallet_test
 
 import (
+	"context"
 	"fmt"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/wallet"
 )
 
@@ -50,6 +53,28 @@ func TestOrderOf_UnitsThatRolledOverIsByTheirFirstGrant(t *testing.T) {
 			})
 		}
 	}
+}
+
+// Units of two lots come back to them at once: the older one pays what was drawn for their use, also where the younger one was scheduled before.
+func TestOrderOf_LotsThatPayForTheirUseIsByAge(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, wallet.Config{Overdraft: 10})
+	f.grant(wallet.Grant{Amount: 5, Reference: "scheduled", Uses: []string{"images"}, Starts: noon.Add(2 * time.Hour)})
+	f.clock.Advance(time.Hour)
+	f.grant(wallet.Grant{Amount: 5, Reference: "older", Uses: []string{"images"}})
+	f.clock.Advance(2 * time.Hour)
+	images := budget.Note{Use: "images"}
+	_, err := do(f, func(ctx context.Context, tx pgx.Tx) (holds.Hold, error) {
+		return f.holds.Place(ctx, tx, holds.Placement{ID: "h", TTL: time.Hour, Lines: []holds.Line{f.book.Line("ann", 10)}, Note: images})
+	})
+	require.NoError(t, err)
+	f.mustDraw(wallet.Draw{Wallet: "ann", Amount: 4, Note: images})
+	f.release("h")
+	left := map[string]int64{}
+	for _, l := range f.balance().Lots {
+		left[l.Reference] = l.Units
+	}
+	require.Equal(t, map[string]int64{"older": 1, "scheduled": 5}, left)
 }
 
 // The numbers of a wallet's lots are no order: a wallet that moved to another cell goes on with numbers of that one.

@@ -272,7 +272,7 @@ func (m *model) pay(came ...int) {
 
 // payDebts has lots whose units have come pay what was drawn for their uses.
 func (m *model) payDebts(lots []int) {
-	slices.SortFunc(lots, func(a, b int) int { return cmp.Compare(m.lots[a].no, m.lots[b].no) })
+	slices.SortFunc(lots, func(a, b int) int { return slices.Compare(m.lots[a].age[:], m.lots[b].age[:]) })
 	for _, i := range lots {
 		l := &m.lots[i]
 		if l.uses == nil || l.due(m.last) {

@@ -284,7 +284,7 @@ declare
     m    record;
 begin
     for pos in select x.ordinality from unnest(lots) with ordinality x where parts[x.ordinality] > 0
-        order by x.no is not null, x.no < 0, abs(x.no)
+        order by x.no is not null, x.age
     loop
         part := parts[pos];
         nth := nth + 1;

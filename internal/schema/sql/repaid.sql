@@ -134,7 +134,7 @@ begin
         end if;
     end loop;
     for pos in select x.pos from unnest(came) x(pos) where (lots[x.pos].plan).uses is not null
-        order by abs(lots[x.pos].no)
+        order by lots[x.pos].age
     loop
         paid := metered._use_repaid(tip, lots[pos], unwritten, spent, debts);
         tip := paid.tip;
