@@ -16,6 +16,7 @@ import (
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/pgtest"
+	"github.com/pgmetered/metered/internal/sqlstate"
 	"github.com/pgmetered/metered/wallet"
 )
 
@@ -163,13 +164,22 @@ func try[R any](h *history, call func(ctx context.Context, tx pgx.Tx) (R, error)
 	told := h.told
 	rollBack := errors.New("rolled back")
 	undo := rapid.IntRange(1, 8).Draw(h.T, "roll back") == 8
-	txErr := pgx.BeginTxFunc(h.Context(), h.f.pool, pgx.TxOptions{IsoLevel: h.level}, func(tx pgx.Tx) error {
-		r, err = call(h.Context(), tx)
-		if undo {
-			return rollBack
+	var txErr error
+	for again := true; again; {
+		txErr = pgx.BeginTxFunc(h.Context(), h.f.pool, pgx.TxOptions{IsoLevel: h.level}, func(tx pgx.Tx) error {
+			r, err = call(h.Context(), tx)
+			if undo || sqlstate.Behind(err) != "" {
+				return rollBack
+			}
+			return nil
+		})
+		scope := sqlstate.Behind(err)
+		again = scope != "" // more is due than a call writes: go through it in steps, as RunTx does
+		for more := again; more; {
+			h.told = told
+			require.NoError(h.T, h.f.pool.QueryRow(h.Context(), "select metered.catch_up($1, 60000)", scope).Scan(&more))
 		}
-		return nil
-	})
+	}
 	if wantErr != nil {
 		require.ErrorIs(h.T, err, wantErr, h.name)
 		seenActs.add("refused")

@@ -264,7 +264,7 @@ var all = []Mutant{
 	{"a job that fits goes before the line", "park_jobs", "if busy is null then", "if true then", "./jobs", "TestRun_HearsOfFreedUnitsAndOfEarlierLooksAtOnce"},
 	{"the hold of a running job is released", "jobs/ended.go", "and j.finalized_at is null), 'ended')", "and j.finalized_at is null and j.state <> 'running'), 'ended')", "./jobs", "TestRun_FindsJobsThatEndedElsewhere"},
 	{"a cap of its own passes the line of a pool", "_release_job", "if onward.scope is not null then", "if false then", "./jobs", "TestGated_TenantsTakeTurnsBehindCapsOfTheirOwn"},
-	{"a job with another's id stops all", "jobs/release.go", "each = ofOne(ctx, tx, err)\n			return err\n		})\n	})\n	if each {\n		err =", "return err\n		})\n	})\n	if each {\n		err =", "./jobs", "TestTrouble_AnIdThatRiverHasStopsNoOtherJob"},
+	{"a job with another's id stops all", "jobs/release.go", "each = ofOne(ctx, tx, err)\n		return err\n	})\n	if each {\n		err =", "return err\n	})\n	if each {\n		err =", "./jobs", "TestTrouble_AnIdThatRiverHasStopsNoOtherJob"},
 	{"a burst takes the pool before its own", "_release_job", "if o.first is not null then", "if false then", "./jobs", "TestBurst_TakesTheTenantsOwnFirst"},
 	{"a burst stays in its other line", "_release_line", "delete from metered.parked_jobs j where j.job_id = r.job_id;", "delete from metered.parked_jobs j where j.job_id = r.job_id and j.lane = r.lane;", "./jobs", "TestBurst_ATenantGetsItsMinimumAndWhatThePoolHasFree"},
 	{"a burst joins a line as it starts", "_release_job", "and x.scope = other.scope for update skip locked;", "and x.scope = other.scope;", "./jobs", "TestBurst_AJobLeavesTheLineThatItJoinsJustNow"},
