@@ -3015,7 +3015,7 @@ declare
     m    record;
 begin
     for pos in select x.ordinality from unnest(lots) with ordinality x where parts[x.ordinality] > 0
-        order by x.no is not null, x.no < 0, abs(x.no)
+        order by x.no is not null, x.age
     loop
         part := parts[pos];
         nth := nth + 1;
@@ -3226,7 +3226,7 @@ begin
         end if;
     end loop;
     for pos in select x.pos from unnest(came) x(pos) where (lots[x.pos].plan).uses is not null
-        order by abs(lots[x.pos].no)
+        order by lots[x.pos].age
     loop
         paid := metered._use_repaid(tip, lots[pos], unwritten, spent, debts);
         tip := paid.tip;
