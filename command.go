@@ -26,7 +26,6 @@ import (
 	"github.com/pgmetered/metered/internal/uuidv7"
 	"github.com/pgmetered/metered/observe"
 	"github.com/pgmetered/metered/tokens"
-	"github.com/pgmetered/metered/wallet"
 )
 
 // Bounds of a command.
@@ -167,7 +166,6 @@ type operation struct {
 	sticky        budget.Receipt // once they are taken
 	stickyRefused bool           // the sticky charges were refused
 	holds         []holds.Hold
-	draws         []wallet.Drawn
 }
 
 func (c *Client) prepare(cmd Command, do work) (*operation, error) {
@@ -349,14 +347,14 @@ func (op *operation) run(ctx context.Context, tx pgx.Tx) (err error) {
 		op.stickyRefused = errors.Is(err, ErrTooManyAttempts)
 		return err
 	case op.rec.Replayed:
-		op.receipt, op.holds, op.draws, err = recorded(op.rec)
+		op.receipt, op.holds, err = recorded(op.rec)
 		return err
 	}
-	op.holds, op.draws = op.tx.done, op.tx.drawn
+	op.holds = op.tx.done
 	if op.tx.charged != nil {
 		op.receipt, err = op.tx.charged.Receipt(op.rec.Answer)
 	}
-	for _, r := range op.tx.upTo {
+	for _, r := range op.tx.told {
 		op.receipt.Entries, op.receipt.Crossed = append(op.receipt.Entries, r.Entries...),
 			append(op.receipt.Crossed, r.Crossed...)
 	}

@@ -281,7 +281,7 @@ func ExampleTx_Secret() {
 
 // A report costs 30 units of prepaid credit, which the command declares, and the units that its function adds. The
 // same command, sent again, returns the draws of the first run.
-func ExampleTx_Draw() {
+func ExampleTx_Charge_lots() {
 	ctx := context.Background()
 	pool, done := exampleDatabase()
 	defer done()
@@ -309,39 +309,37 @@ func ExampleTx_Draw() {
 		book.Charge("ann", 30, budget.Per(100, budget.Month, time.UTC, time.Time{})), // and the plan's cap of the month
 	}}
 	write := func(ctx context.Context, tx *metered.Tx) (string, error) {
-		// Draws come before the charges of the command: its declared units must be left.
-		return "report", tx.Draw(book, wallet.Draw{Wallet: "ann", Amount: 8})
+		// It comes before the charges of the command: its declared units must be left.
+		draw := book.Charge("ann", 8)
+		draw.Lots = true
+		return "report", tx.Charge(draw)
 	}
 	for range 2 {
 		out, err := metered.Do(ctx, client, command, write)
 		if err != nil {
 			log.Fatal(err)
 		}
-		fmt.Println(out.Replayed, out.Receipt.Entries[0].Amount)
-		for _, d := range out.Draws {
-			fmt.Println(d.Amount, d.Lots[0].Category, d.Left)
-		}
+		declared, drawn := out.Receipt.Entries[0], out.Receipt.Entries[1]
+		fmt.Println(out.Replayed, declared.Amount, drawn.Amount, drawn.Lots[0].Category)
 	}
 	// Output:
-	// false 30
-	// 8 promotional 30
-	// true 30
-	// 8 promotional 30
+	// false 30 8 promotional
+	// true 30 8 promotional
 }
 
 // An import of 60 rows writes as many as the shop and its plan still admit, and a repetition gets the same answer.
-func ExampleTx_ChargeUpTo() {
+func ExampleTx_Charge_upTo() {
 	ctx := context.Background()
 	pool, done := exampleDatabase()
 	defer done()
 	client, err := metered.New(pool, metered.Config{})
 	check(err)
 	rows := func(scope string, most int64) budget.Charge {
-		return budget.Charge{Scope: scope, Amount: 60, Limits: []budget.Limit{budget.Lifetime(most)}}
+		return budget.Charge{Scope: scope, Amount: 60, UpTo: true, Limits: []budget.Limit{budget.Lifetime(most)}}
 	}
 	for range 2 {
 		out, err := metered.Do(ctx, client, metered.Command{ID: "import/1", Input: 60}, func(_ context.Context, tx *metered.Tx) (any, error) {
-			return nil, tx.ChargeUpTo(rows("shop/7", 25), rows("plan/acme", 40))
+			return nil, tx.Charge(rows("shop/7", 25), rows("plan/acme", 40))
 		})
 		check(err)
 		for _, e := range out.Receipt.Entries {

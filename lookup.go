@@ -19,7 +19,6 @@ import (
 	"github.com/pgmetered/metered/internal/schema"
 	"github.com/pgmetered/metered/observe"
 	"github.com/pgmetered/metered/tokens"
-	"github.com/pgmetered/metered/wallet"
 )
 
 // Operation is the record of a command that committed, or was refused.
@@ -34,8 +33,6 @@ type Operation struct {
 
 	// Holds are the command's holds as of At.
 	Holds []holds.Hold `json:"holds,omitempty"`
-
-	Draws []wallet.Drawn `json:"draws,omitempty"`
 
 	// At is the time of completion.
 	At time.Time `json:"at"`
@@ -93,7 +90,7 @@ func (c *Client) Lookup(ctx context.Context, db budget.Querier, tenant, id strin
 		return Operation{}, err
 	}
 	op.Result, op.At = rec.Result, rec.At
-	if op.Receipt, op.Holds, op.Draws, err = recorded(rec); err != nil {
+	if op.Receipt, op.Holds, err = recorded(rec); err != nil {
 		return Operation{}, err
 	}
 	if issued != nil {
@@ -106,12 +103,12 @@ func (c *Client) Lookup(ctx context.Context, db budget.Querier, tenant, id strin
 	return op, nil
 }
 
-// drawnPrefix begins a draw among the holds of a record, or a charge of Tx.ChargeUpTo: the
-// functions draw and charge_up_to of the schema write it. Builds of 0.1.0 take both for draws.
+// drawnPrefix begins a charge with UpTo or Lots among the holds of a record: charge_lots of the
+// schema writes it, and draw, which builds of 0.1.0 call. These take both for draws.
 const drawnPrefix = `{"drawn"`
 
-// recorded has the charges, holds and draws of an operation's record.
-func recorded(rec command.Record) (receipt budget.Receipt, all []holds.Hold, draws []wallet.Drawn, err error) {
+// recorded has the charges and holds of an operation's record.
+func recorded(rec command.Record) (receipt budget.Receipt, all []holds.Hold, err error) {
 	for i, scope := range rec.Scopes {
 		receipt.Entries = append(receipt.Entries,
 			budget.Posted{Scope: scope, Amount: rec.Amounts[i], Seq: rec.Seqs[i], At: rec.Ats[i]})
@@ -119,28 +116,26 @@ func recorded(rec command.Record) (receipt budget.Receipt, all []holds.Hold, dra
 	for _, raw := range rec.Holds {
 		if strings.HasPrefix(raw, drawnPrefix) {
 			var one struct {
-				Drawn  wallet.Drawn
-				Charge bool
+				Drawn struct {
+					Wallet string
+					budget.Posted
+				}
 			}
 			if err := json.Unmarshal([]byte(raw), &one); err != nil {
-				return budget.Receipt{}, nil, nil, fmt.Errorf("metered: a draw on record: %w", err)
+				return budget.Receipt{}, nil, fmt.Errorf("metered: a charge on record: %w", err)
 			}
-			d := one.Drawn
-			if d.At = d.At.UTC(); one.Charge {
-				receipt.Entries = append(receipt.Entries,
-					budget.Posted{Scope: d.Wallet, Amount: d.Amount, Seq: d.Seq, At: d.At})
-			} else {
-				draws = append(draws, d)
-			}
+			p := one.Drawn.Posted
+			p.Scope, p.At = one.Drawn.Wallet, p.At.UTC()
+			receipt.Entries = append(receipt.Entries, p)
 			continue
 		}
 		h, err := inHolds.Decode([]byte(raw))
 		if err != nil {
-			return budget.Receipt{}, nil, nil, err
+			return budget.Receipt{}, nil, err
 		}
 		all = append(all, h)
 	}
-	return receipt, all, draws, nil
+	return receipt, all, nil
 }
 
 // refusal is an error that fault.Refused reports, as it is recorded. One field has its type.
@@ -251,7 +246,7 @@ func Resume[R any](ctx context.Context, c *Client, r Reservation) (*Session[R], 
 		return nil, err
 	}
 	out := Outcome[R]{Raw: op.Result, Replayed: true, Receipt: op.Receipt, Holds: op.Holds,
-		At: op.At, Draws: op.Draws}
+		At: op.At}
 	if err := json.Unmarshal(op.Result, &out.Result); err != nil {
 		return nil, fmt.Errorf("metered: read the result of operation %q: %w", r.ID, err)
 	}

@@ -52,7 +52,6 @@ import (
 	"github.com/pgmetered/metered/observe"
 	"github.com/pgmetered/metered/replica"
 	"github.com/pgmetered/metered/tokens"
-	"github.com/pgmetered/metered/wallet"
 )
 
 // NewID returns a UUIDv7 for Command.ID. Each repetition needs the same.
@@ -75,7 +74,8 @@ type Outcome[R any] struct {
 	// to COMMIT.
 	Replayed bool `json:"replayed"`
 
-	// Receipt has the charges, without sticky ones. A replay has no standings.
+	// Receipt has the charges, without sticky ones. Those with UpTo or Lots come last. A replay has
+	// no standings.
 	Receipt budget.Receipt `json:"receipt"`
 
 	// Sticky are the charges of Command.Sticky, also on error. It is empty if they were refused,
@@ -84,9 +84,6 @@ type Outcome[R any] struct {
 
 	// Holds are the holds that calls of Tx placed or changed, each as it was after its call.
 	Holds []holds.Hold `json:"holds,omitempty"`
-
-	// Draws are the draws of Tx.Draw, in order.
-	Draws []wallet.Drawn `json:"draws,omitempty"`
 
 	// At is the time of completion, by the database's clock.
 	At time.Time `json:"at"`
@@ -186,7 +183,7 @@ func run[R any](ctx context.Context, c *Client, tx pgx.Tx, cmd Command,
 		return out, c.reportRefusal(ctx, cmd, op, err)
 	}
 	out.Raw, out.Replayed, out.At, out.LSN = op.rec.Result, op.rec.Replayed, op.rec.At, op.rec.LSN
-	out.Receipt, out.Sticky, out.Holds, out.Draws = op.receipt, op.sticky, op.holds, op.draws
+	out.Receipt, out.Sticky, out.Holds = op.receipt, op.sticky, op.holds
 	return out, nil
 }
 

@@ -5914,12 +5914,10 @@ begin
     crossed := posted.crossed;
     seq := posted.seqs[1];
     at := posted.ats[1];
-    -- Aggregates inside lateral leave the planner no join to choose.
-    select e.credited - e.spent + e.refunded - e.held - case when metered._lags(row(e.*)::metered.ledger) then metered._lapsing(row(e.*)::metered.ledger, e.at) else 0 end, m.lots into left_over, lots
-    from metered.ledger e, lateral (
-        select json_agg(json_build_object('lot', y.no, 'reference', coalesce(y.reference, y.of_reference), 'category', y.category, 'amount', x.amount) order by x.nth) as lots
-        from metered.lot_moves x, lateral (select z.no, z.reference, (z.plan).of_reference, z.category from metered.lot_rows z where z.no = x.lot limit 1) y
-        where x.scope = e.scope and x.seq = e.seq) m
+    lots := metered._lots_of(charge.scope, seq);
+    select e.credited - e.spent + e.refunded - e.held - case when metered._lags(row(e.*)::metered.ledger)
+        then metered._lapsing(row(e.*)::metered.ledger, e.at) else 0 end into left_over
+    from metered.ledger e
     where e.scope = charge.scope and e.seq = draw.seq;
     overdrawn := greatest(0, least(amount, -left_over));
     if charge.note ? 'use' then
@@ -8195,11 +8193,28 @@ begin
 end
 $$;
 
--- Charges scopes as charge does, with equal amounts: all of it, or else the largest amount that the limits of all scopes admit, at least 1. amount is
--- this. A refusal is of 1 unit. That of a command raises, because COMMIT follows, and its charges are kept for its record.
-create function metered.charge_up_to(charges metered.new_charge[], ahead interval, wait_ms int, standing boolean, origin metered.origin,
-    out amount bigint, out seqs bigint[], out ats timestamptz[], out used bigint[], out held bigint[], out refused jsonb,
-    out periods timestamptz[], out crossed jsonb)
+-- The lots that paid for an entry, in order, as JSON: null for none. A unit that no lot covers is in
+-- none of them. Aggregates inside lateral leave the planner no join to choose.
+create function metered._lots_of(of_scope text, of_seq bigint) returns json
+language plpgsql stable
+as $$
+begin
+    return (select json_agg(json_build_object('lot', y.no, 'reference', coalesce(y.reference, y.of_reference),
+            'category', y.category, 'amount', x.amount) order by x.nth)
+        from metered.lot_moves x, lateral (
+            select z.no, z.reference, (z.plan).of_reference, z.category
+            from metered.lot_rows z where z.no = x.lot limit 1) y
+        where x.scope = of_scope and x.seq = of_seq);
+end
+$$;
+
+-- Charges scopes as charge does, and says which lots paid: lots has an element for each charge, null
+-- for none. With up_to the amounts are equal: all of it is charged, or else the largest amount that
+-- the limits of all scopes admit, at least 1. amount is this, and a refusal is of 1 unit. A refusal
+-- of a command raises, because COMMIT follows, and its charges are kept for its record.
+create function metered.charge_lots(charges metered.new_charge[], up_to boolean, ahead interval, wait_ms int,
+    standing boolean, origin metered.origin, out amount bigint, out seqs bigint[], out ats timestamptz[],
+    out used bigint[], out held bigint[], out refused jsonb, out periods timestamptz[], out crossed jsonb, out lots json)
 language plpgsql volatile
 security definer
 set search_path = pg_catalog, pg_temp
@@ -8207,9 +8222,11 @@ set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-    c metered.new_charge;
-    w record;
-    p metered.charged;
+    mode text := case when origin.operation is null then 'answer' else 'raise' end;
+    c    metered.new_charge;
+    w    record;
+    p    metered.charged;
+    paid json[];
 begin
     if array_lower(charges, 1) <> 1
         or array_ndims(charges) <> 1
@@ -8220,18 +8237,24 @@ begin
         or greatest(octet_length(origin.tenant), octet_length(origin.operation)) > 255
         or pg_column_size(origin.note) > 8196
         or pg_column_compression(origin.note) is not null and octet_length(origin.note::text) > 8192 then
-        raise exception 'out of bounds: an argument of charge_up_to' using errcode = '22023';
+        raise exception 'out of bounds: an argument of charge_lots' using errcode = '22023';
+    end if;
+    if up_to is null then
+        perform metered._require(false, 'up_to');
     end if;
     foreach c in array charges loop
-        amount := coalesce(amount, c.amount);
-        if (c.amount = amount and c.held = 0) is not true then
+        if (c.held = 0 and c.lease is null and c.amount = case when up_to then charges[1].amount else c.amount end) is not true then
             perform metered._require(false, 'amounts');
         end if;
     end loop;
-    w := metered._write_up_to(charges, 1, ahead, wait_ms, origin, case when origin.operation is null then 'answer' else 'raise' end, null, standing);
-    p := w.posted;
-    charges := w.charges;
-    amount := charges[1].amount;
+    if up_to then
+        w := metered._write_up_to(charges, 1, ahead, wait_ms, origin, mode, null, standing);
+        p := w.posted;
+        charges := w.charges;
+        amount := charges[1].amount;
+    else
+        p := metered._write_charges(charges, ahead, wait_ms, origin, mode, null, standing);
+    end if;
     seqs := p.seqs;
     ats := p.ats;
     used := p.used;
@@ -8239,12 +8262,17 @@ begin
     refused := p.refused;
     periods := p.periods;
     crossed := p.crossed;
-    if origin.operation is not null then
-        for i in 1..cardinality(charges) loop
-            perform metered._remember_hold(json_build_object('drawn', json_build_object('wallet', charges[i].scope, 'seq', seqs[i], 'at', ats[i], 'amount', amount),
-                'charge', true));
-        end loop;
+    if refused is not null then
+        return;
     end if;
+    for i in 1..cardinality(charges) loop
+        paid[i] := metered._lots_of(charges[i].scope, seqs[i]);
+        if origin.operation is not null then
+            perform metered._remember_hold(json_build_object('drawn', json_strip_nulls(json_build_object(
+                'wallet', charges[i].scope, 'seq', seqs[i], 'at', ats[i], 'amount', charges[i].amount, 'lots', paid[i]))));
+        end if;
+    end loop;
+    lots := to_json(paid);
 end
 $$;
 
@@ -17340,7 +17368,7 @@ comment on function metered.charge(metered.new_charge[], interval, int, boolean)
 comment on function metered.check_charge(metered.new_charge[], interval) is 'The answer of charge at this moment, without a lock and without writing. STABLE, so that all its statements see one snapshot.';
 comment on function metered.usage_of(text[], interval[], metered.period[], boolean) is 'The state of each scope, for each pair with a window. Window 0 is the lifetime, and a null one is a period. with_leases: spends of open leases are used, and not held. charges says how many charges were made in it, refunded or not.';
 comment on function metered.usage(text[], interval[], metered.period[], boolean) is 'usage_of without charges, for programs of version 1.';
-comment on function metered.charge_up_to(metered.new_charge[], interval, int, boolean, metered.origin) is 'Charges scopes as charge does, with equal amounts: all of it, or else the largest amount that the limits of all scopes admit, at least 1. amount is this. A refusal is of 1 unit. That of a command raises, because COMMIT follows, and its charges are kept for its record.';
+comment on function metered.charge_lots(metered.new_charge[], boolean, interval, int, boolean, metered.origin) is 'Charges scopes as charge does, and says which lots paid: lots has an element for each charge, null for none. With up_to the amounts are equal: all of it is charged, or else the largest amount that the limits of all scopes admit, at least 1. amount is this, and a refusal is of 1 unit. A refusal of a command raises, because COMMIT follows, and its charges are kept for its record.';
 comment on function metered.usage_before(text, timestamptz[]) is 'The sums of a scope''s chain before each of the times, which ascend. seq is the last entry before it, refunded_after has the refunds, up to now, of charges after it, and unsettled the spends from open leases between the time and the next one. charges and unsettled_charges say how many charges spent and unsettled are of. If a purge took an answer away, the last row has known_from, since when usage is known. STABLE, so that all its statements see one snapshot.';
 comment on function metered.usage_at(text, timestamptz[]) is 'usage_before without charges, for programs of version 1.';
 comment on function metered.search_entries(text, bigint, bigint, boolean, int, int, metered.origin, text) is 'Scans up to look entries between two numbers, forwards or backwards, for entries with the texts of made_by.note, with made_by.operation, and of a command of that name (null is any). It returns up to most + 1 of them, and always the last entry that it looked at. more: there may be others after that.';
@@ -17711,7 +17739,7 @@ begin
             _leased,_leased_units,_leases_channel,_leave_line,_leaves_at,_limits_trouble,_line_before,_line_json,
             _lines,_lines_per_step,_lines_until,_load_debt,_load_debts,_load_due,_load_lines,_load_rolling,
             _lock_all_scopes,_lock_charges,_lock_due,_lock_each,_lock_holds,_lock_key,_lock_keys,_lock_keys_there,
-            _lock_place,_look_again,_lot_begins,_lot_entry,_lot_from,_lots_after,_lots_now,_lots_until,
+            _lock_place,_look_again,_lot_begins,_lot_entry,_lot_from,_lots_after,_lots_now,_lots_of,_lots_until,
             _make_room,_mark_freed,_meet_upgrade,_mend_numbers,_minima,_minima_due,_minima_leave,_minimum_is_due,
             _missing_hold,_missing_lot,_missing_token,_move_lot,_moved,_name_lot,_named_holds,_names_kept,
             _new_hold_id,_next_end,_next_entry,_next_lot,_next_number,_no_amount,_note_feed_server,_note_lot,
@@ -17735,8 +17763,8 @@ begin
             _withdraw,_without_debt,_without_lapsing,_without_tallies,_write_charges,_write_debts,_write_due,
             _write_exact,_write_for_uses,_write_lines,_write_moves,_write_others,_write_plain,_write_up_to,
             _written_here,announced,begin_change,begin_command,begin_command_plain,block_commit,capture_holds,
-            capture_holds_plain,carve,catch_up,change_parked,charge,charge_each,charge_leased,charge_plain,
-            charge_total,charge_up_to,check_charge,claim_job_key,clock,complete_command,complete_command_plain,
+            capture_holds_plain,carve,catch_up,change_parked,charge,charge_each,charge_leased,charge_lots,
+            charge_plain,charge_total,check_charge,claim_job_key,clock,complete_command,complete_command_plain,
             complete_command_total,consume_feed,consume_token,create_scopes,credit,draw,drop_feed_consumer,
             drop_parked,due_holds,end_child,end_renewal,enter_tenant,expire_hold,explain_parked,extend_holds,
             feed_keeps,find_job_key,finish_command,grant_lot,hold_json,inspect_token,judged_scopes,keep_memory,

@@ -27,16 +27,14 @@ import (
 	"github.com/pgmetered/metered/jobs"
 	"github.com/pgmetered/metered/leases"
 	"github.com/pgmetered/metered/tokens"
-	"github.com/pgmetered/metered/wallet"
 )
 
 // Tx is a command's transaction: a pgx.Tx for your writes, and the calls of the command. One
 // goroutine at a time may use it, until the function returns (ErrTxDone). Statements that end it
 // are ErrTxControl. Savepoints (Begin) work. Send nothing over Conn.
 //
-// Charge, ChargeUpTo, Credit, Refund, Place, Claim, Capture, Release, Extend, Return and Draw are
-// made at the end, all or none: credits and refunds, then holds, draws with ChargeUpTo, and
-// charges. A refusal is the error of Do. They need a Command.Input that decides them: the same ID
+// Charge, Credit, Refund, Place, Claim, Capture, Release, Extend and Return are made at the end, all
+// or none: credits and refunds, then holds, charges with UpTo or Lots, and other charges. A refusal is the error of Do. They need a Command.Input that decides them: the same ID
 // with another is ErrConflict. The Receipt has charges alone.
 type Tx struct {
 	guarded
@@ -60,9 +58,8 @@ type Tx struct {
 	holds   []command.Step
 	done    []holds.Hold     // by the steps of holds
 	kinds   []string         // of these steps, one for each of done
-	draws   []command.Step   // also of charges up to so much
-	drawn   []wallet.Drawn   // by the steps of draws
-	upTo    []budget.Receipt // likewise
+	apart   []command.Step   // of charges with UpTo or Lots
+	told    []budget.Receipt // by these steps
 	jobs    []jobs.Enqueued  // made, for the notice
 	jobIDs  []int64          // made: the first maxJobIDs
 }
@@ -95,7 +92,7 @@ func (op *operation) attempt(ctx context.Context, bare pgx.Tx) (command.Ending, 
 	if err != nil {
 		return command.Ending{}, err
 	}
-	end := command.Ending{Result: result, Steps: slices.Concat(tx.entries, tx.holds, tx.draws),
+	end := command.Ending{Result: result, Steps: slices.Concat(tx.entries, tx.holds, tx.apart),
 		Notice: tx.notice(), Jobs: tx.jobIDs}
 	if tx.charged != nil {
 		end.Charges = &tx.charged.Charging
@@ -133,10 +130,21 @@ func (t *Tx) held(kind string) func([]holds.Hold) {
 }
 
 // Charge adds charges, which are taken with Command.Charges after the function has returned, all of
-// them or none. A mistake in an argument is reported now, and a refusal by Do.
+// them or none. A mistake in an argument is reported now, and a refusal by Do. Charges of a call
+// with UpTo or Lots are taken before the others. They come last in Outcome.Receipt, and no
+// CommandNotice has them.
 func (t *Tx) Charge(charges ...budget.Charge) error {
 	if err := t.open(); err != nil {
 		return err
+	}
+	apart, err := inBudget.ChargeLots(t.client.Budget, charges...)
+	if err != nil {
+		return err
+	}
+	if apart != nil {
+		t.apart = append(t.apart, command.StepOf(&apart.Call,
+			func(r budget.Receipt) { t.told = append(t.told, r) }))
+		return nil
 	}
 	all := append(slices.Clone(t.charges), charges...)
 	call, err := inBudget.Charges(t.client.Budget, all...)
@@ -144,20 +152,6 @@ func (t *Tx) Charge(charges ...budget.Charge) error {
 		return err
 	}
 	t.charges, t.charged = all, call
-	return nil
-}
-
-// ChargeUpTo is budget.Ledger.ChargeUpTo. Its entries come last in Outcome.Receipt. No CommandNotice has
-// them.
-func (t *Tx) ChargeUpTo(charges ...budget.Charge) error {
-	if err := t.open(); err != nil {
-		return err
-	}
-	call, err := inBudget.ChargeUpTo(t.client.Budget, charges...)
-	if err != nil {
-		return err
-	}
-	t.draws = append(t.draws, command.StepOf(&call.Call, func(r budget.Receipt) { t.upTo = append(t.upTo, r) }))
 	return nil
 }
 
@@ -185,23 +179,6 @@ func prepareEntries[E any](t *Tx, prepare func(*budget.Ledger, E) (*entryCall, e
 		all = append(all, command.StepOf(p, nil))
 	}
 	t.entries = all
-	return nil
-}
-
-// Draw draws from wallets: see Outcome.Draws.
-func (t *Tx) Draw(book *wallet.Book, draws ...wallet.Draw) error {
-	if err := cmp.Or(t.open(), notNil("book", book)); err != nil {
-		return err
-	}
-	all := slices.Clone(t.draws)
-	for _, d := range draws {
-		p, err := inWallet.Draw(book, d)
-		if err != nil {
-			return err
-		}
-		all = append(all, command.StepOf(p, func(drawn wallet.Drawn) { t.drawn = append(t.drawn, drawn) }))
-	}
-	t.draws = all
 	return nil
 }
 
@@ -325,7 +302,7 @@ type (
 var (
 	inBudget = lend.Borrow[interface {
 		Charges(l *budget.Ledger, charges ...budget.Charge) (*ledger.ChargeCall[budget.Receipt], error)
-		ChargeUpTo(l *budget.Ledger, charges ...budget.Charge) (*ledger.ChargeCall[budget.Receipt], error)
+		ChargeLots(l *budget.Ledger, charges ...budget.Charge) (*ledger.ChargeCall[budget.Receipt], error)
 		Content(scope, use string) string
 		Credit(l *budget.Ledger, c budget.Credit) (*ledger.Call[budget.Posted], error)
 		Refund(l *budget.Ledger, r budget.Refund) (*ledger.Call[budget.Posted], error)
@@ -368,10 +345,6 @@ var (
 		Refuse(reason string) error
 		TellRefused(ctx context.Context, to *observed.To, err error)
 	}]("tokens")
-
-	inWallet = lend.Borrow[interface {
-		Draw(b *wallet.Book, d wallet.Draw) (*ledger.Call[wallet.Drawn], error)
-	}]("wallet")
 )
 
 // CommandNotice is a committed command, or jobs without one.

@@ -96,7 +96,7 @@ func drawAfterIdle(ctx context.Context, b *bench, k *kit) (samples, error) {
 	}
 	draw := func(name string) func(ctx context.Context, tx pgx.Tx) error {
 		return func(ctx context.Context, tx pgx.Tx) error {
-			_, err := book.Draw(ctx, tx, wallet.Draw{Wallet: name, Amount: 1})
+			_, err := k.client.Budget.Charge(ctx, tx, book.Charge(name, 1))
 			return err
 		}
 	}

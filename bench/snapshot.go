@@ -85,7 +85,7 @@ func drawHot(k *kit) contender {
 		if err != nil {
 			return err
 		}
-		_, err := book.Draw(ctx, tx, wallet.Draw{Wallet: k.scope(), Amount: 1})
+		_, err := k.client.Budget.Charge(ctx, tx, book.Charge(k.scope(), 1))
 		return err
 	})
 }

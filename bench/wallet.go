@@ -100,13 +100,7 @@ func (b *bench) draws(ctx context.Context, one, other string) (samples, error) {
 	}
 	on := func(name string) contender {
 		return contender{name: name, site: w.site, op: func(ctx context.Context, _ int) error {
-			if name == noLots {
-				return w.charge(ctx, w.book.Charge(name, 1))
-			}
-			return pgx.BeginFunc(ctx, w.Pool, func(tx pgx.Tx) error {
-				_, err := w.book.Draw(ctx, tx, wallet.Draw{Wallet: name, Amount: 1})
-				return err
-			})
+			return w.charge(ctx, w.book.Charge(name, 1))
 		}}
 	}
 	s, err := b.cost(ctx, on(one), on(other))

@@ -2,6 +2,9 @@ package budget
 
 import (
 	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -34,6 +37,16 @@ type Charge struct {
 
 	// NoStandings leaves Posted.Standings out, which makes the charge faster.
 	NoStandings bool `json:"no_standings,omitempty"`
+
+	// UpTo takes the largest amount that the limits admit, from 1 to Amount. Posted.Amount has it.
+	// If one charge of a call has UpTo, all of them have it, with equal amounts and different
+	// scopes, and each scope is charged the same. If not even 1 fits, the *ExceededError has the
+	// limits that refuse 1. It is for Ledger.Charge, ChargeNow and metered.Tx.Charge.
+	UpTo bool `json:"up_to,omitempty"`
+
+	// Lots asks for Posted.Lots, which cost a look at the wallet's lots. It is for the calls that
+	// UpTo is for.
+	Lots bool `json:"lots,omitempty"`
 }
 
 // Receipt lists the entries of a call.
@@ -58,6 +71,10 @@ type Posted struct {
 
 	// Standings are the limits as they are after the charge.
 	Standings []Standing `json:"standings,omitempty"`
+
+	// Lots are the lots of a wallet that paid, in order, after a call with Charge.Lots or
+	// Charge.UpTo. In a wallet, what they lack of Amount is overdrawn.
+	Lots []LotMove `json:"lots,omitempty"`
 
 	// Replayed says that the event was counted before, by this entry.
 	Replayed bool `json:"replayed,omitempty"`
@@ -92,12 +109,6 @@ const chargeSQL = `
 select seqs, ats, used, held, refused, periods, crossed
 from metered.charge($1::metered.new_charge[], $2::interval, $3::int, $4::bool)`
 
-// Charge charges all scopes or none, in one round trip. Charges of one scope become one entry, with
-// one Note.
-func (l *Ledger) Charge(ctx context.Context, tx pgx.Tx, charges ...Charge) (Receipt, error) {
-	return l.charge(ctx, tx, "budget.charge", (*Ledger).prepareCharge, charges)
-}
-
 // chargePlainSQL is chargeSQL the short way.
 const chargePlainSQL = `
 select metered.charge_plain($1::text, $2::bigint, $3::bigint, $4::bigint, $5::interval, $6::jsonb, $7::bool, $8::interval, $9::int)`
@@ -109,6 +120,9 @@ select metered.charge_total($1::text, $2::bigint, $3::bigint, $4::bigint, $5::in
 
 // prepareCharge is prepare for a call that sends the charges the short way, if there is one.
 func (l *Ledger) prepareCharge(charges ...Charge) (*ledger.ChargeCall[Receipt], error) {
+	if slices.ContainsFunc(charges, Charge.special) {
+		return l.prepareLots(charges...)
+	}
 	call, err := l.prepare(charges...)
 	if err != nil {
 		return nil, err
@@ -140,62 +154,77 @@ func (l *Ledger) prepareCharge(charges ...Charge) (*ledger.ChargeCall[Receipt], 
 	return call, nil
 }
 
-const upToSQL = `
-select coalesce(amount, 0), seqs, ats, used, held, refused, periods, crossed
-from metered.charge_up_to($1::metered.new_charge[], $2::interval, $3::int, $4::bool, $5::metered.origin)`
+const chargeLotsSQL = `
+select coalesce(amount, 0), seqs, ats, used, held, refused, periods, crossed, lots
+from metered.charge_lots($1::metered.new_charge[], $2::bool, $3::interval, $4::int, $5::bool, $6::metered.origin)`
 
-// ChargeUpTo charges each scope the same amount: that of the charges, or else the largest that all
-// limits admit, at least 1. Posted.Amount has it.
-//
-// Amounts are equal, and scopes differ. If not even 1 fits, the *ExceededError has the limits that
-// refuse 1.
-func (l *Ledger) ChargeUpTo(ctx context.Context, tx pgx.Tx, charges ...Charge) (Receipt, error) {
-	return l.charge(ctx, tx, "budget.charge_up_to", (*Ledger).prepareUpTo, charges)
-}
+// special reports whether a charge is sent by chargeLotsSQL.
+func (c Charge) special() bool { return c.UpTo || c.Lots }
 
-// prepareUpTo validates charges as ChargeUpTo does, without any SQL.
-func (l *Ledger) prepareUpTo(charges ...Charge) (*ledger.ChargeCall[Receipt], error) {
-	call, err := l.prepare(charges...)
+// prepareLots validates charges some of which have UpTo or Lots, without any SQL.
+func (l *Ledger) prepareLots(charges ...Charge) (*ledger.ChargeCall[Receipt], error) {
+	plain := slices.Clone(charges)
+	for i := range plain {
+		plain[i].UpTo, plain[i].Lots = false, false
+	}
+	call, err := l.prepare(plain...)
 	if err != nil {
 		return nil, err
 	}
+	upTo := slices.ContainsFunc(charges, func(c Charge) bool { return c.UpTo })
 	for i, c := range charges {
-		if c.Amount != charges[0].Amount {
+		switch {
+		case !upTo:
+		case !c.UpTo:
+			return nil, invalid(index("charges", i, ".UpTo"), "is not set, and that of another charge is")
+		case c.Amount != charges[0].Amount:
 			return nil, invalid(index("charges", i, ".Amount"),
 				"%d is not that of the first charge, %d", c.Amount, charges[0].Amount)
-		}
-		if i == len(call.Charges) || call.Charges[i].Scope != c.Scope {
+		case i == len(call.Charges) || call.Charges[i].Scope != c.Scope:
 			return nil, invalid(index("charges", i, ".Scope"), "%q has a charge already", c.Scope)
 		}
 	}
-	plain := call.Call.Args
-	call.Call.SQL = l.sql.upTo
-	call.Call.Args = func(s ledger.Sending) []any { return append(plain(s), s.Origin("")) }
+	call.Call.SQL = l.sql.chargeLots
+	call.Call.Args = func(s ledger.Sending) []any {
+		return []any{ledger.Charges(ledger.Telling(call.Charges, s.Telling)), upTo, call.Tolerance,
+			s.WaitMS, call.Standing, s.Origin("")}
+	}
 	var a ledger.Answer
 	call.Call.Scan = func(row pgx.Row) (Receipt, error) {
 		a = ledger.Answer{}
+		var lots []byte
 		if err := row.Scan(&a.Amount, &a.Seqs, &a.Ats, &a.Used, &a.Held, &a.Refused, &a.Periods,
-			&a.Crossed); err != nil {
+			&a.Crossed, &lots); err != nil {
 			return Receipt{}, call.Failed(err)
 		}
-		return call.Receipt(a)
+		r, err := call.Receipt(a)
+		if err != nil {
+			return r, err
+		}
+		var paid [][]LotMove
+		if err := json.Unmarshal(lots, &paid); err != nil || len(paid) != len(r.Entries) {
+			return Receipt{}, fmt.Errorf("budget: read lots %q: %w", lots, err)
+		}
+		for i := range r.Entries {
+			r.Entries[i].Lots = paid[i]
+		}
+		return r, nil
 	}
 	call.Call.Cross = func(ctx context.Context, tx pgx.Tx) error { return call.Cross(ctx, tx, a.Crossed) }
 	return call, nil
 }
 
-// charge carries out a call of charges in tx.
-func (l *Ledger) charge(ctx context.Context, tx pgx.Tx, name string,
-	prepare func(*Ledger, ...Charge) (*ledger.ChargeCall[Receipt], error),
-	charges []Charge) (r Receipt, err error) {
+// Charge charges all scopes or none, in one round trip. Charges of one scope become one entry, with
+// one Note.
+func (l *Ledger) Charge(ctx context.Context, tx pgx.Tx, charges ...Charge) (r Receipt, err error) {
 	if err := notNil("tx", tx); err != nil {
 		return Receipt{}, err
 	}
-	p, err := prepare(l, charges...)
+	p, err := l.prepareCharge(charges...)
 	if err != nil {
 		return Receipt{}, err
 	}
-	ctx, span := l.begin(ctx, name)
+	ctx, span := l.begin(ctx, "budget.charge")
 	defer func() { l.ended(ctx, span, err) }()
 	call := p.Call
 	if len(call.Queries) > 0 {

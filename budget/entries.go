@@ -13,7 +13,7 @@ import (
 )
 
 // EntryKind says what an entry does: a verb, such as "lapse". What the entry does to lots is said by
-// wallet.MoveKind, in participles, such as "lapsed".
+// MoveKind, in participles, such as "lapsed".
 type EntryKind string
 
 // Kinds of entries (Entry.Kind). A switch over them names these, since a mistyped text counts

@@ -12,18 +12,18 @@ import (
 )
 
 // A batch job takes what each level still admits, and each level pays the same.
-func ExampleLedger_ChargeUpTo() {
+func ExampleLedger_Charge_upTo() {
 	ctx := context.Background()
 	pool, done := exampleDatabase()
 	defer done()
 	ledger, err := budget.New(budget.Config{})
 	check(err)
 	level := func(scope string, amount, most int64) budget.Charge {
-		return budget.Charge{Scope: scope, Amount: amount, Limits: []budget.Limit{budget.PerWindow(most, time.Hour)}}
+		return budget.Charge{Scope: scope, Amount: amount, UpTo: true, Limits: []budget.Limit{budget.PerWindow(most, time.Hour)}}
 	}
 	take := func(pages int64) {
 		err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-			receipt, err := ledger.ChargeUpTo(ctx, tx,
+			receipt, err := ledger.Charge(ctx, tx,
 				level("key/7", pages, 50), level("user/ann", pages, 30), level("team/blue", pages, 100), level("org/acme", pages, 40))
 			if err != nil {
 				return err

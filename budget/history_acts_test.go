@@ -177,7 +177,7 @@ func (h *history) chargeUpTo() {
 			charges[i].NoStandings = false
 		}
 	}
-	got, err := h.ledger.ChargeUpTo(h.outer.Context(), h.tx(), charges...)
+	got, err := h.ledger.Charge(h.outer.Context(), h.tx(), upTo(charges)...)
 	if wantErr != nil {
 		require.ErrorIs(h, err, wantErr)
 		return

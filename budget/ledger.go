@@ -139,20 +139,20 @@ func (l *Ledger) waitMS() int32 { return int32(l.wait / time.Millisecond) }
 
 // statements are the package's SQL, rendered for one schema.
 type statements struct {
-	lock, lockAll, charge, chargePlain, chargeTotal, upTo, each, check, usage, credit, refund string
-	entries, newest, search, usageAt                                                          string
-	scopes, purge, purgeable, ahead, repair                                                   string
-	chain, anchors, tallies, charges, refundSums, refunded, held                              string
-	leases, carved, lots, anyLots, carried, zones                                             string
-	create, retire, resources                                                                 string
-	number, feed, consume, consumers, dropConsumer                                            string
+	lock, lockAll, charge, chargePlain, chargeTotal, chargeLots, each, check, usage, credit, refund string
+	entries, newest, search, usageAt                                                                string
+	scopes, purge, purgeable, ahead, repair                                                         string
+	chain, anchors, tallies, charges, refundSums, refunded, held                                    string
+	leases, carved, lots, anyLots, carried, zones                                                   string
+	create, retire, resources                                                                       string
+	number, feed, consume, consumers, dropConsumer                                                  string
 }
 
 func render(n schema.Name) statements {
 	return statements{
 		lock: n.SQL(lockSQL), lockAll: n.SQL(ledger.LockAllSQL), charge: n.SQL(chargeSQL),
 		chargePlain: n.SQL(chargePlainSQL), chargeTotal: n.SQL(chargeTotalSQL),
-		upTo: n.SQL(upToSQL), each: n.SQL(eachSQL), check: n.SQL(checkSQL),
+		chargeLots: n.SQL(chargeLotsSQL), each: n.SQL(eachSQL), check: n.SQL(checkSQL),
 		usage:  n.SQL(usageSQL),
 		credit: n.SQL(creditSQL), refund: n.SQL(refundSQL),
 		entries: n.SQL(entriesSQL), newest: n.SQL(newestSQL), search: n.SQL(searchSQL),

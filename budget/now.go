@@ -26,7 +26,9 @@ func (l *Ledger) ChargeNow(ctx context.Context, pool *pgxpool.Pool, charge Charg
 	if err := cmp.Or(l.made(), notNil("pool", pool)); err != nil {
 		return Posted{}, err
 	}
-	if _, err := l.newItem(charge); err != nil {
+	plain := charge
+	plain.UpTo, plain.Lots = false, false
+	if _, err := l.newItem(plain); err != nil {
 		return Posted{}, within("charge", err)
 	}
 	prepared, err := l.prepareCharge(charge)

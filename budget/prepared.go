@@ -33,9 +33,12 @@ func (internals) Charges(l *Ledger, charges ...Charge) (*ledger.ChargeCall[Recei
 	return l.prepare(charges...)
 }
 
-// ChargeUpTo prepares Ledger.ChargeUpTo.
-func (internals) ChargeUpTo(l *Ledger, charges ...Charge) (*ledger.ChargeCall[Receipt], error) {
-	return l.prepareUpTo(charges...)
+// ChargeLots prepares Ledger.Charge where charges have UpTo or Lots. It is nil where none has.
+func (internals) ChargeLots(l *Ledger, charges ...Charge) (*ledger.ChargeCall[Receipt], error) {
+	if !slices.ContainsFunc(charges, Charge.special) {
+		return nil, nil
+	}
+	return l.prepareLots(charges...)
 }
 
 // Credit prepares Ledger.Credit.
@@ -229,6 +232,12 @@ func (l *Ledger) checkCharge(c Charge) error {
 	}
 	if err := checkAmount(".Amount", c.Amount); err != nil {
 		return err
+	}
+	if c.UpTo {
+		return invalid(".UpTo", "is for budget.Ledger.Charge and metered.Tx.Charge")
+	}
+	if c.Lots {
+		return invalid(".Lots", "are for budget.Ledger.Charge and metered.Tx.Charge")
 	}
 	if len(c.Limits) > bounds.MaxLimits {
 		return invalid(".Limits", "are %d, want at most %d", len(c.Limits), bounds.MaxLimits)

@@ -217,8 +217,8 @@ func TestCalls_NilIsRefused(t *testing.T) {
 		"Series": {tx, "s", start, start.Add(1000), budget.Day, niltest.Given{Arg: time.UTC}},
 		"Feed":   {tx, niltest.Given{Arg: budget.FeedCursor("")}, budget.FeedOptions{}}, "NumberFeed": {pool},
 		"ConsumeFeed": {tx, "c", budget.FeedOptions{}}, "FeedConsumers": {pool}, "DropFeedConsumer": {tx, "c"},
-		"RunFeed":    {pool, "c", budget.FeedOptions{}, nothing},
-		"ChargeUpTo": {tx, charge}, "WhatIf": {tx, budget.PerWindow(1, time.Hour), start, start.Add(1000), "s"},
+		"RunFeed": {pool, "c", budget.FeedOptions{}, nothing},
+		"WhatIf":  {tx, budget.PerWindow(1, time.Hour), start, start.Add(1000), "s"},
 	})
 	niltest.Func(t, "NewBatcher", budget.NewBatcher, pool, niltest.Given{Arg: ledger}, budget.BatcherConfig{})
 	batcher, err := budget.NewBatcher(pool, ledger, budget.BatcherConfig{})

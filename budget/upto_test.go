@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -17,10 +18,19 @@ import (
 	"github.com/pgmetered/metered/internal/pgtest"
 )
 
+// upTo is the charges as far as their limits admit them.
+func upTo(charges []budget.Charge) []budget.Charge {
+	charges = slices.Clone(charges)
+	for i := range charges {
+		charges[i].UpTo = true
+	}
+	return charges
+}
+
 // chargeUpTo charges up to an amount in a transaction of its own.
 func chargeUpTo(ctx context.Context, pool *pgxpool.Pool, l *budget.Ledger, charges ...budget.Charge) (r budget.Receipt, err error) {
 	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-		r, err = l.ChargeUpTo(ctx, tx, charges...)
+		r, err = l.Charge(ctx, tx, upTo(charges)...)
 		return err
 	})
 	return r, err
@@ -193,9 +203,29 @@ func TestChargeUpTo_RefusesWrongArgumentsBeforeAnySQL(t *testing.T) {
 		"charges[2].Scope":  {{Scope: "a", Amount: 2}, {Scope: "b", Amount: 2}, {Scope: "a", Amount: 2}, {Scope: "c", Amount: 2}},
 		"charges[0].Amount": {{Scope: "a"}},
 	} {
-		_, err := l.ChargeUpTo(t.Context(), untouchable{t: t}, charges...)
+		_, err := l.Charge(t.Context(), untouchable{t: t}, upTo(charges)...)
 		requireArgument(t, err, field)
 	}
+	for field, charge := range map[string]budget.Charge{"charges[0].UpTo": {Scope: "a", Amount: 2, UpTo: true}, "charges[0].Lots": {Scope: "a", Amount: 2, Lots: true}} {
+		_, err := l.ChargeEach(t.Context(), untouchable{t: t}, charge)
+		requireArgument(t, err, field)
+		_, err = l.Check(t.Context(), untouchable{t: t}, charge)
+		requireArgument(t, err, field)
+	}
+	_, err := l.Charge(t.Context(), untouchable{t: t}, budget.Charge{Scope: "a", Amount: 2, UpTo: true}, budget.Charge{Scope: "b", Amount: 2})
+	requireArgument(t, err, "charges[1].UpTo")
+}
+
+// A charge in a transaction of its own is up to so much as well.
+func TestChargeUpTo_InATransactionOfItsOwn(t *testing.T) {
+	t.Parallel()
+	pool, l, _ := open(t)
+	charge := budget.Charge{Scope: "a", Amount: 9, UpTo: true, Limits: []budget.Limit{budget.Lifetime(5)}}
+	posted, err := l.ChargeNow(t.Context(), pool, charge)
+	require.NoError(t, err)
+	require.EqualValues(t, 5, posted.Amount)
+	_, err = l.ChargeNow(t.Context(), pool, charge)
+	require.ErrorIs(t, err, budget.ErrExceeded)
 }
 
 // Workers of two users share an organisation. Whoever comes takes what is left, so that all units of the organisation are charged, and each user's sum
@@ -224,7 +254,7 @@ func TestChargeUpTo_ConcurrentCallersChargeEachUnitOnce(t *testing.T) {
 						if _, err := tx.Exec(t.Context(), "select 1"); err != nil {
 							return err
 						}
-						r, err = l.ChargeUpTo(t.Context(), tx, charges...)
+						r, err = l.Charge(t.Context(), tx, upTo(charges)...)
 						return err
 					})
 					if errors.Is(err, budget.ErrExceeded) {

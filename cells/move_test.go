@@ -108,7 +108,7 @@ func fill(t *testing.T, r *cells.Router) *filled {
 		require.NoError(t, err)
 		_, err = book.Grant(t.Context(), tx, wallet.Grant{Wallet: "acme/wallet", Amount: 500, Ends: wallet.After(time.Hour), Reference: "g1", Category: "paid"})
 		require.NoError(t, err)
-		_, err = book.Draw(t.Context(), tx, wallet.Draw{Wallet: "acme/wallet", Amount: 120})
+		_, err = c.Budget.Charge(t.Context(), tx, book.Charge("acme/wallet", 120))
 		require.NoError(t, err)
 		_, err = book.Grant(t.Context(), tx, wallet.Grant{Wallet: "acme/plan", Amount: 500, Reference: "plan", Ends: wallet.EachPeriod(budget.PerPeriod(1, 1000*time.Hour, time.Now()).Period)})
 		require.NoError(t, err)

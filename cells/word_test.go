@@ -210,8 +210,10 @@ func TestMove_TakesSkippedPeriodsAlong(t *testing.T) {
 		return units
 	}
 	draw := func() {
-		calls(func(book *wallet.Book, tx pgx.Tx) error {
-			_, err := book.Draw(t.Context(), tx, wallet.Draw{Wallet: "acme", Amount: 2})
+		in(t, r, "acme", func(c *metered.Client, tx pgx.Tx) error {
+			book, err := wallet.New(c.Budget, wallet.Config{})
+			require.NoError(t, err)
+			_, err = c.Budget.Charge(t.Context(), tx, book.Charge("acme", 2))
 			return err
 		})
 	}

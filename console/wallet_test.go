@@ -34,7 +34,7 @@ func TestPages_ShowWalletsSessionsAndThresholds(t *testing.T) {
 				return err
 			}
 		}
-		_, err := book.Draw(t.Context(), tx, wallet.Draw{Wallet: "user/ann", Amount: 4})
+		_, err := w.client.Budget.Charge(t.Context(), tx, book.Charge("user/ann", 4))
 		return err
 	}))
 	s, err := metered.Open[any](t.Context(), w.client, metered.Reservation{ID: "stream", Tenant: "ann", TTL: 50 * time.Minute, Grace: time.Nanosecond * 1000,

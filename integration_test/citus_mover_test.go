@@ -80,7 +80,7 @@ func (a *traffic) act(ctx context.Context, r *cells.Router, id string, n int) er
 	case 2:
 		fn = func(book *wallet.Book) metered.Func[int] {
 			return func(_ context.Context, tx *metered.Tx) (int, error) {
-				return n, tx.Draw(book, wallet.Draw{Wallet: "acme/wallet", Amount: drawUnits})
+				return n, tx.Charge(book.Charge("acme/wallet", drawUnits))
 			}
 		}
 	default: // callers on all nodes enqueue the same jobs

@@ -210,10 +210,12 @@ func (b *behind) commands() {
 	book, err := wallet.New(b.c.Budget, wallet.Config{Overdraft: 1000})
 	require.NoError(b.t, err)
 	all := func(ctx context.Context, tx *metered.Tx) (any, error) {
-		if err := tx.Draw(book, wallet.Draw{Wallet: "drawn", Amount: 1, UpTo: true}); err != nil {
+		drawn := book.Charge("drawn", 1)
+		drawn.Lots = true
+		if err := tx.Charge(drawn); err != nil {
 			return nil, err
 		}
-		err := tx.ChargeUpTo(budget.Charge{Scope: "up to", Amount: 9, Limits: hourly})
+		err := tx.Charge(budget.Charge{Scope: "up to", Amount: 9, Limits: hourly, UpTo: true})
 		if err == nil {
 			_, err = tx.Enqueue(ctx, process{b.id("job")}, &jobs.Options{Key: b.id("command")})
 		}
@@ -319,8 +321,10 @@ func (b *behind) ledger() {
 		return b.d.Budget.Charge(ctx, tx, charge)
 	}).Entries[0]
 	b.tx("Ledger.Charge", func(ctx context.Context, tx pgx.Tx) error { return second(l.Charge(ctx, tx, charge)) })
-	b.tx("Ledger.ChargeUpTo", func(ctx context.Context, tx pgx.Tx) error {
-		return second(l.ChargeUpTo(ctx, tx, charge, budget.Charge{Scope: b.id("above"), Amount: 2, Limits: []budget.Limit{budget.Lifetime(1)}}))
+	b.tx("Ledger.Charge up to", func(ctx context.Context, tx pgx.Tx) error {
+		upTo := charge
+		upTo.UpTo = true
+		return second(l.Charge(ctx, tx, upTo, budget.Charge{Scope: b.id("above"), Amount: 2, UpTo: true, Limits: []budget.Limit{budget.Lifetime(1)}}))
 	})
 	b.tx("Ledger.ChargeEach", func(ctx context.Context, tx pgx.Tx) error { return second(l.ChargeEach(ctx, tx, charge, charge)) })
 	b.try("Ledger.ChargeNow", func(ctx context.Context) error { return second(l.ChargeNow(ctx, b.pool, charge)) })
@@ -416,7 +420,7 @@ func (b *behind) wallets() {
 		return second(book.Grant(ctx, tx, wallet.Grant{Wallet: name, Amount: 1, Ends: wallet.After(time.Hour), Reference: "r"}))
 	})
 	b.tx("wallet.Book.Draw", func(ctx context.Context, tx pgx.Tx) error {
-		return second(book.Draw(ctx, tx, wallet.Draw{Wallet: name, Amount: 1}))
+		return second(b.c.Budget.Charge(ctx, tx, book.Charge(name, 1)))
 	})
 	b.tx("wallet.Book.Revoke", func(ctx context.Context, tx pgx.Tx) error {
 		return second(book.Revoke(ctx, tx, wallet.Revoke{Wallet: name, Lot: granted.Lot, Amount: 1}))

@@ -91,7 +91,7 @@ func TestGated_OfAWalletWithThresholds(t *testing.T) {
 	require.True(t, g.mustEnqueue(process{"b"}, needs(w.Line("w", 60))).Parked)
 	require.Empty(t, crossed)
 	g.in(pgx.ReadCommitted, func(tx pgx.Tx) error {
-		_, err := w.Draw(g.ctx, tx, wallet.Draw{Wallet: "w", Amount: 1})
+		_, err := ledger.Charge(g.ctx, tx, w.Charge("w", 1))
 		return err
 	})
 	require.Len(t, crossed, 1)

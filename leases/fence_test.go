@@ -260,7 +260,9 @@ func TestChargeUpTo_LeavesTheUnitsOfLeases(t *testing.T) {
 	var r budget.Receipt
 	up := func() error {
 		return pgx.BeginFunc(t.Context(), f.db, func(tx pgx.Tx) (err error) {
-			r, err = f.ledger.ChargeUpTo(t.Context(), tx, charge(50, budget.Lifetime(20)))
+			upTo := charge(50, budget.Lifetime(20))
+			upTo.UpTo = true
+			r, err = f.ledger.Charge(t.Context(), tx, upTo)
 			return err
 		})
 	}

@@ -96,7 +96,7 @@ func newWorld(t *testing.T) *world {
 			_, minted := w.client.Tokens.Mint(ctx, tx, tokens.Mint{Purpose: "p", Subject: n, TTL: time.Minute})
 			_, placed := w.client.Holds.Place(ctx, tx, holds.Placement{ID: "hold " + n, TTL: time.Minute, Lines: []holds.Line{{Scope: "room", Amount: 3}}})
 			_, granted := w.wallets.Grant(ctx, tx, wallet.Grant{Wallet: "wallet " + n, Amount: 100, Ends: wallet.After(time.Minute)})
-			_, drawn := w.wallets.Draw(ctx, tx, wallet.Draw{Wallet: "wallet " + n, Amount: 30})
+			_, drawn := w.client.Budget.Charge(ctx, tx, w.wallets.Charge("wallet "+n, 30))
 			carved := carve(tx, "run/"+n)
 			_, spent := w.client.Budget.Charge(ctx, tx, budget.Charge{Scope: "run/" + n, Amount: 10, Limits: []budget.Limit{budget.Prepaid(0)}})
 			return errors.Join(minted, placed, granted, drawn, carved, spent)

@@ -86,7 +86,7 @@ func TestPseudonymize_BalancesChainsAndReplaysGoOn(t *testing.T) {
 		require.NoError(t, err)
 		_, err = purse.Grant(ctx, tx, wallet.Grant{Wallet: subject + "/credit", Amount: 100, Category: "paid", Reference: "order-1"})
 		require.NoError(t, err)
-		_, err = purse.Draw(ctx, tx, wallet.Draw{Wallet: subject + "/credit", Amount: 40})
+		_, err = c.Budget.Charge(ctx, tx, purse.Charge(subject+"/credit", 40))
 		require.NoError(t, err)
 		token, err = c.Tokens.Mint(ctx, tx, tokens.Mint{Purpose: "upload", Subject: subject, TTL: time.Hour})
 		return err

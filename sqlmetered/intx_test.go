@@ -63,19 +63,21 @@ func TestDoTx_DrawsFromAWallet(t *testing.T) {
 			_, err := book.Grant(ctx, tx, wallet.Grant{Wallet: "ann", Amount: 10, Ends: wallet.After(time.Hour), Reference: "r"})
 			return err
 		}))
-		draw := func(id string, d wallet.Draw) (metered.Outcome[int], error) {
+		draw := func(id string, upTo bool) (metered.Outcome[int], error) {
 			return sqlmetered.DoTx(t.Context(), s.c, tx, metered.Command{ID: id, Input: 1}, func(_ context.Context, tx *metered.Tx) (int, error) {
-				return 0, tx.Draw(book, d)
+				charge := book.Charge("ann", 11)
+				charge.UpTo, charge.Lots = upTo, true
+				return 0, tx.Charge(charge)
 			})
 		}
-		_, err := draw("too much", wallet.Draw{Wallet: "ann", Amount: 11})
+		_, err := draw("too much", false)
 		require.ErrorIs(t, err, budget.ErrExceeded)
-		out, err := draw("all", wallet.Draw{Wallet: "ann", Amount: 11, UpTo: true})
+		out, err := draw("all", true)
 		require.NoError(t, err)
-		require.EqualValues(t, 10, out.Draws[0].Amount)
-		again, err := draw("all", wallet.Draw{})
+		require.EqualValues(t, 10, out.Receipt.Entries[0].Amount)
+		again, err := draw("all", false)
 		require.NoError(t, err)
-		require.Equal(t, out.Draws, again.Draws)
+		require.Equal(t, out.Receipt.Entries[0].Lots, again.Receipt.Entries[0].Lots)
 		if !commits {
 			require.NoError(t, tx.Rollback())
 			continue

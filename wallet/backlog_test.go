@@ -71,7 +71,7 @@ func TestWallet_ABacklogOfLotsThatEndedIsLeftToLaterCalls(t *testing.T) {
 			return err
 		}},
 		{"draw", func(tx pgx.Tx, name string) error {
-			d, err := f.book.Draw(ctx, tx, wallet.Draw{Wallet: name, Amount: 12})
+			d, err := f.drawIn(ctx, tx, toDraw{Wallet: name, Amount: 12})
 			drawn[name] = d.Seq
 			require.Equal(t, []string{"soon", "paid"}, []string{d.Lots[0].Reference, d.Lots[1].Reference})
 			require.EqualValues(t, 1003, d.Left)
@@ -82,7 +82,7 @@ func TestWallet_ABacklogOfLotsThatEndedIsLeftToLaterCalls(t *testing.T) {
 			return err
 		}},
 		{"refusal", func(tx pgx.Tx, name string) (err error) {
-			_, err = f.book.Draw(ctx, tx, wallet.Draw{Wallet: name, Amount: 1013})
+			_, err = f.drawIn(ctx, tx, toDraw{Wallet: name, Amount: 1013})
 			var exceeded *budget.ExceededError
 			require.ErrorAs(t, err, &exceeded)
 			require.EqualValues(t, 1012, exceeded.Refusals[0].Available)
@@ -99,7 +99,7 @@ func TestWallet_ABacklogOfLotsThatEndedIsLeftToLaterCalls(t *testing.T) {
 			return err
 		}},
 		{"overdraft", func(tx pgx.Tx, name string) error {
-			d, err := f.book.Draw(ctx, tx, wallet.Draw{Wallet: name, Amount: 1005})
+			d, err := f.drawIn(ctx, tx, toDraw{Wallet: name, Amount: 1005})
 			drawn[name] = d.Seq
 			require.EqualValues(t, 3, d.Overdrawn)
 			require.EqualValues(t, -3, d.Left)
@@ -157,8 +157,8 @@ func TestWallet_ABacklogOfLotsThatEndedIsLeftToLaterCalls(t *testing.T) {
 		b, err := f.book.Balance(ctx, conn, name)
 		require.NoError(t, err)
 		require.EqualValues(t, 9, b.Units)
-		_, err = do(f, func(ctx context.Context, tx pgx.Tx) (wallet.Drawn, error) {
-			return f.book.Draw(ctx, tx, wallet.Draw{Wallet: name, Amount: 14})
+		_, err = do(f, func(ctx context.Context, tx pgx.Tx) (wasDrawn, error) {
+			return f.drawIn(ctx, tx, toDraw{Wallet: name, Amount: 14})
 		})
 		require.NoError(t, err)
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/pgmetered/metered/internal/lend"
 	"github.com/pgmetered/metered/internal/observed"
 	"github.com/pgmetered/metered/internal/schema"
+	"github.com/pgmetered/metered/observe"
 )
 
 // Config configures a Book. The zero value has the documented defaults.
@@ -70,9 +71,6 @@ func init() { lend.Lend("wallet", internals{}) }
 // internals are lent to maintain and metered.
 type internals struct{}
 
-// Draw prepares Book.Draw.
-func (internals) Draw(b *Book, d Draw) (*ledger.Call[Drawn], error) { return b.prepareDraw(d) }
-
 // Schema is the zero Name for a Book that New has not made.
 func (internals) Schema(b *Book) schema.Name { return b.schema }
 
@@ -83,7 +81,6 @@ var inBudget = lend.Borrow[interface {
 	Observer(l *budget.Ledger) *observed.To
 	Period(field string, p budget.Period) (ledger.Period, error)
 	Settings(l *budget.Ledger) (name schema.Name, wait time.Duration, actor bool)
-	TellRefused(ctx context.Context, to *observed.To, err error)
 }]("budget")
 
 // New sends no SQL.
@@ -138,10 +135,11 @@ func (b *Book) priced(wallet string, note budget.Note) (*ledger.ChargeCall[budge
 // someone is the actor of a charge that is only checked.
 var someone = budget.Note{Actor: "-"}
 
-// Limit is the limit of draws, with Config.Overdraft and Config.Thresholds.
+// Limit is the limit of a wallet's charges, with Config.Overdraft and Config.Thresholds.
 func (b *Book) Limit() budget.Limit { return b.limit }
 
-// Charge is a draw as a charge, for commands or beside other scopes, with Limit and more.
+// Charge makes a charge of a wallet, with Limit and more limits, for every call that takes charges.
+// It draws from the wallet's lots. Charge.Lots asks which, and Charge.UpTo takes what there is.
 func (b *Book) Charge(wallet string, amount int64, limits ...budget.Limit) budget.Charge {
 	return budget.Charge{Scope: wallet, Amount: amount, Limits: append([]budget.Limit{b.Limit()}, limits...)}
 }
@@ -155,9 +153,18 @@ func (b *Book) made() error { return fault.Made(errArgument, "book", b != nil &&
 
 func (b *Book) waitMS() int32 { return int32(b.wait / time.Millisecond) }
 
+func (b *Book) begin(ctx context.Context, name string) (context.Context, observed.Span) {
+	return b.observer.Start(ctx, observe.Op{Work: observe.Call, Name: name})
+}
+
+// tellLots reports a call on a lot to the observer, in the caller's transaction.
+func (b *Book) tellLots(ctx context.Context, what string) {
+	b.observer.Event(ctx, observe.Event{Kind: observe.Lots, Name: what, Pending: true})
+}
+
 // statements are the package's SQL, rendered for one schema.
 type statements struct {
-	grant, draw, balance, revoke, renewal, reinstate, resumeRenewal, setEnd, rollover, sweep,
+	grant, balance, revoke, renewal, reinstate, resumeRenewal, setEnd, rollover, sweep,
 	sweepWallet, told, moves string
 	beginChange, planState, noteChange, overage,
 	lotEnd string
@@ -169,7 +176,7 @@ func render(n schema.Name) statements {
 		overage: n.SQL(overageSQL), lotEnd: n.SQL(lotEndSQL), reinstate: n.SQL(reinstateSQL),
 		resumeRenewal: n.SQL(resumeRenewalSQL),
 		grant:         n.SQL(grantSQL), renewal: n.SQL(renewalSQL), setEnd: n.SQL(setEndSQL),
-		draw: n.SQL(drawSQL), balance: n.SQL(balanceSQL),
-		revoke: n.SQL(revokeSQL), rollover: n.SQL(rolloverSQL), sweep: n.SQL(sweepSQL),
+		balance: n.SQL(balanceSQL),
+		revoke:  n.SQL(revokeSQL), rollover: n.SQL(rolloverSQL), sweep: n.SQL(sweepSQL),
 		sweepWallet: n.SQL(sweepWalletSQL), told: n.SQL(toldSQL), moves: n.SQL(movesSQL)}
 }

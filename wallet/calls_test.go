@@ -29,7 +29,7 @@ func TestCalls_NilIsRefused(t *testing.T) {
 	require.NoError(t, err)
 	tx, pool := noSQL{}, new(pgxpool.Pool)
 	niltest.Methods(t, book, map[string][]any{
-		"Grant": {tx, wallet.Grant{Wallet: "a", Amount: 1}}, "Draw": {tx, wallet.Draw{Wallet: "a", Amount: 1}},
+		"Grant":  {tx, wallet.Grant{Wallet: "a", Amount: 1}},
 		"Refund": {tx, budget.Refund{Scope: "a", Seq: 1, Amount: 1}}, "Revoke": {tx, wallet.Revoke{Wallet: "a", Lot: 1}},
 		"Reinstate": {tx, wallet.Revoke{Wallet: "a", Lot: 1}},
 		"Rollover":  {tx, wallet.Rollover{Wallet: "a", Lot: 1, Cap: 1, For: time.Hour}}, "Balance": {pool, "a"},
@@ -68,8 +68,6 @@ func TestCalls_ArgumentsOutOfBoundsAreRefusedBeforeAnySQL(t *testing.T) {
 		_, err := book.Grant(t.Context(), noSQL{}, g)
 		requireField(err, field)
 	}
-	_, err = book.Draw(t.Context(), noSQL{}, wallet.Draw{Wallet: "a"})
-	requireField(err, "Draw.Amount")
 	_, err = book.Revoke(t.Context(), noSQL{}, wallet.Revoke{Wallet: "a", Lot: 1, Reference: "b"})
 	requireField(err, "Revoke.Lot")
 	_, err = book.Revoke(t.Context(), noSQL{}, wallet.Revoke{Wallet: "a", Lot: 1, Amount: -1})
@@ -114,7 +112,7 @@ func TestRole_ApplicationCanMakeEveryCallAndNothingElse(t *testing.T) {
 	}
 	f.pool = pgtest.AsRole(t, owner, metered.GrantReportingSQL, "")
 	require.EqualValues(t, 5, f.balance().Units)
-	_, err = f.tryDraw(wallet.Draw{Amount: 1})
+	_, err = f.tryDraw(toDraw{Amount: 1})
 	require.ErrorIs(t, err, budget.ErrNotGranted)
 	f.pool = owner
 }
@@ -139,7 +137,7 @@ func TestPlans_ADrawReadsNoMoreTheMoreLotsHaveEnded(t *testing.T) {
 	draws := func() {
 		for range 20 {
 			require.NoError(t, pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
-				_, err := book.Draw(ctx, tx, wallet.Draw{Wallet: "ann", Amount: 1})
+				_, err := ledger.Charge(ctx, tx, book.Charge("ann", 1))
 				return err
 			}))
 			_, err := book.Balance(ctx, conn, "ann")

@@ -77,33 +77,36 @@ func (p *purse) lots(name string) (all [][3]int64) {
 	return all
 }
 
-func (p *purse) drawing(draws ...wallet.Draw) metered.Func[pgtest.Uploaded] {
+func (p *purse) drawing(draws ...toDraw) metered.Func[pgtest.Uploaded] {
 	return func(_ context.Context, tx *metered.Tx) (pgtest.Uploaded, error) {
-		return pgtest.Uploaded{Name: "drawn"}, tx.Draw(p.book, draws...)
+		var errs []error
+		for _, d := range draws {
+			errs = append(errs, tx.Charge(d.of(p.book)))
+		}
+		return pgtest.Uploaded{Name: "drawn"}, errors.Join(errs...)
 	}
 }
 
 // Charges up to so much are on the receipt of the command, after its own charges, first and in each replay.
-func TestTx_ChargeUpToIsOnTheReceiptAndAReplaySaysTheSame(t *testing.T) {
+func TestTx_AChargeUpToIsOnTheReceiptAndAReplaySaysTheSame(t *testing.T) {
 	t.Parallel()
 	p := newPurse(t, wallet.Config{})
 	p.grant("ann", 7, time.Hour)
 	p.grant("ben", 4, 0)
 	both := func(amount int64) []budget.Charge {
-		return []budget.Charge{p.book.Charge("ann", amount), p.book.Charge("ben", amount)}
+		return []budget.Charge{upTo(p.book.Charge("ann", amount)), upTo(p.book.Charge("ben", amount))}
 	}
 	cmd := metered.Command{ID: "op", Input: 1, Charges: []budget.Charge{p.book.Charge("ann", 2)}}
 	out, err := metered.Do(t.Context(), p.c, cmd, func(_ context.Context, tx *metered.Tx) (pgtest.Uploaded, error) {
-		return pgtest.Uploaded{Name: "drawn"}, errors.Join(tx.Draw(p.book, wallet.Draw{Wallet: "ann", Amount: 1}), tx.ChargeUpTo(both(9)...))
+		return pgtest.Uploaded{Name: "drawn"}, errors.Join(tx.Charge(toDraw{Wallet: "ann", Amount: 1}.of(p.book)), tx.Charge(both(9)...))
 	})
 	require.NoError(t, err)
-	require.Len(t, out.Draws, 1)
 	got := [][2]any{}
 	for _, e := range out.Receipt.Entries {
 		got = append(got, [2]any{e.Scope, e.Amount})
 	}
-	require.Equal(t, [][2]any{{"ann", int64(2)}, {"ann", int64(4)}, {"ben", int64(4)}}, got)
-	require.EqualValues(t, 0, out.Receipt.Entries[2].Standings[0].Available)
+	require.Equal(t, [][2]any{{"ann", int64(2)}, {"ann", int64(1)}, {"ann", int64(4)}, {"ben", int64(4)}}, got)
+	require.EqualValues(t, 0, out.Receipt.Entries[3].Standings[0].Available)
 	require.Zero(t, p.left("ann"))
 	p.grant("ben", 50, 0)
 	again, err := metered.Do(t.Context(), p.c, cmd, pgtest.MustNotRun(t))
@@ -112,20 +115,20 @@ func TestTx_ChargeUpToIsOnTheReceiptAndAReplaySaysTheSame(t *testing.T) {
 	op, err := p.c.Lookup(t.Context(), p.pool, "", "op")
 	require.NoError(t, err)
 	for _, on := range []budget.Receipt{again.Receipt, op.Receipt} {
-		require.Len(t, on.Entries, 3)
+		require.Len(t, on.Entries, 4)
 		for i, e := range on.Entries {
 			want := out.Receipt.Entries[i]
 			want.Standings = nil
 			require.True(t, want.At.Equal(e.At))
 			want.At = e.At
 			require.Equal(t, want, e)
+			require.Equal(t, i > 0, len(e.Lots) == 1)
 		}
 	}
-	require.Equal(t, out.Draws, op.Draws)
 	require.Empty(t, op.Holds)
 
 	_, err = metered.Do(t.Context(), p.c, metered.Command{ID: "more", Input: 1}, func(_ context.Context, tx *metered.Tx) (pgtest.Uploaded, error) {
-		return pgtest.Uploaded{Name: "more"}, tx.ChargeUpTo(both(3)...)
+		return pgtest.Uploaded{Name: "more"}, tx.Charge(both(3)...)
 	})
 	var exceeded *budget.ExceededError
 	require.ErrorAs(t, err, &exceeded)
@@ -142,24 +145,28 @@ func TestTx_DrawIsOnRecordAndAReplaySaysTheSame(t *testing.T) {
 	p.grant("ann", 5, 0)
 	p.grant("ben", 4, 0)
 	cmd := metered.Command{ID: "op", Input: 1}
-	fn := p.drawing(wallet.Draw{Wallet: "ann", Amount: 9}, wallet.Draw{Wallet: "ben", Amount: 9, UpTo: true}, wallet.Draw{Wallet: "ann", Amount: 9, UpTo: true})
+	fn := p.drawing(toDraw{Wallet: "ann", Amount: 9}, toDraw{Wallet: "ben", Amount: 9, UpTo: true}, toDraw{Wallet: "ann", Amount: 9, UpTo: true})
 	out, err := metered.Do(t.Context(), p.c, cmd, fn)
 	require.NoError(t, err)
-	require.Len(t, out.Draws, 3)
-	require.Equal(t, []int64{9, 4, 3}, []int64{out.Draws[0].Amount, out.Draws[1].Amount, out.Draws[2].Amount})
-	require.EqualValues(t, 7, out.Draws[0].Lots[0].Amount)
-	require.EqualValues(t, 3, out.Draws[0].Left)
+	drawn := out.Receipt.Entries
+	require.Len(t, drawn, 3)
+	require.Equal(t, []int64{9, 4, 3}, []int64{drawn[0].Amount, drawn[1].Amount, drawn[2].Amount})
+	require.EqualValues(t, 7, drawn[0].Lots[0].Amount)
+	require.EqualValues(t, 3, drawn[0].Standings[0].Available)
+	for i := range drawn {
+		drawn[i].At, drawn[i].Standings = drawn[i].At.UTC(), nil
+	}
 	require.Equal(t, [][3]int64{{7, 0, 0}, {5, 0, 0}}, p.lots("ann"))
 	p.grant("ben", 50, 0)
 	for range 2 {
 		again, err := metered.Do(t.Context(), p.c, cmd, pgtest.MustNotRun(t))
 		require.NoError(t, err)
 		require.True(t, again.Replayed)
-		require.Equal(t, out.Draws, again.Draws, "though there is more by now")
+		require.Equal(t, drawn, again.Receipt.Entries, "though there is more by now")
 	}
 	op, err := p.c.Lookup(t.Context(), p.pool, "", "op")
 	require.NoError(t, err)
-	require.Equal(t, out.Draws, op.Draws)
+	require.Equal(t, drawn, op.Receipt.Entries)
 	require.Empty(t, op.Holds)
 	require.Nil(t, pgtest.Value[*string](t, p.pool, "select holds::text from metered.operations_words"), "draws are no holds")
 	require.EqualValues(t, 50, p.left("ben"))
@@ -177,9 +184,9 @@ func TestTx_ADrawThatIsRefusedLeavesNothingOfItsCommand(t *testing.T) {
 	p := newPurse(t, wallet.Config{Overdraft: 2})
 	p.grant("ann", 5, 0)
 	p.grant("ben", 5, 0)
-	for _, d := range []wallet.Draw{{Wallet: "ben", Amount: 8}, {Wallet: "nobody", Amount: 3, UpTo: false}} {
+	for _, d := range []toDraw{{Wallet: "ben", Amount: 8}, {Wallet: "nobody", Amount: 3, UpTo: false}} {
 		cmd := metered.Command{ID: "op", Input: 1, Charges: []budget.Charge{p.book.Charge("ann", 1)}}
-		_, err := metered.Do(t.Context(), p.c, cmd, p.drawing(wallet.Draw{Wallet: "ann", Amount: 2}, d))
+		_, err := metered.Do(t.Context(), p.c, cmd, p.drawing(toDraw{Wallet: "ann", Amount: 2}, d))
 		var exceeded *budget.ExceededError
 		require.ErrorAs(t, err, &exceeded)
 		require.Equal(t, d.Wallet, exceeded.Refusals[0].Scope)
@@ -187,18 +194,18 @@ func TestTx_ADrawThatIsRefusedLeavesNothingOfItsCommand(t *testing.T) {
 		require.Equal(t, http.StatusPaymentRequired, httpmetered.ProblemOf(err).Status)
 		require.Equal(t, [][3]int64{{0, 0, 0}}, p.lots("ann"))
 	}
-	_, err := metered.Do(t.Context(), p.c, metered.Command{ID: "op"}, p.drawing(wallet.Draw{Wallet: "ann", Amount: 1}))
+	_, err := metered.Do(t.Context(), p.c, metered.Command{ID: "op"}, p.drawing(toDraw{Wallet: "ann", Amount: 1}))
 	require.ErrorIs(t, err, budget.ErrArgument, "the id would stand for any draw")
-	_, err = metered.Do(t.Context(), p.c, metered.Command{ID: "op", Input: 1}, p.drawing(wallet.Draw{Wallet: "ann"}))
+	_, err = metered.Do(t.Context(), p.c, metered.Command{ID: "op", Input: 1}, p.drawing(toDraw{Wallet: "ann"}))
 	require.ErrorIs(t, err, budget.ErrArgument)
 	_, err = metered.Do(t.Context(), p.c, metered.Command{ID: "op", Input: 1}, func(context.Context, *metered.Tx) (pgtest.Uploaded, error) {
-		return pgtest.Uploaded{}, (&metered.Tx{}).Draw(p.book, wallet.Draw{Wallet: "ann", Amount: 1})
+		return pgtest.Uploaded{}, (&metered.Tx{}).Charge(p.book.Charge("ann", 1))
 	})
 	require.ErrorIs(t, err, metered.ErrTxDone)
 	out, err := metered.Do(t.Context(), p.c, metered.Command{ID: "op", Input: 1, Charges: []budget.Charge{p.book.Charge("ann", 1)}},
-		p.drawing(wallet.Draw{Wallet: "ann", Amount: 9, UpTo: true}))
+		p.drawing(toDraw{Wallet: "ann", Amount: 9, UpTo: true}))
 	require.ErrorIs(t, err, budget.ErrExceeded, "the draw comes first, and leaves nothing for the charge")
-	require.Empty(t, out.Draws)
+	require.Empty(t, out.Receipt)
 }
 
 // A draw that a command declares is a charge: the fingerprint has it, it costs no round trip, and its receipt names it for a refund.
@@ -224,9 +231,9 @@ func TestCommand_ADeclaredDrawIsACharge(t *testing.T) {
 	_, err = metered.Do[pgtest.Uploaded](t.Context(), c, cmd, nil)
 	require.ErrorIs(t, err, metered.ErrConflict)
 
-	// Drawn in a command, the same with a Tx.Draw: two round trips as well.
+	// Drawn in a command, the same with a Tx.Charge: two round trips as well.
 	w.Each(nil)
-	_, err = metered.Do(t.Context(), c, metered.Command{ID: "drawn", Input: 1}, p.drawing(wallet.Draw{Wallet: "ann", Amount: 1}))
+	_, err = metered.Do(t.Context(), c, metered.Command{ID: "drawn", Input: 1}, p.drawing(toDraw{Wallet: "ann", Amount: 1}))
 	require.NoError(t, err)
 	require.Len(t, w.Sent(), 2)
 
@@ -245,12 +252,12 @@ func TestDoTx_DrawsAreTheCallersToCommit(t *testing.T) {
 	tx, err := p.pool.Begin(t.Context())
 	require.NoError(t, err)
 	defer func() { _ = tx.Rollback(context.Background()) }()
-	_, err = metered.DoTx(t.Context(), p.c, tx, metered.Command{ID: "too much", Input: 1}, p.drawing(wallet.Draw{Wallet: "ann", Amount: 11}))
+	_, err = metered.DoTx(t.Context(), p.c, tx, metered.Command{ID: "too much", Input: 1}, p.drawing(toDraw{Wallet: "ann", Amount: 11}))
 	require.ErrorIs(t, err, budget.ErrExceeded)
 	out, err := metered.DoTx(t.Context(), p.c, tx, metered.Command{ID: "op", Input: 1, Charges: []budget.Charge{p.book.Charge("ann", 2)}},
-		p.drawing(wallet.Draw{Wallet: "ann", Amount: 3}))
+		p.drawing(toDraw{Wallet: "ann", Amount: 3}))
 	require.NoError(t, err)
-	require.EqualValues(t, 7, out.Draws[0].Left, "before the charge")
+	require.EqualValues(t, 7, out.Receipt.Entries[1].Standings[0].Available, "before the charge")
 	require.EqualValues(t, 10, p.left("ann"), "for others")
 	require.NoError(t, tx.Rollback(t.Context()))
 	require.Equal(t, [][3]int64{{0, 0, 0}}, p.lots("ann"))
@@ -270,7 +277,7 @@ func TestCommand_AHoldOfAWalletOutlivesTheLot(t *testing.T) {
 	require.EqualValues(t, 5, p.left("ann"), "2 lapsed, and 8 are held")
 	_, err = metered.Do(t.Context(), p.c, metered.Command{ID: "end", Input: 1}, func(_ context.Context, tx *metered.Tx) (pgtest.Uploaded, error) {
 		return pgtest.Uploaded{}, errors.Join(tx.Capture(holds.Capture{IDs: []string{"stream"}, Lines: []holds.Line{p.book.Line("ann", 6)}}),
-			tx.Draw(p.book, wallet.Draw{Wallet: "ann", Amount: 1}))
+			tx.Charge(toDraw{Wallet: "ann", Amount: 1}.of(p.book)))
 	})
 	require.NoError(t, err)
 	require.Equal(t, [][3]int64{{6, 0, 4}, {1, 0, 0}}, p.lots("ann"))
@@ -288,12 +295,12 @@ func TestDo_DrawsInOppositeOrdersDoNotDeadlock(t *testing.T) {
 		for i := range 10 {
 			a, b := names[w%2], names[1-w%2]
 			cmd := metered.Command{ID: fmt.Sprint(w, "/", i), Input: 1, Charges: []budget.Charge{p.book.Charge(b, 2)}}
-			out, err := metered.Do(context.Background(), p.c, cmd, p.drawing(wallet.Draw{Wallet: a, Amount: 1}, wallet.Draw{Wallet: b, Amount: 3, UpTo: true}))
+			out, err := metered.Do(context.Background(), p.c, cmd, p.drawing(toDraw{Wallet: a, Amount: 1}, toDraw{Wallet: b, Amount: 3, UpTo: true}))
 			if err != nil {
 				return err
 			}
-			if len(out.Draws) != 2 {
-				return fmt.Errorf("%d draws", len(out.Draws))
+			if len(out.Receipt.Entries) != 3 {
+				return fmt.Errorf("%d entries", len(out.Receipt.Entries))
 			}
 		}
 		return nil

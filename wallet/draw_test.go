@@ -14,7 +14,7 @@ import (
 	"github.com/pgmetered/metered/wallet"
 )
 
-func parts(d wallet.Drawn) map[string]int64 {
+func parts(d wasDrawn) map[string]int64 {
 	all := map[string]int64{}
 	for _, p := range d.Lots {
 		all[p.Reference] = p.Amount
@@ -103,7 +103,7 @@ func TestOverdraft_IsPaidBackByTheNextGrant(t *testing.T) {
 	require.EqualValues(t, 7, d.Overdrawn)
 	require.EqualValues(t, -7, d.Left)
 	require.EqualValues(t, 7, f.balance().Overdrawn)
-	_, err := f.tryDraw(wallet.Draw{Amount: 4})
+	_, err := f.tryDraw(toDraw{Amount: 4})
 	require.ErrorIs(t, err, budget.ErrExceeded)
 	f.grant(wallet.Grant{Amount: 3, Reference: "second"})
 	require.EqualValues(t, -4, f.balance().Units)
@@ -216,7 +216,7 @@ func TestDraw_UpToOfAVeryGreatCredit(t *testing.T) {
 		return f.book.Grant(ctx, tx, wallet.Grant{Wallet: "ann", Amount: bounds.MaxAmount})
 	})
 	require.ErrorIs(t, err, budget.ErrOverflow)
-	d, err := f.tryDraw(wallet.Draw{Amount: 5, UpTo: true})
+	d, err := f.tryDraw(toDraw{Amount: 5, UpTo: true})
 	require.NoError(t, err)
 	require.EqualValues(t, 5, d.Amount)
 }
@@ -229,7 +229,7 @@ func TestChargeUpTo_OfAWalletAndALimitBesideIt(t *testing.T) {
 	f.grant(wallet.Grant{Amount: 7, Reference: "ever"})
 	charge := func(amount, team int64) (budget.Receipt, error) {
 		return do(f, func(ctx context.Context, tx pgx.Tx) (budget.Receipt, error) {
-			return f.ledger.ChargeUpTo(ctx, tx, f.book.Charge("ann", amount), budget.Charge{Scope: "team", Amount: amount, Limits: []budget.Limit{budget.Lifetime(team)}})
+			return f.ledger.Charge(ctx, tx, upTo(f.book.Charge("ann", amount)), budget.Charge{Scope: "team", Amount: amount, UpTo: true, Limits: []budget.Limit{budget.Lifetime(team)}})
 		})
 	}
 	r, err := charge(9, 4)
@@ -258,7 +258,7 @@ func TestChargeUpTo_JudgesByOneMoment(t *testing.T) {
 	require.NoError(t, err)
 	f.clock.Set(noon.Add(time.Hour - 2*time.Microsecond)) // each look is a microsecond later than the one before
 	r, err := do(f, func(ctx context.Context, tx pgx.Tx) (budget.Receipt, error) {
-		return f.ledger.ChargeUpTo(ctx, tx, f.book.Charge("ann", 8))
+		return f.ledger.Charge(ctx, tx, upTo(f.book.Charge("ann", 8)))
 	})
 	require.NoError(t, err)
 	require.EqualValues(t, 5, r.Entries[0].Amount)

@@ -61,7 +61,7 @@ func TestDueHolds_OfAWalletEndTogether(t *testing.T) {
 		before := f.balance()
 		require.EqualValues(t, 20*many, before.Units)
 		calls[n] = f.calls(func(tx pgx.Tx) error {
-			d, err := f.book.Draw(t.Context(), tx, wallet.Draw{Wallet: "ann", Amount: 20*many - 1})
+			d, err := f.drawIn(t.Context(), tx, toDraw{Wallet: "ann", Amount: 20*many - 1})
 			require.EqualValues(t, 1, d.Left)
 			return err
 		})
@@ -147,8 +147,8 @@ func TestDueHolds_ASumEndsWithTheLotOfItsUnits(t *testing.T) {
 	f.clock.Advance(3 * time.Hour)
 	before := f.balance()
 	require.EqualValues(t, 60, before.Units) // the first 30 holds had units of a
-	d, err := do(f, func(ctx context.Context, tx pgx.Tx) (wallet.Drawn, error) {
-		return f.book.Draw(ctx, tx, wallet.Draw{Wallet: "ann", Amount: 1})
+	d, err := do(f, func(ctx context.Context, tx pgx.Tx) (wasDrawn, error) {
+		return f.drawIn(ctx, tx, toDraw{Wallet: "ann", Amount: 1})
 	})
 	require.NoError(t, err)
 	require.EqualValues(t, 59, d.Left)

@@ -194,7 +194,7 @@ func TestExpire_AnnouncesEachBreakageOnce(t *testing.T) {
 	for _, name := range []string{"a", "b", "c", "d", "drawn"} {
 		f.grant(wallet.Grant{Wallet: "w" + name, Amount: 10, Reference: name, Ends: wallet.After(time.Hour)})
 	}
-	_, err = f.tryDraw(wallet.Draw{Wallet: "wdrawn", Amount: 10})
+	_, err = f.tryDraw(toDraw{Wallet: "wdrawn", Amount: 10})
 	require.NoError(t, err)
 	f.clock.Set(noon.Add(time.Hour))
 	// A grant ends this lot, and the sweep announces it.

@@ -73,7 +73,7 @@ func ExampleBook_Overage() {
 		month := budget.Per(300, budget.Month, time.UTC, time.Time{}).Period
 		_, err := book.Grant(ctx, tx, wallet.Grant{Wallet: "ann", Amount: 300, Reference: "plan", Ends: wallet.EachPeriod(month)})
 		if err == nil {
-			_, err = book.Draw(ctx, tx, wallet.Draw{Wallet: "ann", Amount: 380})
+			_, err = ledger.Charge(ctx, tx, book.Charge("ann", 380))
 		}
 		return err
 	}))

@@ -37,12 +37,12 @@ func Example_lots() {
 		in(func(tx pgx.Tx) error { _, err := book.Grant(ctx, tx, g); return err })
 	}
 	in(func(tx pgx.Tx) error {
-		_, err := book.Draw(ctx, tx, wallet.Draw{Wallet: "ann", Amount: 40})
+		_, err := ledger.Charge(ctx, tx, book.Charge("ann", 40))
 		return err
 	})
 	setClock(november.AddDate(0, 0, 15))
 	in(func(tx pgx.Tx) error {
-		_, err := book.Draw(ctx, tx, wallet.Draw{Wallet: "ann", Amount: 30})
+		_, err := ledger.Charge(ctx, tx, book.Charge("ann", 30))
 		return err
 	})
 	in(func(tx pgx.Tx) error {

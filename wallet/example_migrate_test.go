@@ -110,7 +110,7 @@ func Example_migrate() {
 	// Switch: now the draw decides, in the transaction of the work. The old system may still get the events.
 	draw := func(customer string, amount int64) error {
 		return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-			_, err := book.Draw(ctx, tx, wallet.Draw{Wallet: customer, Amount: amount})
+			_, err := ledger.Charge(ctx, tx, book.Charge(customer, amount))
 			return err
 		})
 	}

@@ -37,7 +37,7 @@ func ExampleBook_Statement_month() {
 	}
 	draw := func(amount int64) {
 		check(pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-			_, err := book.Draw(ctx, tx, wallet.Draw{Wallet: "ann", Amount: amount})
+			_, err := ledger.Charge(ctx, tx, book.Charge("ann", amount))
 			return err
 		}))
 	}

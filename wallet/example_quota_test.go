@@ -90,7 +90,7 @@ func Example_quota() {
 	_, err = redeem("bob", "SUMMER-26", 50)
 	fmt.Println("bob:", metered.Code(err))
 	in(func(tx pgx.Tx) error {
-		_, err := book.Draw(ctx, tx, wallet.Draw{Wallet: "credit/ann", Amount: 20})
+		_, err := client.Budget.Charge(ctx, tx, book.Charge("credit/ann", 20))
 		return err
 	})
 	show("a code, and a request")

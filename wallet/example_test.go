@@ -36,12 +36,14 @@ func Example() {
 		return err
 	}))
 
-	var draw wallet.Drawn
+	var receipt budget.Receipt
 	check(pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) (err error) {
-		draw, err = book.Draw(ctx, tx, wallet.Draw{Wallet: "ann", Amount: 80})
+		draw := book.Charge("ann", 80)
+		draw.Lots = true
+		receipt, err = ledger.Charge(ctx, tx, draw)
 		return err
 	}))
-	for _, p := range draw.Lots {
+	for _, p := range receipt.Entries[0].Lots {
 		fmt.Println(p.Amount, p.Category)
 	}
 
@@ -58,7 +60,7 @@ func Example() {
 	}))
 
 	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-		_, err := book.Draw(ctx, tx, wallet.Draw{Wallet: "ann", Amount: 5000})
+		_, err := ledger.Charge(ctx, tx, book.Charge("ann", 5000))
 		return err
 	})
 	var exceeded *budget.ExceededError
@@ -89,11 +91,11 @@ func ExampleBook_Statement() {
 		if err != nil {
 			return err
 		}
-		d, err := book.Draw(ctx, tx, wallet.Draw{Wallet: "ben", Amount: 70})
+		draw, err := ledger.Charge(ctx, tx, book.Charge("ben", 70))
 		if err != nil {
 			return err
 		}
-		if _, err := ledger.Refund(ctx, tx, budget.Refund{Scope: "ben", Seq: d.Seq, Amount: 10}); err != nil {
+		if _, err := ledger.Refund(ctx, tx, budget.Refund{Scope: "ben", Seq: draw.Entries[0].Seq, Amount: 10}); err != nil {
 			return err
 		}
 		r, err := book.Revoke(ctx, tx, wallet.Revoke{Wallet: "ben", Reference: "November", Amount: 280})

@@ -34,25 +34,29 @@ func ExampleConfig_thresholds() {
 			return err
 		}))
 	}
-	draw := func(d wallet.Draw) {
+	draw := func(amount int64) {
+		charge := book.Charge("ann", amount)
+		charge.UpTo = true
 		check(pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-			drawn, err := book.Draw(ctx, tx, d)
-			fmt.Println("drawn", drawn.Amount, "balance", drawn.Left)
+			r, err := ledger.Charge(ctx, tx, charge)
+			if err == nil {
+				fmt.Println("drawn", r.Entries[0].Amount, "left", r.Entries[0].Standings[0].Available)
+			}
 			return err
 		}))
 	}
 	grant(1000)
-	draw(wallet.Draw{Wallet: "ann", Amount: 600})
-	draw(wallet.Draw{Wallet: "ann", Amount: 5})
-	draw(wallet.Draw{Wallet: "ann", Amount: 900, UpTo: true})
+	draw(600)
+	draw(5)
+	draw(900)
 	grant(1000)
-	draw(wallet.Draw{Wallet: "ann", Amount: 600})
+	draw(600)
 	// Output:
 	// low at 500
-	// drawn 600 balance 400
-	// drawn 5 balance 395
+	// drawn 600 left 500
+	// drawn 5 left 495
 	// overdrawn at 0
-	// drawn 495 balance -100
+	// drawn 495 left 0
 	// low at 400
-	// drawn 600 balance 300
+	// drawn 600 left 400
 }

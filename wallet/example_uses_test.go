@@ -15,7 +15,7 @@ import (
 
 // A plan includes 100 images, and the customer has bought 50 units for anything. A draw names its use. Lots that pay for it come in the
 // order of all lots.
-func ExampleBook_Draw_use() {
+func ExampleBook_Charge_use() {
 	ctx := context.Background()
 	pool, done := exampleDatabase()
 	defer done()
@@ -43,14 +43,16 @@ func ExampleBook_Draw_use() {
 
 	images := budget.Note{Use: "images"}
 	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-		d, err := book.Draw(ctx, tx, wallet.Draw{Wallet: "ann", Amount: 120, Note: images})
+		draw := book.Charge("ann", 120)
+		draw.Note, draw.Lots = images, true
+		r, err := ledger.Charge(ctx, tx, draw)
 		if err != nil {
 			return err
 		}
-		for _, l := range d.Lots {
+		for _, l := range r.Entries[0].Lots {
 			fmt.Println("drew", l.Amount, "of", l.Reference)
 		}
-		_, err = ledger.Refund(ctx, tx, budget.Refund{Scope: "ann", Seq: d.Seq, Amount: 60}) // back to the lots that paid
+		_, err = ledger.Refund(ctx, tx, budget.Refund{Scope: "ann", Seq: r.Entries[0].Seq, Amount: 60}) // back to the lots that paid
 		return err
 	})
 	check(err)
@@ -63,7 +65,9 @@ func ExampleBook_Draw_use() {
 	check(err)
 	show()
 	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-		_, err := book.Draw(ctx, tx, wallet.Draw{Wallet: "ann", Amount: 51, Note: budget.Note{Use: "tokens"}})
+		draw := book.Charge("ann", 51)
+		draw.Note = budget.Note{Use: "tokens"}
+		_, err := ledger.Charge(ctx, tx, draw)
 		return err
 	})
 	fmt.Println(errors.Is(err, budget.ErrExceeded))

@@ -1,6 +1,7 @@
 package wallet_test
 
 import (
+	"cmp"
 	"context"
 	"testing"
 	"time"
@@ -75,16 +76,68 @@ func (f *fixture) grant(g wallet.Grant) wallet.Granted {
 	return r
 }
 
-func (f *fixture) tryDraw(d wallet.Draw) (wallet.Drawn, error) {
-	if d.Wallet == "" {
-		d.Wallet = "ann"
-	}
-	return do(f, func(ctx context.Context, tx pgx.Tx) (wallet.Drawn, error) { return f.book.Draw(ctx, tx, d) })
+// toDraw is a charge of a wallet.
+type toDraw struct {
+	Wallet string
+	Amount int64
+	UpTo   bool
+	Note   budget.Note
 }
 
-func (f *fixture) draw(amount int64) wallet.Drawn {
+// of is the charge, which asks for the lots.
+func (d toDraw) of(book *wallet.Book) budget.Charge {
+	c := book.Charge(d.Wallet, d.Amount)
+	c.UpTo, c.Note, c.Lots = d.UpTo, d.Note, true
+	return c
+}
+
+// upTo is the charge as far as its limits admit it.
+func upTo(c budget.Charge) budget.Charge {
+	c.UpTo = true
+	return c
+}
+
+// wasDrawn is the answer: Left is the balance, and Overdrawn are the units that no lot covers.
+type wasDrawn struct {
+	budget.Posted
+	Overdrawn, Left int64
+}
+
+func drawnBy(p budget.Posted) wasDrawn {
+	d := wasDrawn{Posted: p, Overdrawn: p.Amount}
+	for _, l := range p.Lots {
+		d.Overdrawn -= l.Amount
+	}
+	if len(p.Standings) > 0 {
+		d.Left = -p.Standings[0].Used - p.Standings[0].Held
+	}
+	if len(p.Lots) == 0 { // perhaps of a scope that no grant made a wallet
+		d.Overdrawn = max(0, min(d.Overdrawn, -d.Left))
+	}
+	return d
+}
+
+func drawIn(ctx context.Context, tx pgx.Tx, l *budget.Ledger, b *wallet.Book, d toDraw) (wasDrawn, error) {
+	r, err := l.Charge(ctx, tx, d.of(b))
+	if err != nil {
+		return wasDrawn{}, err
+	}
+	r.Entries[0].At = r.Entries[0].At.UTC()
+	return drawnBy(r.Entries[0]), nil
+}
+
+func (f *fixture) drawIn(ctx context.Context, tx pgx.Tx, d toDraw) (wasDrawn, error) {
+	return drawIn(ctx, tx, f.ledger, f.book, d)
+}
+
+func (f *fixture) tryDraw(d toDraw) (wasDrawn, error) {
+	d.Wallet = cmp.Or(d.Wallet, "ann")
+	return do(f, func(ctx context.Context, tx pgx.Tx) (wasDrawn, error) { return f.drawIn(ctx, tx, d) })
+}
+
+func (f *fixture) draw(amount int64) wasDrawn {
 	f.Helper()
-	d, err := f.tryDraw(wallet.Draw{Amount: amount})
+	d, err := f.tryDraw(toDraw{Amount: amount})
 	require.NoError(f, err)
 	return d
 }
@@ -120,7 +173,7 @@ func (f *fixture) left() map[string]int64 {
 func (f *fixture) has(units int64) {
 	f.Helper()
 	require.EqualValues(f, units, f.balance().Units)
-	_, err := f.tryDraw(wallet.Draw{Amount: units + 1})
+	_, err := f.tryDraw(toDraw{Amount: units + 1})
 	var exceeded *budget.ExceededError
 	require.ErrorAs(f, err, &exceeded)
 	require.EqualValues(f, units, exceeded.Refusals[0].Available)

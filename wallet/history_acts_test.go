@@ -198,24 +198,20 @@ func (h *history) draw() {
 	if h.once("all", 3) {
 		amount = max(1, available+h.units("beside", -1, 1))
 	}
-	d := wallet.Draw{Wallet: h.scope, Amount: amount, UpTo: h.once("up to", 3), Note: budget.Note{Use: use}}
+	d := toDraw{Wallet: h.scope, Amount: amount, UpTo: h.once("up to", 3), Note: budget.Note{Use: use}}
 	plain := h.once("charge", 3)
 	var parts []mPart
-	drawn, err := try(h, func(ctx context.Context, tx pgx.Tx) (wallet.Drawn, error) {
+	drawn, err := try(h, func(ctx context.Context, tx pgx.Tx) (wasDrawn, error) {
 		if !plain {
-			return h.book.Draw(ctx, tx, d)
+			return drawIn(ctx, tx, h.f.ledger, h.book, d)
 		}
-		charge := h.f.ledger.Charge
-		if d.UpTo {
-			charge = h.f.ledger.ChargeUpTo
-		}
-		c := h.book.Charge(h.scope, d.Amount)
-		c.Note = d.Note
-		r, err := charge(ctx, tx, c)
+		c := d.of(h.book)
+		c.Lots = false
+		r, err := h.f.ledger.Charge(ctx, tx, c)
 		if err != nil {
-			return wallet.Drawn{}, err
+			return wasDrawn{}, err
 		}
-		return wallet.Drawn{Wallet: h.scope, Seq: r.Entries[0].Seq, At: r.Entries[0].At}, nil
+		return wasDrawn{Posted: r.Entries[0]}, nil
 	}, func(m *model) error {
 		if d.UpTo {
 			amount = max(1, min(amount, available))
@@ -237,7 +233,9 @@ func (h *history) draw() {
 	if plain {
 		return
 	}
-	want := wallet.Drawn{Wallet: h.scope, Seq: drawn.Seq, At: h.m.last, Amount: amount, Left: h.m.unitsFor(use)}
+	want := wasDrawn{Posted: budget.Posted{Scope: h.scope, Seq: drawn.Seq, At: h.m.last, Amount: amount},
+		Left: h.m.unitsFor(use)}
+	drawn.Standings = nil
 	for _, p := range parts {
 		if p.lot < 0 {
 			if want.Overdrawn = p.amount; !h.m.opened {
@@ -250,7 +248,7 @@ func (h *history) draw() {
 		if l.uses != nil {
 			seenActs.add("drawn for a use")
 		}
-		want.Lots = append(want.Lots, wallet.LotMove{Lot: h.nos[p.lot], Reference: cmp.Or(l.reference, l.shown), Category: l.category, Amount: p.amount})
+		want.Lots = append(want.Lots, budget.LotMove{Lot: h.nos[p.lot], Reference: cmp.Or(l.reference, l.shown), Category: l.category, Amount: p.amount})
 	}
 	require.Equal(h.T, want, drawn)
 }

@@ -327,7 +327,7 @@ func (h *history) checkReadFor(use string) {
 	}
 	tx, err := h.f.pool.Begin(h.Context())
 	require.NoError(h.T, err)
-	d, err := h.book.Draw(h.Context(), tx, wallet.Draw{Wallet: h.scope, Amount: all, Note: budget.Note{Use: use}})
+	d, err := drawIn(h.Context(), tx, h.f.ledger, h.book, toDraw{Wallet: h.scope, Amount: all, Note: budget.Note{Use: use}})
 	require.NoError(h.T, err)
 	require.Equal(h.T, max(0, h.m.overdraft+min(0, b.Units)), d.Overdrawn)
 	require.NoError(h.T, tx.Rollback(h.Context()))

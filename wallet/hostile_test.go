@@ -68,7 +68,7 @@ func TestDraw_OfManyLotsReadsEachOnce(t *testing.T) {
 		require.NoError(t, err)
 		before := lotReads(t, conn)
 		require.NoError(t, pgx.BeginFunc(t.Context(), conn, func(tx pgx.Tx) error {
-			d, err := f.book.Draw(t.Context(), tx, wallet.Draw{Wallet: "ann", Amount: lots})
+			d, err := f.drawIn(t.Context(), tx, toDraw{Wallet: "ann", Amount: lots})
 			require.Len(t, d.Lots, int(lots))
 			return err
 		}))
@@ -98,7 +98,7 @@ func TestLot_EndsAgainAfterAClockRepair(t *testing.T) {
 	f.has(8)
 	f.clock.Set(noon.Add(2 * time.Hour))
 	f.has(0)
-	_, err = f.tryDraw(wallet.Draw{Amount: 1})
+	_, err = f.tryDraw(toDraw{Amount: 1})
 	require.ErrorIs(t, err, budget.ErrExceeded)
 }
 

@@ -127,7 +127,7 @@ func (s *sleeper) draw(amount int64, use string) {
 	s.Helper()
 	s.drew = append(s.drew, amount)
 	s.both(fmt.Sprint("draw ", amount, " ", use), func(i int, ctx context.Context, tx pgx.Tx, f *fixture) (any, error) {
-		d, err := f.book.Draw(ctx, tx, wallet.Draw{Wallet: s.scope, Amount: amount, Note: budget.Note{Use: use}})
+		d, err := f.drawIn(ctx, tx, toDraw{Wallet: s.scope, Amount: amount, Note: budget.Note{Use: use}})
 		s.seqs[i] = append(s.seqs[i], d.Seq)
 		return []any{d.Amount, d.Overdrawn}, err
 	})

@@ -94,7 +94,7 @@ func TestIdle_WhatIsSkippedIsWhatHappensEventByEvent(t *testing.T) {
 			f.grant(g)
 		}
 		if random.IntN(2) == 0 {
-			_, err := f.tryDraw(wallet.Draw{Wallet: scope, Amount: random.Int64N(9) + 1})
+			_, err := f.tryDraw(toDraw{Wallet: scope, Amount: random.Int64N(9) + 1})
 			require.NoError(t, err)
 		}
 		f.clock.Advance(time.Duration(random.IntN(24*130)+24*20) * time.Hour)
@@ -107,7 +107,7 @@ func TestIdle_WhatIsSkippedIsWhatHappensEventByEvent(t *testing.T) {
 			skipped++
 		}
 		t.Logf("%s: %d entries in place of %d", scope, entries, each)
-		_, err := f.tryDraw(wallet.Draw{Wallet: scope, Amount: 1, UpTo: true})
+		_, err := f.tryDraw(toDraw{Wallet: scope, Amount: 1, UpTo: true})
 		require.NoError(t, err)
 	}
 	require.Greater(t, skipped, pgtest.Size(2, 200))
@@ -244,7 +244,7 @@ func TestIdle_OddPeriodsAreSkippedAndUnlimitedPlansAreNot(t *testing.T) {
 		have, entries := f.fold("_advance", scope, true)
 		require.Equal(t, want, have)
 		require.Equal(t, skipped, entries < each)
-		_, err := f.tryDraw(wallet.Draw{Wallet: scope, Amount: 1})
+		_, err := f.tryDraw(toDraw{Wallet: scope, Amount: 1})
 		require.NoError(t, err)
 	}
 }
@@ -295,7 +295,7 @@ func TestIdle_EachKindIsWhatHappensEventByEvent(t *testing.T) {
 			f.grant(g)
 		}
 		if kind.draw > 0 {
-			_, err := f.tryDraw(wallet.Draw{Wallet: name, Amount: kind.draw, Note: budget.Note{Use: kind.use}})
+			_, err := f.tryDraw(toDraw{Wallet: name, Amount: kind.draw, Note: budget.Note{Use: kind.use}})
 			require.NoError(t, err)
 		}
 		if kind.holds > 0 {
@@ -310,7 +310,7 @@ func TestIdle_EachKindIsWhatHappensEventByEvent(t *testing.T) {
 		require.Equal(t, want, have, name)
 		t.Logf("%s: %d entries in place of %d", name, entries, each)
 		require.Less(t, entries, each/2, name)
-		_, err := f.tryDraw(wallet.Draw{Wallet: name, Amount: 1})
+		_, err := f.tryDraw(toDraw{Wallet: name, Amount: 1})
 		require.NoError(t, err, name)
 	}
 	var late int

@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered/budget"
 )
 
 // The view lots_statement spells the kinds of moves as Go does, all of them.
@@ -17,9 +19,9 @@ func TestMove_KindsAreThoseOfTheView(t *testing.T) {
 	_, text, found := strings.Cut(string(raw), "case m.kind ")
 	require.True(t, found)
 	text, _, _ = strings.Cut(text, " end as does")
-	told := map[string]MoveKind{}
+	told := map[string]budget.MoveKind{}
 	for _, m := range regexp.MustCompile(`when '(.)' then '([^']*)'`).FindAllStringSubmatch(text, -1) {
-		told[m[1]] = MoveKind(m[2])
+		told[m[1]] = budget.MoveKind(m[2])
 	}
 	require.Equal(t, told, moveKinds)
 }

@@ -68,11 +68,11 @@ func (f *fixture) looks(name string, byLot bool) looks {
 		require.NoError(f, err, "%s", name)
 		tx, err := f.pool.Begin(f.Context())
 		require.NoError(f, err)
-		_, err = f.book.Draw(f.Context(), tx, wallet.Draw{Wallet: name, Amount: room})
+		_, err = f.drawIn(f.Context(), tx, toDraw{Wallet: name, Amount: room})
 		require.NoError(f, err, "%s", name)
 		require.NoError(f, tx.Rollback(f.Context()))
 	}
-	_, err = f.tryDraw(wallet.Draw{Wallet: name, Amount: max(0, room) + 1})
+	_, err = f.tryDraw(toDraw{Wallet: name, Amount: max(0, room) + 1})
 	require.ErrorAs(f, err, &exceeded, "%s", name)
 	l.Available = exceeded.Refusals[0].Available
 	require.Equal(f, room, l.Available, "%s", name)
@@ -109,7 +109,7 @@ func minimumsReadTheSame(t *testing.T, seed uint64) {
 			f.grant(g)
 		}
 		if r.IntN(2) == 0 {
-			_, _ = f.tryDraw(wallet.Draw{Wallet: name, Amount: 1 + r.Int64N(20)})
+			_, _ = f.tryDraw(toDraw{Wallet: name, Amount: 1 + r.Int64N(20)})
 		}
 		for n := range 1 + r.IntN(3) {
 			line := f.book.Line(name, 1+r.Int64N(25))

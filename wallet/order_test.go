@@ -68,7 +68,7 @@ func TestOrderOf_LotsThatPayForTheirUseIsByAge(t *testing.T) {
 		return f.holds.Place(ctx, tx, holds.Placement{ID: "h", TTL: time.Hour, Lines: []holds.Line{f.book.Line("ann", 10)}, Note: images})
 	})
 	require.NoError(t, err)
-	f.mustDraw(wallet.Draw{Wallet: "ann", Amount: 4, Note: images})
+	f.mustDraw(toDraw{Wallet: "ann", Amount: 4, Note: images})
 	f.release("h")
 	left := map[string]int64{}
 	for _, l := range f.balance().Lots {
@@ -92,7 +92,7 @@ func TestOrderOf_LotsIsByTheirGrantsAfterAMoveOfCells(t *testing.T) {
 	}
 	f.shows("anything 0", "anything 1", "anything 2", "anything 3", "images 0", "images 1", "images 2", "images 3")
 	f.draw(39)
-	d, err := f.tryDraw(wallet.Draw{Amount: 40, Note: budget.Note{Use: "images"}})
+	d, err := f.tryDraw(toDraw{Amount: 40, Note: budget.Note{Use: "images"}})
 	require.NoError(t, err)
 	for i, l := range d.Lots {
 		require.Equal(t, fmt.Sprint("images ", i), l.Reference)

@@ -21,7 +21,7 @@ func TestLots_TheStatementHasTheBalanceByLotOfAPastTime(t *testing.T) {
 	random := rand.New(rand.NewPCG(32, 9))
 	var times []time.Time
 	var balances []map[int64]int64
-	var drawn []wallet.Drawn
+	var drawn []wasDrawn
 	now := noon
 	for i := range 80 {
 		switch n := random.IntN(10); {
@@ -36,7 +36,7 @@ func TestLots_TheStatementHasTheBalanceByLotOfAPastTime(t *testing.T) {
 			}
 			f.grant(g)
 		case n < 7:
-			d, err := f.tryDraw(wallet.Draw{Amount: 1 + random.Int64N(40), UpTo: true})
+			d, err := f.tryDraw(toDraw{Amount: 1 + random.Int64N(40), UpTo: true})
 			if err == nil {
 				drawn = append(drawn, d)
 			}

@@ -28,7 +28,7 @@ func TestWallet_AddsUpInRandomHistories(t *testing.T) {
 		return nil
 	}}})
 	ctx := t.Context()
-	var draws []wallet.Drawn
+	var draws []wasDrawn
 	var open, captured, children []string
 	carver, err := leases.NewCarver(f.ledger)
 	require.NoError(t, err)
@@ -57,9 +57,9 @@ func TestWallet_AddsUpInRandomHistories(t *testing.T) {
 			f.grant(g)
 			grants++
 		case k < 8:
-			d := wallet.Draw{Amount: 1 + r.Int64N(25), UpTo: r.IntN(2) == 0}
+			d := toDraw{Amount: 1 + r.Int64N(25), UpTo: r.IntN(2) == 0}
 			what = fmt.Sprintf("%+v", d)
-			var drawn wallet.Drawn
+			var drawn wasDrawn
 			if drawn, err = f.tryDraw(d); err == nil {
 				draws = append(draws, drawn)
 			}
@@ -132,7 +132,7 @@ func TestWallet_AddsUpInRandomHistories(t *testing.T) {
 			f.clock.Advance(time.Duration(1+r.IntN(300)) * time.Minute)
 			_, err = f.book.Sweep(ctx, f.pool, wallet.SweepOptions{})
 			require.NoError(t, err)
-			_, _ = f.tryDraw(wallet.Draw{Amount: 1})
+			_, _ = f.tryDraw(toDraw{Amount: 1})
 			f.clock.Set(back)
 			_, err = do(f, func(ctx context.Context, tx pgx.Tx) (budget.ClockState, error) {
 				return f.ledger.RepairClock(ctx, tx, "ann", budget.Note{})
@@ -163,7 +163,7 @@ func TestWallet_AddsUpInRandomHistories(t *testing.T) {
 		if b.Units+20 > 0 {
 			tx, err := f.pool.Begin(ctx)
 			require.NoError(t, err)
-			d, err := f.book.Draw(ctx, tx, wallet.Draw{Wallet: "ann", Amount: b.Units + 20})
+			d, err := f.drawIn(ctx, tx, toDraw{Wallet: "ann", Amount: b.Units + 20})
 			require.NoError(t, err, "step %d: %s", n, what)
 			require.Equal(t, max(0, 20+min(0, b.Units)), d.Overdrawn)
 			require.NoError(t, tx.Rollback(ctx))

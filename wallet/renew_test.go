@@ -33,8 +33,8 @@ func TestRenews_YearsThatNobodyTouchedAreWrittenByOneCall(t *testing.T) {
 	before, err := f.book.Balance(t.Context(), f.pool, "w")
 	require.NoError(t, err)
 	require.EqualValues(t, 35, before.Units)
-	drawn, err := do(f, func(ctx context.Context, tx pgx.Tx) (wallet.Drawn, error) {
-		return f.book.Draw(ctx, tx, wallet.Draw{Wallet: "w", Amount: 1})
+	drawn, err := do(f, func(ctx context.Context, tx pgx.Tx) (wasDrawn, error) {
+		return f.drawIn(ctx, tx, toDraw{Wallet: "w", Amount: 1})
 	})
 	require.NoError(t, err)
 	require.EqualValues(t, 34, drawn.Left)
@@ -54,7 +54,7 @@ func TestRenews_AReaderKnowsALotThatPaidForAHold(t *testing.T) {
 		before := f.balance()
 		tx, err := f.pool.Begin(t.Context())
 		require.NoError(t, err)
-		d, err := f.book.Draw(t.Context(), tx, wallet.Draw{Wallet: "ann", Amount: 1})
+		d, err := f.drawIn(t.Context(), tx, toDraw{Wallet: "ann", Amount: 1})
 		require.NoError(t, err)
 		require.Equal(t, before.Units-1, d.Left)
 		require.NoError(t, tx.Rollback(t.Context()))
@@ -136,10 +136,10 @@ func (f *fixture) hasIn(name string, units int64) {
 	require.NoError(f, err)
 	defer func() { require.NoError(f, tx.Rollback(f.Context())) }()
 	if units > 0 {
-		_, err = f.book.Draw(f.Context(), tx, wallet.Draw{Wallet: name, Amount: units})
+		_, err = f.drawIn(f.Context(), tx, toDraw{Wallet: name, Amount: units})
 		require.NoError(f, err, name)
 	}
-	_, err = f.book.Draw(f.Context(), tx, wallet.Draw{Wallet: name, Amount: 1})
+	_, err = f.drawIn(f.Context(), tx, toDraw{Wallet: name, Amount: 1})
 	require.ErrorIs(f, err, budget.ErrExceeded, name)
 }
 
@@ -184,7 +184,7 @@ func TestRenews_AStartThatIsOverCounts(t *testing.T) {
 		require.Equal(t, noon.Add(wait), granted.Expires)
 	}
 	// It pays what was overdrawn since, by the lots that were there then. The lots of too many periods are none.
-	_, err = f.tryDraw(wallet.Draw{Wallet: "owes", Amount: 20})
+	_, err = f.tryDraw(toDraw{Wallet: "owes", Amount: 20})
 	require.NoError(t, err)
 	plan = wallet.Grant{Wallet: "owes", Amount: 24, Reference: "plan", Ends: wallet.EachPeriod(daily), Starts: noon}
 	_, err = f.tryGrant(plan)
@@ -268,7 +268,7 @@ func TestRenews_ConcurrentCallsBeginEachLotOnce(t *testing.T) {
 				n := 0
 				for {
 					err := pgx.BeginTxFunc(t.Context(), f.pool, pgx.TxOptions{IsoLevel: level}, func(tx pgx.Tx) error {
-						_, err := f.book.Draw(t.Context(), tx, wallet.Draw{Wallet: name, Amount: 1})
+						_, err := f.drawIn(t.Context(), tx, toDraw{Wallet: name, Amount: 1})
 						return err
 					})
 					switch {

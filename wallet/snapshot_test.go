@@ -22,10 +22,10 @@ func TestSnapshot_OfBeforeGivesNoFinalAnswer(t *testing.T) {
 	grant := func(reference string, amount int64) func(f *fixture) {
 		return func(f *fixture) { f.grant(wallet.Grant{Amount: amount, Reference: reference}) }
 	}
-	draw := func(d wallet.Draw) func(context.Context, *fixture, pgx.Tx) error {
+	draw := func(d toDraw) func(context.Context, *fixture, pgx.Tx) error {
 		return func(ctx context.Context, f *fixture, tx pgx.Tx) error {
 			d.Wallet = "ann"
-			_, err := f.book.Draw(ctx, tx, d)
+			_, err := f.drawIn(ctx, tx, d)
 			return err
 		}
 	}
@@ -47,16 +47,16 @@ func TestSnapshot_OfBeforeGivesNoFinalAnswer(t *testing.T) {
 		meanwhile func(f *fixture)
 		do        func(ctx context.Context, f *fixture, tx pgx.Tx) error
 	}{
-		"draw after a grant": {grant("c", 20), draw(wallet.Draw{Amount: 25})},
+		"draw after a grant": {grant("c", 20), draw(toDraw{Amount: 25})},
 		"draw for a use after a grant for it": {func(f *fixture) { f.grant(wallet.Grant{Amount: 20, Reference: "c", Uses: []string{"images"}}) },
-			draw(wallet.Draw{Amount: 25, Note: budget.Note{Use: "images"}})},
+			draw(toDraw{Amount: 25, Note: budget.Note{Use: "images"}})},
 		"draw for a use, up to what there was": {func(f *fixture) { f.grant(wallet.Grant{Amount: 20, Reference: "c", Uses: []string{"images"}}) },
-			draw(wallet.Draw{Amount: 25, UpTo: true, Note: budget.Note{Use: "images"}})},
-		"draw as much as there is, and more is": {grant("c", 20), draw(wallet.Draw{Amount: 25, UpTo: true})},
-		"draw after a draw":                     {func(f *fixture) { f.draw(10) }, draw(wallet.Draw{Amount: 1})},
-		"draw after a sweep":                    {func(f *fixture) { f.clock.Set(noon.Add(time.Hour)); f.expire() }, draw(wallet.Draw{Amount: 1})},
-		"draw after a refund":                   {func(f *fixture) { f.refund(2, 7) }, draw(wallet.Draw{Amount: 17})},
-		"draw after a release":                  {func(f *fixture) { f.release("r") }, draw(wallet.Draw{Amount: 14})},
+			draw(toDraw{Amount: 25, UpTo: true, Note: budget.Note{Use: "images"}})},
+		"draw as much as there is, and more is": {grant("c", 20), draw(toDraw{Amount: 25, UpTo: true})},
+		"draw after a draw":                     {func(f *fixture) { f.draw(10) }, draw(toDraw{Amount: 1})},
+		"draw after a sweep":                    {func(f *fixture) { f.clock.Set(noon.Add(time.Hour)); f.expire() }, draw(toDraw{Amount: 1})},
+		"draw after a refund":                   {func(f *fixture) { f.refund(2, 7) }, draw(toDraw{Amount: 17})},
+		"draw after a release":                  {func(f *fixture) { f.release("r") }, draw(toDraw{Amount: 14})},
 		"revoke after a grant":                  {grant("c", 20), revoke(wallet.Revoke{Reference: "c"})},
 		"revoke after a refund":                 {func(f *fixture) { f.refund(2, 7) }, revoke(wallet.Revoke{Reference: "empty"})},
 		"roll over after a grant":               {grant("c", 20), rollOver("c")},
@@ -77,7 +77,7 @@ func TestSnapshot_OfBeforeGivesNoFinalAnswer(t *testing.T) {
 			c, err := metered.New(f.pool, metered.Config{})
 			require.NoError(f, err)
 			_, err = metered.DoTx(ctx, c, tx, metered.Command{ID: "op", Input: 25}, func(_ context.Context, tx *metered.Tx) (int, error) {
-				return 0, tx.Draw(f.book, wallet.Draw{Wallet: "ann", Amount: 25})
+				return 0, tx.Charge(toDraw{Wallet: "ann", Amount: 25}.of(f.book))
 			})
 			return err
 		}},

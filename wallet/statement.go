@@ -19,52 +19,13 @@ type StatementLine struct {
 	Balance int64 `json:"balance"`
 
 	// Lots are the effects of the entry on lots, in order.
-	Lots []LotMove `json:"lots,omitempty"`
+	Lots []budget.LotMove `json:"lots,omitempty"`
 }
 
-// MoveKind says what an entry did to a lot: a participle, such as "lapsed". The entry itself is of a
-// budget.EntryKind, a verb, such as "lapse".
-//
-//	credited      a new lot has units
-//	taken         by a charge
-//	paid back     for an earlier overdraft
-//	given back    by a refund
-//	held          by a hold
-//	held after    for overdrawn units of an earlier hold
-//	captured      held units were spent
-//	freed         held units were freed
-//	lapsed        the lot ended
-//	revoked       by Book.Revoke
-//	reinstated    by Book.Reinstate
-//	rolled over   into another lot
-//	scheduled     the lot begins later, or its end was set
-//	withdrawn     before the lot began
-//	applied       units of a lot with Uses, to the next entry
-//	kept          for Uses again, after a release or a refund
-type MoveKind string
-
-var moveKinds = map[string]MoveKind{
+var moveKinds = map[string]budget.MoveKind{
 	"d": "credited", "t": "taken", "p": "paid back", "g": "given back", "h": "held", "q": "held after",
 	"u": "captured", "f": "freed", "e": "lapsed", "v": "revoked", "n": "reinstated", "m": "reinstated",
 	"o": "rolled over", "s": "scheduled", "w": "withdrawn", "a": "applied", "b": "kept",
-}
-
-// LotMove is the effect of an entry on a lot.
-type LotMove struct {
-	// Lot is the number of the lot, or 0 for units that no lot covers.
-	Lot int64 `json:"lot"`
-
-	// Reference is the Grant.Reference of the lot.
-	Reference string `json:"reference,omitempty"`
-
-	// Category is the Grant.Category of the lot.
-	Category string `json:"category,omitempty"`
-
-	// Kind says what became of the units.
-	Kind MoveKind `json:"kind,omitempty"`
-
-	// Amount is the number of units.
-	Amount int64 `json:"amount"`
 }
 
 const movesSQL = `
@@ -125,7 +86,7 @@ func (b *Book) moves(ctx context.Context, db budget.Querier, wallet string, page
 		lines[page[i].Seq] = &page[i]
 	}
 	var seq int64
-	var m LotMove
+	var m budget.LotMove
 	var kind string
 	_, err = pgx.ForEachRow(rows, []any{&seq, &m.Lot, &m.Reference, &m.Category, &kind, &m.Amount},
 		func() error {

@@ -56,7 +56,7 @@ func backlogInSteps(t *testing.T, f *fixture, least int64) {
 	read := units("called")
 	require.Equal(t, read, units("swept"))
 	draw := func(ctx context.Context, tx pgx.Tx) error {
-		_, err := f.book.Draw(ctx, tx, wallet.Draw{Wallet: "called", Amount: 1})
+		_, err := f.drawIn(ctx, tx, toDraw{Wallet: "called", Amount: 1})
 		return err
 	}
 	for _, call := range []func(ctx context.Context, tx pgx.Tx) error{draw, func(ctx context.Context, tx pgx.Tx) error {

@@ -34,7 +34,7 @@ type stress struct {
 
 	granted, drawn, captured, refunded, revoked atomic.Int64
 	mu                                          sync.Mutex
-	draws                                       []wallet.Drawn
+	draws                                       []wasDrawn
 	refs                                        []string
 }
 
@@ -178,12 +178,12 @@ func (s *stress) grant() {
 }
 
 func (s *stress) draw() {
-	d := wallet.Draw{Wallet: s.name, Amount: 1 + pgtest.Random(s.T).Int64N(12), UpTo: pgtest.Random(s.T).IntN(2) == 0}
-	out, err := doUntilKnown(s, metered.Command{}, func(_ context.Context, tx *metered.Tx) (int, error) { return 0, tx.Draw(s.book, d) })
+	d := toDraw{Wallet: s.name, Amount: 1 + pgtest.Random(s.T).Int64N(12), UpTo: pgtest.Random(s.T).IntN(2) == 0}
+	out, err := doUntilKnown(s, metered.Command{}, func(_ context.Context, tx *metered.Tx) (int, error) { return 0, tx.Charge(d.of(s.book)) })
 	if s.expect(err, budget.ErrExceeded) {
-		s.drawn.Add(out.Draws[0].Amount)
+		s.drawn.Add(out.Receipt.Entries[0].Amount)
 		s.mu.Lock()
-		s.draws = append(s.draws, out.Draws[0])
+		s.draws = append(s.draws, drawnBy(out.Receipt.Entries[0]))
 		s.mu.Unlock()
 	}
 }

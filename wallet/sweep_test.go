@@ -146,7 +146,7 @@ func TestDraw_AndAStepOfASweepComeOneAfterTheOther(t *testing.T) {
 		f.manyDue()
 		draws, err := f.pool.Begin(t.Context())
 		require.NoError(t, err)
-		_, err = f.book.Draw(t.Context(), draws, wallet.Draw{Wallet: "ann", Amount: 1})
+		_, err = f.drawIn(t.Context(), draws, toDraw{Wallet: "ann", Amount: 1})
 		require.NoError(t, err)
 		step, err := f.pool.Begin(t.Context())
 		require.NoError(t, err)
@@ -157,7 +157,7 @@ func TestDraw_AndAStepOfASweepComeOneAfterTheOther(t *testing.T) {
 
 		require.EqualValues(t, 10, pgtest.Value[int64](t, step, "select freed from metered.sweep_scope('ann', 10, false, null)"))
 		drawn := pgtest.Going(func() error {
-			d, err := f.tryDraw(wallet.Draw{Amount: 1})
+			d, err := f.tryDraw(toDraw{Amount: 1})
 			if err == nil && d.Left != 29 {
 				err = fmt.Errorf("%d are left", d.Left)
 			}

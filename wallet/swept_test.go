@@ -171,7 +171,7 @@ func TestRefund_OfOverdraftMakesNoCreditThatNeverEnds(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			f := setUp(t, wallet.Config{Overdraft: 100})
-			draws := []wallet.Drawn{f.draw(30)}
+			draws := []wasDrawn{f.draw(30)}
 			f.grant(wallet.Grant{Amount: 30, Reference: "pay", Ends: wallet.After(time.Hour), LateRefunds: wallet.Lapse})
 			draws = append(draws, f.draw(30))
 			f.refund(draws[first].Seq, 30)
@@ -254,7 +254,7 @@ func (h *trail) play(seed uint64, swept bool) {
 			grants++
 		case k < 9:
 			amount, upTo := 1+r.Int64N(30), r.IntN(3) == 0
-			d, err := f.tryDraw(wallet.Draw{Amount: amount, UpTo: upTo})
+			d, err := f.tryDraw(toDraw{Amount: amount, UpTo: upTo})
 			if err == nil {
 				draws, amounts = append(draws, d.Seq), append(amounts, d.Amount)
 			}

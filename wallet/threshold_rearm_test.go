@@ -61,7 +61,7 @@ func TestThresholds_AreNotArmedByARefundThatLapses(t *testing.T) {
 		cfg := low(25) // of which 20 are overdraft
 		cfg.Overdraft, cfg.LateRefunds = 20, late
 		f := setUpReporting(t, cfg, nil)
-		refund := func(d wallet.Drawn) {
+		refund := func(d wasDrawn) {
 			f.refund(d.Seq, d.Amount)
 			if units := f.balance().Units; told != nil {
 				f.draw(units - 5)

@@ -71,7 +71,7 @@ func TestThresholds_AreReportedByEachCallThatLowersABalance(t *testing.T) {
 	for by, lower := range map[string]func(f *fixture){
 		"draw": func(f *fixture) { f.draw(60) },
 		"draw up to": func(f *fixture) {
-			_, err := f.tryDraw(wallet.Draw{Amount: 1000, UpTo: true})
+			_, err := f.tryDraw(toDraw{Amount: 1000, UpTo: true})
 			require.NoError(f, err)
 		},
 		"charge": func(f *fixture) {
@@ -158,7 +158,7 @@ func TestThresholds_AndOverdraft(t *testing.T) {
 		f.draw(step.draw)
 		require.Equal(t, step.told, f.crossed())
 	}
-	_, err := f.tryDraw(wallet.Draw{Amount: 1})
+	_, err := f.tryDraw(toDraw{Amount: 1})
 	var exceeded *budget.ExceededError
 	require.ErrorAs(t, err, &exceeded)
 	require.Equal(t, "credit", exceeded.Refusals[0].Limit.Name)
@@ -184,7 +184,7 @@ func TestThresholds_AFailureLeavesTheWalletToTheNextPass(t *testing.T) {
 	require.NoError(t, pgx.BeginFunc(t.Context(), f.pool, func(tx pgx.Tx) error {
 		_, err := f.book.Revoke(t.Context(), tx, wallet.Revoke{Wallet: "bob", Reference: "kept"})
 		require.NoError(t, err, "60 are left")
-		_, err = f.book.Draw(t.Context(), tx, wallet.Draw{Wallet: "bob", Amount: 20})
+		_, err = f.drawIn(t.Context(), tx, toDraw{Wallet: "bob", Amount: 20})
 		require.ErrorIs(t, err, errNotNow)
 		return nil
 	}))
@@ -213,10 +213,10 @@ func TestThresholds_AreReportedByACommandsDraw(t *testing.T) {
 	require.NoError(t, err)
 	for range 2 {
 		out, err := metered.Do(t.Context(), c, metered.Command{ID: "once", Input: 1}, func(_ context.Context, tx *metered.Tx) (int, error) {
-			return 0, tx.Draw(f.book, wallet.Draw{Wallet: "ann", Amount: 70})
+			return 0, tx.Charge(toDraw{Wallet: "ann", Amount: 70}.of(f.book))
 		})
 		require.NoError(t, err)
-		require.EqualValues(t, 70, out.Draws[0].Amount)
+		require.EqualValues(t, 70, out.Receipt.Entries[0].Amount)
 	}
 	require.Equal(t, []string{"ann low 30"}, f.crossed())
 	f.verify()
@@ -241,7 +241,7 @@ func TestThresholds_AreReportedOnceInARace(t *testing.T) {
 					case 1:
 						_, err = f.book.Revoke(f.Context(), tx, wallet.Revoke{Wallet: name, Reference: "kept", Amount: 1})
 					case 2:
-						_, err = f.book.Draw(f.Context(), tx, wallet.Draw{Wallet: name, Amount: 1})
+						_, err = f.drawIn(f.Context(), tx, toDraw{Wallet: name, Amount: 1})
 					default:
 						_, err = f.book.Rollover(f.Context(), tx, wallet.Rollover{Wallet: name, Reference: "kept", Cap: 3, For: day})
 					}
@@ -393,14 +393,14 @@ func TestThresholds_ADrawBeyondTheirNumberIsRefused(t *testing.T) {
 		require.NoError(t, err)
 	}
 	require.Len(t, f.crossed(), bounds.MaxScopeThresholds)
-	_, err := f.tryDraw(wallet.Draw{Wallet: "ann", Amount: 950})
+	_, err := f.tryDraw(toDraw{Wallet: "ann", Amount: 950})
 	require.ErrorIs(t, err, budget.ErrThresholds)
 	f.draw(930)
 	f.clock.Set(noon.Add(time.Hour))
 	f.expire()
 	f.has(6)
 	require.Empty(t, f.crossed())
-	_, err = f.tryDraw(wallet.Draw{Amount: 1})
+	_, err = f.tryDraw(toDraw{Amount: 1})
 	require.ErrorIs(t, err, budget.ErrThresholds, "it is not lost: the next draw would report it")
 	f.verify()
 }

@@ -21,8 +21,8 @@ import (
 )
 
 // forUse is a draw of ann's wallet for a use.
-func forUse(use string, amount int64) wallet.Draw {
-	return wallet.Draw{Wallet: "ann", Amount: amount, Note: budget.Note{Use: use}}
+func forUse(use string, amount int64) toDraw {
+	return toDraw{Wallet: "ann", Amount: amount, Note: budget.Note{Use: use}}
 }
 
 // images and tokens are lots for one use each, and any is one for everything, which comes first of the three.
@@ -33,7 +33,7 @@ func (f *fixture) grantForUses() {
 	f.grant(wallet.Grant{Amount: 20, Reference: "any"})
 }
 
-func (f *fixture) shares(d wallet.Drawn) map[string]int64 {
+func (f *fixture) shares(d wasDrawn) map[string]int64 {
 	all := map[string]int64{}
 	for _, l := range d.Lots {
 		all[l.Reference] += l.Amount
@@ -41,7 +41,7 @@ func (f *fixture) shares(d wallet.Drawn) map[string]int64 {
 	return all
 }
 
-func (f *fixture) mustDraw(d wallet.Draw) wallet.Drawn {
+func (f *fixture) mustDraw(d toDraw) wasDrawn {
 	f.Helper()
 	drawn, err := f.tryDraw(d)
 	require.NoError(f, err)
@@ -66,7 +66,7 @@ func TestUses_ADrawTakesLotsForItsUseInTheOrderOfAllLots(t *testing.T) {
 	require.EqualValues(t, 31, exceeded.Refusals[0].Requested)
 	before := f.balance().Seq
 	_, err = do(f, func(ctx context.Context, tx pgx.Tx) (any, error) { // the transaction is usable, and has nothing
-		_, err := f.book.Draw(ctx, tx, forUse("tokens", 31))
+		_, err := f.drawIn(ctx, tx, forUse("tokens", 31))
 		require.ErrorIs(t, err, budget.ErrExceeded)
 		return nil, nil
 	})
@@ -257,7 +257,7 @@ func TestUses_InCommandsSessionsChecksAndBatches(t *testing.T) {
 	cmd := metered.Command{ID: "a", Input: 1, Charges: []budget.Charge{charge(10, "images")}, EarlyLook: true}
 	first, err := metered.Do(t.Context(), p.c, cmd, p.drawing(forUse("images", 20)))
 	require.NoError(t, err)
-	require.Equal(t, []wallet.LotMove{{Lot: first.Draws[0].Lots[0].Lot, Reference: "images", Amount: 20}}, first.Draws[0].Lots)
+	require.Equal(t, []budget.LotMove{{Lot: first.Receipt.Entries[1].Lots[0].Lot, Reference: "images", Amount: 20}}, first.Receipt.Entries[1].Lots)
 	again, err := metered.Do(t.Context(), p.c, cmd, p.drawing(forUse("images", 20)))
 	require.NoError(t, err)
 	require.True(t, again.Replayed)
@@ -276,7 +276,7 @@ func TestUses_InCommandsSessionsChecksAndBatches(t *testing.T) {
 	require.EqualValues(t, 30, exceeded.Refusals[0].Available, "of the month's cap")
 	// A refund by the receipt.
 	require.NoError(t, pgx.BeginFunc(t.Context(), p.pool, func(tx pgx.Tx) error {
-		_, err := p.c.Budget.Refund(t.Context(), tx, budget.Refund{Scope: "ann", Seq: first.Draws[0].Seq, All: true})
+		_, err := p.c.Budget.Refund(t.Context(), tx, budget.Refund{Scope: "ann", Seq: first.Receipt.Entries[1].Seq, All: true})
 		return err
 	}))
 	require.EqualValues(t, 90, balance())
@@ -404,12 +404,12 @@ func TestUses_UnderStressAllSumsAreExact(t *testing.T) {
 				}
 				ctx := f.Context()
 				for range 12 {
-					d := wallet.Draw{Wallet: w.wallet, Amount: 1 + r.Int64N(12), UpTo: r.IntN(3) == 0, Note: budget.Note{Use: []string{"", "images", "tokens"}[r.IntN(3)]}}
+					d := toDraw{Wallet: w.wallet, Amount: 1 + r.Int64N(12), UpTo: r.IntN(3) == 0, Note: budget.Note{Use: []string{"", "images", "tokens"}[r.IntN(3)]}}
 					var err error
 					switch r.IntN(3) {
 					case 0:
-						var drawn wallet.Drawn
-						err = try(func(tx pgx.Tx) (err error) { drawn, err = f.book.Draw(ctx, tx, d); return err })
+						var drawn wasDrawn
+						err = try(func(tx pgx.Tx) (err error) { drawn, err = f.drawIn(ctx, tx, d); return err })
 						if err == nil && r.IntN(3) == 0 {
 							err = try(func(tx pgx.Tx) error {
 								_, err := f.ledger.Refund(ctx, tx, budget.Refund{Scope: w.wallet, Seq: drawn.Seq, Amount: 1 + r.Int64N(drawn.Amount)})
@@ -449,7 +449,7 @@ func TestUses_UnderStressAllSumsAreExact(t *testing.T) {
 	for _, w := range workers {
 		for _, use := range []string{"images", "tokens", ""} { // the rest, and then nothing is left
 			for {
-				if _, err := f.tryDraw(wallet.Draw{Wallet: w.wallet, Amount: 50, UpTo: true, Note: budget.Note{Use: use}}); err != nil {
+				if _, err := f.tryDraw(toDraw{Wallet: w.wallet, Amount: 50, UpTo: true, Note: budget.Note{Use: use}}); err != nil {
 					require.ErrorIs(t, err, budget.ErrExceeded)
 					break
 				}

@@ -160,7 +160,7 @@ func TestWork_OfACallIsAsMuchHoweverMuchIsDue(t *testing.T) {
 			f.lotsEnd(scope, n, rolls)
 			f.clock.Set(noon.Add(2 * time.Hour))
 			f.sweeps()
-			_, err := f.tryDraw(wallet.Draw{Wallet: scope, Amount: int64(5 * n)})
+			_, err := f.tryDraw(toDraw{Wallet: scope, Amount: int64(5 * n)})
 			require.NoError(f, err)
 			f.grant(rolls)
 		}, flat: []string{"charge", "draw", "grant", "place", "balance", "usage", "sweep"}},
@@ -223,7 +223,7 @@ func (f *fixture) calledOn(plain bool) map[string]func(ctx context.Context, tx p
 			return err
 		},
 		"draw": func(ctx context.Context, tx pgx.Tx, scope string) error {
-			_, err := f.book.Draw(ctx, tx, wallet.Draw{Wallet: scope, Amount: 7})
+			_, err := f.drawIn(ctx, tx, toDraw{Wallet: scope, Amount: 7})
 			return err
 		},
 		"grant": func(ctx context.Context, tx pgx.Tx, scope string) error {

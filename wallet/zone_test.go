@@ -41,7 +41,7 @@ func TestZone_ThatTheServerHasLostStopsNoOtherWallet(t *testing.T) {
 	require.Equal(t, []int{2, 1, 0}, []int{report.Ended, report.Failed, report.Busy}, "of bob and cid")
 	require.EqualValues(t, 2, pgtest.Value[int64](t, f.pool, `select count(*) from metered.lots where scope <> 'ann' and rest = 10`))
 
-	_, err = f.tryDraw(wallet.Draw{Wallet: "ann", Amount: 1})
+	_, err = f.tryDraw(toDraw{Wallet: "ann", Amount: 1})
 	require.ErrorIs(t, err, budget.ErrTimeZone)
 	require.ErrorContains(t, err, "Asia/Nowhere, of the plan ")
 	require.ErrorContains(t, err, "of wallet ann")
@@ -51,7 +51,7 @@ func TestZone_ThatTheServerHasLostStopsNoOtherWallet(t *testing.T) {
 		require.NoError(t, err)
 		require.Zero(t, ended.Amount)
 	}
-	drawn, err := f.tryDraw(wallet.Draw{Wallet: "ann", Amount: 1})
+	drawn, err := f.tryDraw(toDraw{Wallet: "ann", Amount: 1})
 	require.NoError(t, err)
 	require.EqualValues(t, 26, drawn.Left, "the lots of this day began, and none comes after them")
 	f.clock.Set(noon.Add(3 * day))
@@ -95,7 +95,7 @@ func TestZone_IsKeptByItsPresentName(t *testing.T) {
 	}
 	f.clock.Set(noon.Add(day))
 	for _, name := range []string{"ann", "older data"} {
-		_, err := f.tryDraw(wallet.Draw{Wallet: name, Amount: 8})
+		_, err := f.tryDraw(toDraw{Wallet: name, Amount: 8})
 		require.NoError(t, err)
 	}
 	charge := func(zone string) error {

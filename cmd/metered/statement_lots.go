@@ -11,7 +11,6 @@ import (
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/inspect"
-	"github.com/pgmetered/metered/wallet"
 )
 
 // byLot selects the statement of a wallet by lot.
@@ -45,7 +44,7 @@ func (a *app) statementByLot(ctx context.Context, tx pgx.Tx, scope string, sums 
 		}
 		if of.lot != 0 {
 			line.Lots = slices.DeleteFunc(line.Lots,
-				func(m wallet.LotMove) bool { return m.Lot != of.lot })
+				func(m budget.LotMove) bool { return m.Lot != of.lot })
 			if len(line.Lots) == 0 {
 				continue
 			}
@@ -57,7 +56,7 @@ func (a *app) statementByLot(ctx context.Context, tx pgx.Tx, scope string, sums 
 			continue
 		}
 		if len(line.Lots) == 0 {
-			line.Lots = []wallet.LotMove{{}}
+			line.Lots = []budget.LotMove{{}}
 		}
 		for _, m := range line.Lots {
 			cells := lotCells(m)
@@ -89,7 +88,7 @@ func (a *app) statementByLot(ctx context.Context, tx pgx.Tx, scope string, sums 
 
 // lotCells are the lot, its reference and category, its change and the units, empty for an entry
 // that changed no lots.
-func lotCells(m wallet.LotMove) []string {
+func lotCells(m budget.LotMove) []string {
 	if m.Kind == "" {
 		return []string{"", "", "", "", ""}
 	}

@@ -33,7 +33,7 @@ func purse(t testing.TB, pool *pgxpool.Pool, c *metered.Client) *wallet.Book {
 				return err
 			}
 		}
-		if _, err := book.Draw(t.Context(), tx, wallet.Draw{Wallet: "user/ann", Amount: 4, Note: budget.Note{Reason: "a picture"}}); err != nil {
+		if _, err := c.Budget.Charge(t.Context(), tx, noted(book.Charge("user/ann", 4), budget.Note{Reason: "a picture"})); err != nil {
 			return err
 		}
 		_, err := book.Revoke(t.Context(), tx, wallet.Revoke{Wallet: "user/ann", Reference: "bounced", Note: budget.Note{Reason: "no funds"}})
@@ -158,7 +158,7 @@ func TestExplain_OfAChargeForAUse(t *testing.T) {
 
 	// An overdraft that others drew is not paid by the lot: all of it is there for its use.
 	require.NoError(t, pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
-		_, err := book.Draw(t.Context(), tx, wallet.Draw{Wallet: "user/bob", Amount: 15})
+		_, err := c.Budget.Charge(t.Context(), tx, book.Charge("user/bob", 15))
 		return err
 	}))
 	for limited, used := range map[string]float64{"credit/5": -25, "prepaid": -30} {
@@ -169,7 +169,7 @@ func TestExplain_OfAChargeForAUse(t *testing.T) {
 		}
 	}
 	require.NoError(t, pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
-		_, err := book.Draw(t.Context(), tx, wallet.Draw{Wallet: "user/bob", Amount: 30, Note: budget.Note{Use: "images"}})
+		_, err := c.Budget.Charge(t.Context(), tx, noted(book.Charge("user/bob", 30), budget.Note{Use: "images"}))
 		return err
 	}))
 }
@@ -201,7 +201,7 @@ func TestVerifyAndPurge_CoverLots(t *testing.T) {
 	book := purse(t, pool, c)
 	require.NoError(t, pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
 		for range 30 { // a purge keeps the last few entries
-			if _, err := book.Draw(t.Context(), tx, wallet.Draw{Wallet: "user/ann", Amount: 1}); err != nil {
+			if _, err := c.Budget.Charge(t.Context(), tx, book.Charge("user/ann", 1)); err != nil {
 				return err
 			}
 		}
@@ -246,7 +246,7 @@ func TestWallet_ShowsLotsForSomeUses(t *testing.T) {
 		if _, err := book.Grant(t.Context(), tx, wallet.Grant{Wallet: "user/ann", Amount: 25, Category: "paid", Reference: "pack", Uses: []string{"tokens", "images"}}); err != nil {
 			return err
 		}
-		_, err := book.Draw(t.Context(), tx, wallet.Draw{Wallet: "user/ann", Amount: 40, Note: budget.Note{Use: "images"}})
+		_, err := c.Budget.Charge(t.Context(), tx, noted(book.Charge("user/ann", 40), budget.Note{Use: "images"}))
 		return err
 	}))
 	l := as(t, pool, metered.GrantReportingSQL)
@@ -256,4 +256,9 @@ func TestWallet_ShowsLotsForSomeUses(t *testing.T) {
 	require.Contains(t, l.ok("lots", "user/ann"), "paid for images, tokens")
 	require.Contains(t, l.ok("statement", "user/ann", "--by-lot"), "applied")
 	require.Contains(t, l.ok("statement", "user/ann"), "use images")
+}
+
+func noted(c budget.Charge, note budget.Note) budget.Charge {
+	c.Note = note
+	return c
 }

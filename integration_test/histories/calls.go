@@ -157,7 +157,7 @@ func (a *app) in(ctx context.Context, tx pgx.Tx, kind string, c call, r *reply) 
 	case "scope refund":
 		_, err = a.c.Budget.Refund(ctx, tx, budget.Refund{Scope: c.Thing, Seq: c.Seq, Amount: c.Amount})
 	case "wallet charge":
-		_, err = a.wallets.Draw(ctx, tx, wallet.Draw{Wallet: c.Thing, Amount: c.Amount})
+		_, err = drawn(ctx, tx, a.c.Budget, a.wallets, c.Thing, c.Amount)
 	case "wallet credit":
 		_, err = a.wallets.Grant(ctx, tx, ending(wallet.Grant{Wallet: c.Thing, Amount: c.Amount}, time.Duration(1+c.Dice%3)*time.Hour))
 	case "hold place":

@@ -1,8 +1,12 @@
 package main
 
 import (
+	"context"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/leases"
 	"github.com/pgmetered/metered/wallet"
@@ -20,4 +24,12 @@ func ending(g wallet.Grant, after time.Duration) wallet.Grant {
 func least(r leases.Rule, slice int64) leases.Rule {
 	r.MinSlice = slice
 	return r
+}
+
+func drawn(ctx context.Context, tx pgx.Tx, l *budget.Ledger, b *wallet.Book, name string, amount int64) (seq int64, err error) {
+	r, err := l.Charge(ctx, tx, b.Charge(name, amount))
+	if err == nil {
+		seq = r.Entries[0].Seq
+	}
+	return seq, err
 }

@@ -128,7 +128,9 @@ var ledgerCalls = []call{
 	}},
 
 	{name: "charge-up-to", tx: func(ctx context.Context, tx pgx.Tx, w *world) error {
-		_, err := w.ledger.ChargeUpTo(ctx, tx, w.charge("s", 80))
+		charge := w.charge("s", 80)
+		charge.UpTo = true
+		_, err := w.ledger.Charge(ctx, tx, charge)
 		return err
 	}, model: func(m *model) string { return m.charge("s", max(1, min(80, limit-m.use("s")))) }},
 

@@ -34,8 +34,10 @@ func (w *world) makeDue(ctx context.Context, tx pgx.Tx, now time.Time) error {
 		b.do(func() error { _, err := w.wallet.Grant(ctx, tx, g); return err })
 	}
 	b.do(func() error {
-		r, err := w.wallet.Draw(ctx, tx, wallet.Draw{Wallet: w.scope("d"), Amount: 50}) // the plan's first lot
-		w.drawn = r.Seq
+		r, err := w.ledger.Charge(ctx, tx, w.wallet.Charge(w.scope("d"), 50)) // the plan's first lot
+		if err == nil {
+			w.drawn = r.Entries[0].Seq
+		}
 		return err
 	})
 	b.do(func() error {
@@ -95,7 +97,7 @@ func nothing(*model) string { return ok }
 
 var dueCalls = []call{
 	onDue("due-draw", func(ctx context.Context, tx pgx.Tx, w *world, scope string) error {
-		_, err := w.wallet.Draw(ctx, tx, wallet.Draw{Wallet: scope, Amount: 60})
+		_, err := w.ledger.Charge(ctx, tx, w.wallet.Charge(scope, 60))
 		return err
 	}, func(m *model) string { return take(m.due, "", 60) }),
 

@@ -124,12 +124,14 @@ var walletCalls = []call{
 	}},
 
 	{name: "draw", needs: aWallet, tx: func(ctx context.Context, tx pgx.Tx, w *world) error {
-		_, err := w.wallet.Draw(ctx, tx, wallet.Draw{Wallet: w.scope("w"), Amount: 40})
+		_, err := w.ledger.Charge(ctx, tx, w.wallet.Charge(w.scope("w"), 40))
 		return err
 	}, model: func(m *model) string { return m.draw("", 40) }},
 
 	{name: "draw-use", needs: aWallet, tx: func(ctx context.Context, tx pgx.Tx, w *world) error {
-		_, err := w.wallet.Draw(ctx, tx, wallet.Draw{Wallet: w.scope("w"), Amount: 70, Note: budget.Note{Use: "images"}})
+		draw := w.wallet.Charge(w.scope("w"), 70)
+		draw.Note, draw.Lots = budget.Note{Use: "images"}, true
+		_, err := w.ledger.Charge(ctx, tx, draw)
 		return err
 	}, model: func(m *model) string { return m.draw("images", 70) }},
 

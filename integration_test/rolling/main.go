@@ -296,11 +296,11 @@ func (a *app) wallet(ctx context.Context, id string) (map[string]int64, error) {
 				return err
 			}
 		}
-		drawn, err := a.book.Draw(ctx, tx, wallet.Draw{Wallet: "wallet", Amount: 8})
+		seq, err := drawn(ctx, tx, a.c.Budget, a.book, "wallet", 8)
 		if err != nil {
 			return err
 		}
-		if _, err := a.c.Budget.Refund(ctx, tx, budget.Refund{Scope: "wallet", Seq: drawn.Seq, Amount: 2}); err != nil {
+		if _, err := a.c.Budget.Refund(ctx, tx, budget.Refund{Scope: "wallet", Seq: seq, Amount: 2}); err != nil {
 			return err
 		}
 		_, err = a.book.Revoke(ctx, tx, wallet.Revoke{Wallet: "wallet", Reference: "lasting/" + id, Amount: 1})

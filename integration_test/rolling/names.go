@@ -1,7 +1,10 @@
 package main
 
 import (
+	"context"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
@@ -24,3 +27,11 @@ func quick(r leases.Rule, lasts time.Duration) leases.Rule {
 }
 
 func told(l budget.Limit, at ...budget.Threshold) budget.Limit { return l.WithThresholds(at...) }
+
+func drawn(ctx context.Context, tx pgx.Tx, l *budget.Ledger, b *wallet.Book, name string, amount int64) (seq int64, err error) {
+	r, err := l.Charge(ctx, tx, b.Charge(name, amount))
+	if err == nil {
+		seq = r.Entries[0].Seq
+	}
+	return seq, err
+}

@@ -256,7 +256,7 @@ func (w *twins) some(use string) int64 {
 	return 1 + w.r.Int64N(30)
 }
 
-func moves(d wallet.Drawn) (nos []int64) {
+func moves(d budget.Posted) (nos []int64) {
 	for i := range d.Lots {
 		nos = append(nos, d.Lots[i].Lot)
 		d.Lots[i].Lot = 0
@@ -265,18 +265,21 @@ func moves(d wallet.Drawn) (nos []int64) {
 }
 
 func (w *twins) draw() {
-	d := wallet.Draw{Wallet: "ann", Note: budget.Note{Use: w.use()}, UpTo: w.once(3)}
-	d.Amount = w.some(d.Note.Use)
-	var got wallet.Drawn
+	note, upTo := budget.Note{Use: w.use()}, w.once(3)
+	d := w.all[0].book.Charge("ann", w.some(note.Use))
+	d.Note, d.UpTo, d.Lots = note, upTo, true
+	var got budget.Posted
 	ok := w.call(fmt.Sprintf("draw %+v", d), func(ctx context.Context, tx pgx.Tx, tw *twin) (said, error) {
-		r, err := tw.book.Draw(ctx, tx, d)
-		if err == nil {
-			tw.seqs = append(tw.seqs, r.Seq)
-			got = r
+		receipt, err := tw.ledger.Charge(ctx, tx, d)
+		if err != nil {
+			return say(budget.Posted{}), err
 		}
+		r := receipt.Entries[0]
+		tw.seqs = append(tw.seqs, r.Seq)
+		got = r
 		r.Seq = 0
 		nos := moves(r)
-		return say(r, nos...), err
+		return say(r, nos...), nil
 	})
 	if ok {
 		w.draws = append(w.draws, drawn{w.now, got.Amount})

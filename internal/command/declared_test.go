@@ -96,9 +96,8 @@ func TestTx_CallsOfTheFunctionNeedAnInput(t *testing.T) {
 		"Return": func(_ context.Context, tx *metered.Tx) error {
 			return tx.Return(holds.Return{IDs: []string{"h"}, All: true})
 		},
-		"Charge":     func(_ context.Context, tx *metered.Tx) error { return tx.Charge(charge("a", 1, 0)) },
-		"ChargeUpTo": func(_ context.Context, tx *metered.Tx) error { return tx.ChargeUpTo(charge("a", 1, 0)) },
-		"Credit":     func(_ context.Context, tx *metered.Tx) error { return tx.Credit(budget.Credit{Scope: "a", Amount: 1}) },
+		"Charge": func(_ context.Context, tx *metered.Tx) error { return tx.Charge(charge("a", 1, 0)) },
+		"Credit": func(_ context.Context, tx *metered.Tx) error { return tx.Credit(budget.Credit{Scope: "a", Amount: 1}) },
 		"Refund": func(_ context.Context, tx *metered.Tx) error {
 			return tx.Refund(budget.Refund{Scope: "a", Seq: 1, Amount: 1})
 		},

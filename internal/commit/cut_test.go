@@ -121,7 +121,7 @@ var kinds = map[string]kind{
 		if err != nil {
 			return err
 		}
-		return tx.Draw(book, wallet.Draw{Wallet: id + " wallet", Amount: 1})
+		return tx.Charge(book.Charge(id+" wallet", 1))
 	}),
 	"Do, RecordRefusal": does(func(_ *set, _ string, cmd *metered.Command) {
 		cmd.RecordRefusal, cmd.Charges[0].Limits = true, []budget.Limit{budget.Lifetime(0)}

@@ -38,7 +38,7 @@ func TestPlans_SayWhatTheyDoNext(t *testing.T) {
 	grant(wallet.Grant{Wallet: "joe", Amount: 7, Reference: "later", Ends: wallet.EachPeriod(hours), Starts: nine.Add(48 * time.Hour)})
 	grant(wallet.Grant{Wallet: "kim", Amount: 9, Reference: "x", Ends: wallet.EachPeriod(month)})
 	f.tx(func(tx pgx.Tx) error {
-		_, err := book.Draw(t.Context(), tx, wallet.Draw{Wallet: "ben", Amount: 100})
+		_, err := f.client.Budget.Charge(t.Context(), tx, book.Charge("ben", 100))
 		return err
 	})
 	small := wallet.Grant{Amount: 30, Reference: "small", Ends: wallet.EachPeriod(month)}
@@ -46,7 +46,7 @@ func TestPlans_SayWhatTheyDoNext(t *testing.T) {
 	change(wallet.Change{Wallet: "eve", Reference: "cancel", Plan: "pictures", AtEnd: true})
 	change(wallet.Change{Wallet: "kim", Reference: "cancel", Plan: "x", AtEnd: true})
 	f.tx(func(tx pgx.Tx) error {
-		_, err := book.Draw(t.Context(), tx, wallet.Draw{Wallet: "kim", Amount: 9})
+		_, err := f.client.Budget.Charge(t.Context(), tx, book.Charge("kim", 9))
 		return err
 	})
 	wallets := []string{"ann", "ben", "eve", "joe", "kim", "nobody"}

@@ -136,7 +136,7 @@ func work(t *testing.T, pool *pgxpool.Pool, c *metered.Client, id string) {
 		if _, err := book.Grant(ctx, tx, wallet.Grant{Wallet: "wallet", Amount: 10, Reference: id}); err != nil {
 			return err
 		}
-		_, err = book.Draw(ctx, tx, wallet.Draw{Wallet: "wallet", Amount: 4})
+		_, err = c.Budget.Charge(ctx, tx, book.Charge("wallet", 4))
 		return err
 	}))
 	require.False(t, command(t, c, id).Replayed)

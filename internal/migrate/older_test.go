@@ -44,10 +44,7 @@ func TestPackages_SayThatAnOlderSchemaIsNotMigrated(t *testing.T) {
 			_, err := purses.Grant(ctx, tx, wallet.Grant{Wallet: "w", Amount: 5, Reference: "r", Ends: wallet.At(now.Add(time.Hour))})
 			return err
 		},
-		"wallet.Draw": func(tx pgx.Tx) error {
-			_, err := purses.Draw(ctx, tx, wallet.Draw{Wallet: "w", Amount: 1})
-			return err
-		},
+		"wallet.Charge":  func(tx pgx.Tx) error { _, err := l.Charge(ctx, tx, purses.Charge("w", 1)); return err },
 		"wallet.Balance": func(tx pgx.Tx) error { _, err := purses.Balance(ctx, tx, "wallet"); return err },
 		"wallet.Revoke": func(tx pgx.Tx) error {
 			_, err := purses.Revoke(ctx, tx, wallet.Revoke{Wallet: "wallet", Reference: "r"})
@@ -74,10 +71,15 @@ func TestPackages_SayThatAnOlderSchemaIsNotMigrated(t *testing.T) {
 			}
 			return nil
 		},
-		"wallet.Sweep":      func(pgx.Tx) error { _, err := purses.Sweep(ctx, pool, wallet.SweepOptions{}); return err },
-		"budget.Charge":     func(tx pgx.Tx) error { _, err := l.Charge(ctx, tx, charge); return err },
-		"budget.ChargeNow":  func(pgx.Tx) error { _, err := l.ChargeNow(ctx, pool, charge); return err },
-		"budget.ChargeUpTo": func(tx pgx.Tx) error { _, err := l.ChargeUpTo(ctx, tx, charge); return err },
+		"wallet.Sweep":     func(pgx.Tx) error { _, err := purses.Sweep(ctx, pool, wallet.SweepOptions{}); return err },
+		"budget.Charge":    func(tx pgx.Tx) error { _, err := l.Charge(ctx, tx, charge); return err },
+		"budget.ChargeNow": func(pgx.Tx) error { _, err := l.ChargeNow(ctx, pool, charge); return err },
+		"budget.Charge up to": func(tx pgx.Tx) error {
+			upTo := charge
+			upTo.UpTo = true
+			_, err := l.Charge(ctx, tx, upTo)
+			return err
+		},
 		"budget.ChargeEach": func(tx pgx.Tx) error { _, err := l.ChargeEach(ctx, tx, charge, charge); return err },
 		"budget.Check":      func(tx pgx.Tx) error { _, err := l.Check(ctx, tx, charge); return err },
 		"budget.Credit": func(tx pgx.Tx) error {
@@ -145,7 +147,7 @@ func TestPackages_SayThatAnOlderSchemaIsNotMigrated(t *testing.T) {
 		var raw *pgconn.PgError
 		require.NotErrorAs(t, err, &raw, name)
 	}
-	for _, name := range []string{"wallet.Grant", "wallet.Reinstate", "budget.ChargeUpTo"} {
+	for _, name := range []string{"wallet.Grant", "wallet.Reinstate", "budget.Charge up to"} {
 		require.True(t, needs[name], name)
 	}
 }

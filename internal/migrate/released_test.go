@@ -106,11 +106,11 @@ func TestUpgrade_OfEachReleasedVersion(t *testing.T) {
 			held, err := holds.New(c.Budget, holds.Config{})
 			require.NoError(t, err)
 			require.NoError(t, pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
-				d, err := book.Draw(t.Context(), tx, wallet.Draw{Wallet: "wallet", Amount: 4})
+				d, err := c.Budget.Charge(t.Context(), tx, book.Charge("wallet", 4))
 				if err != nil {
 					return err
 				}
-				require.EqualValues(t, 30-12-5-4, d.Left)
+				require.EqualValues(t, 30-12-5-4, d.Entries[0].Standings[0].Available)
 				if _, err = c.Budget.Refund(t.Context(), tx, budget.Refund{Scope: "wallet", Seq: 3, Amount: 11}); err != nil {
 					return err
 				}

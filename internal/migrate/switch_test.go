@@ -96,7 +96,7 @@ func (n numbered) make(pool *pgxpool.Pool, name string, ends time.Time) (lot int
 func (n numbered) draw(pool *pgxpool.Pool, name string, amount int64) {
 	n.t.Helper()
 	err := pgx.BeginFunc(n.t.Context(), pool, func(tx pgx.Tx) error {
-		_, err := n.book.Draw(n.t.Context(), tx, wallet.Draw{Wallet: name, Amount: amount})
+		_, err := n.ledger.Charge(n.t.Context(), tx, n.book.Charge(name, amount))
 		return err
 	})
 	require.NoError(n.t, err)

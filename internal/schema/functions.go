@@ -56,7 +56,7 @@ var Functions = []Function{
 	{"charge", Application, write},
 	{"charge_plain", Application, write},
 	{"charge_total", Application, write},
-	{"charge_up_to", Application, write},
+	{"charge_lots", Application, write},
 	{"charge_each", Application, write + "\nset enable_bitmapscan = off"},
 	{"check_charge", Application | Reporting, write},
 	{"usage", Application | Reporting, write},

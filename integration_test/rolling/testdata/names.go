@@ -1,7 +1,10 @@
 package main
 
 import (
+	"context"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
@@ -24,3 +27,8 @@ func quick(r leases.Rule, lasts time.Duration) leases.Rule {
 }
 
 func told(l budget.Limit, at ...budget.Threshold) budget.Limit { return l.Tell(at...) }
+
+func drawn(ctx context.Context, tx pgx.Tx, _ *budget.Ledger, b *wallet.Book, name string, amount int64) (seq int64, err error) {
+	d, err := b.Draw(ctx, tx, wallet.Draw{Wallet: name, Amount: amount})
+	return d.Seq, err
+}

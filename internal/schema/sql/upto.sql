@@ -58,28 +58,53 @@ begin
 end
 $$;
 
--- Charges scopes as charge does, with equal amounts: all of it, or else the largest amount that the limits of all scopes admit, at least 1. amount is
--- this. A refusal is of 1 unit. That of a command raises, because COMMIT follows, and its charges are kept for its record.
-create function metered.charge_up_to(charges metered.new_charge[], ahead interval, wait_ms int, standing boolean, origin metered.origin,
-    out amount bigint, out seqs bigint[], out ats timestamptz[], out used bigint[], out held bigint[], out refused jsonb,
-    out periods timestamptz[], out crossed jsonb)
+-- The lots that paid for an entry, in order, as JSON: null for none. A unit that no lot covers is in
+-- none of them. Aggregates inside lateral leave the planner no join to choose.
+create function metered._lots_of(of_scope text, of_seq bigint) returns json
+language plpgsql stable
+as $$
+begin
+    return (select json_agg(json_build_object('lot', y.no, 'reference', coalesce(y.reference, y.of_reference),
+            'category', y.category, 'amount', x.amount) order by x.nth)
+        from metered.lot_moves x, lateral (
+            select z.no, z.reference, (z.plan).of_reference, z.category
+            from metered.lot_rows z where z.no = x.lot limit 1) y
+        where x.scope = of_scope and x.seq = of_seq);
+end
+$$;
+
+-- Charges scopes as charge does, and says which lots paid: lots has an element for each charge, null
+-- for none. With up_to the amounts are equal: all of it is charged, or else the largest amount that
+-- the limits of all scopes admit, at least 1. amount is this, and a refusal is of 1 unit. A refusal
+-- of a command raises, because COMMIT follows, and its charges are kept for its record.
+create function metered.charge_lots(charges metered.new_charge[], up_to boolean, ahead interval, wait_ms int,
+    standing boolean, origin metered.origin, out amount bigint, out seqs bigint[], out ats timestamptz[],
+    out used bigint[], out held bigint[], out refused jsonb, out periods timestamptz[], out crossed jsonb, out lots json)
 language plpgsql volatile
 as $$
 declare
-    c metered.new_charge;
-    w record;
-    p metered.charged;
+    mode text := case when origin.operation is null then 'answer' else 'raise' end;
+    c    metered.new_charge;
+    w    record;
+    p    metered.charged;
+    paid json[];
 begin
+    if up_to is null then
+        perform metered._require(false, 'up_to');
+    end if;
     foreach c in array charges loop
-        amount := coalesce(amount, c.amount);
-        if (c.amount = amount and c.held = 0) is not true then
+        if (c.held = 0 and c.lease is null and c.amount = case when up_to then charges[1].amount else c.amount end) is not true then
             perform metered._require(false, 'amounts');
         end if;
     end loop;
-    w := metered._write_up_to(charges, 1, ahead, wait_ms, origin, case when origin.operation is null then 'answer' else 'raise' end, null, standing);
-    p := w.posted;
-    charges := w.charges;
-    amount := charges[1].amount;
+    if up_to then
+        w := metered._write_up_to(charges, 1, ahead, wait_ms, origin, mode, null, standing);
+        p := w.posted;
+        charges := w.charges;
+        amount := charges[1].amount;
+    else
+        p := metered._write_charges(charges, ahead, wait_ms, origin, mode, null, standing);
+    end if;
     seqs := p.seqs;
     ats := p.ats;
     used := p.used;
@@ -87,12 +112,17 @@ begin
     refused := p.refused;
     periods := p.periods;
     crossed := p.crossed;
-    if origin.operation is not null then
-        for i in 1..cardinality(charges) loop
-            perform metered._remember_hold(json_build_object('drawn', json_build_object('wallet', charges[i].scope, 'seq', seqs[i], 'at', ats[i], 'amount', amount),
-                'charge', true));
-        end loop;
+    if refused is not null then
+        return;
     end if;
+    for i in 1..cardinality(charges) loop
+        paid[i] := metered._lots_of(charges[i].scope, seqs[i]);
+        if origin.operation is not null then
+            perform metered._remember_hold(json_build_object('drawn', json_strip_nulls(json_build_object(
+                'wallet', charges[i].scope, 'seq', seqs[i], 'at', ats[i], 'amount', charges[i].amount, 'lots', paid[i]))));
+        end if;
+    end loop;
+    lots := to_json(paid);
 end
 $$;
 

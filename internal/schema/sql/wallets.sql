@@ -379,12 +379,10 @@ begin
     crossed := posted.crossed;
     seq := posted.seqs[1];
     at := posted.ats[1];
-    -- Aggregates inside lateral leave the planner no join to choose.
-    select e.credited - e.spent + e.refunded - e.held - case when metered._lags(row(e.*)::metered.ledger) then metered._lapsing(row(e.*)::metered.ledger, e.at) else 0 end, m.lots into left_over, lots
-    from metered.ledger e, lateral (
-        select json_agg(json_build_object('lot', y.no, 'reference', coalesce(y.reference, y.of_reference), 'category', y.category, 'amount', x.amount) order by x.nth) as lots
-        from metered.lot_moves x, lateral (select z.no, z.reference, (z.plan).of_reference, z.category from metered.lot_rows z where z.no = x.lot limit 1) y
-        where x.scope = e.scope and x.seq = e.seq) m
+    lots := metered._lots_of(charge.scope, seq);
+    select e.credited - e.spent + e.refunded - e.held - case when metered._lags(row(e.*)::metered.ledger)
+        then metered._lapsing(row(e.*)::metered.ledger, e.at) else 0 end into left_over
+    from metered.ledger e
     where e.scope = charge.scope and e.seq = draw.seq;
     overdrawn := greatest(0, least(amount, -left_over));
     if charge.note ? 'use' then
