@@ -18,7 +18,7 @@ var dueFigures = []figure{
 		on(options{}, nil, chargeBehind)},
 	{"draw_after_idle_plan", "times the cost", goal{}, "a draw from a wallet with a daily plan that nobody has touched for 3 years, against one that was touched today: the first one, each rolled back",
 		on(options{}, nil, drawAfterIdle)},
-	{"sweep_rows_a_second", "rows/s", goal{}, "due holds of one scope that a sweep ends, a step of about 25 a transaction",
+	{"sweep_rows_a_second", "rows/s", goal{}, "due holds of one scope that a sweep ends: their sum, and then batches of rows",
 		on(options{}, nil, sweepSteps)},
 }
 
