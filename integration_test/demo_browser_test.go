@@ -60,8 +60,9 @@ func (p *page) inCards(what string) {
 		.map((e) => e.scrollWidth + " of " + e.clientWidth + ": " + e.innerText).join("\n")`), what)
 }
 
-// takeAll keeps pictures of pages at two widths, in both colours, if somebody wants to look at them.
-func takeAll(t *testing.T, browser context.Context, address string, pages map[string]string) {
+// takeAll keeps pictures of pages at two widths, in both colours, if somebody wants to look at them. fresh
+// are queries of pages that are soon gone.
+func takeAll(t *testing.T, browser context.Context, address string, pages map[string]string, conn *pgx.Conn, fresh map[string]string) {
 	t.Helper()
 	dir := os.Getenv(screenshotsEnv)
 	if dir == "" {
@@ -71,6 +72,9 @@ func takeAll(t *testing.T, browser context.Context, address string, pages map[st
 		for _, colours := range []string{"light", "dark"} {
 			page := openPage(t, browser, fmt.Sprint(width, colours), dir, width, 1480, width < 500, &emulation.MediaFeature{Name: "prefers-color-scheme", Value: colours})
 			for what, path := range pages {
+				if sql := fresh[what]; sql != "" {
+					path = pgtest.Value[string](t, conn, "select coalesce(("+sql+"), '"+path+"')")
+				}
 				page.do(chromedp.Navigate(address+path), chromedp.Sleep(500*time.Millisecond))
 				page.fits()
 				page.shot(what)
@@ -122,10 +126,11 @@ func TestDemo_InABrowserContradictsNoPromise(t *testing.T) {
 		pages[what], _ = strings.CutPrefix(eval[string](desk, `document.querySelector('main a[href^="`+link+`"]')?.href ?? ""`), address)
 	}
 	pages["wallet"] = "scope?scope=" + pgtest.Value[string](t, conn, `select scope from metered.lot_rows order by no desc limit 1`)
-	for what, sql := range map[string]string{
+	fresh := map[string]string{
 		"hold": `select 'hold?tenant=' || tenant || '&id=' || id from metered.holds order by no desc limit 1`,
-		"job":  `select 'job?id=' || job_id from metered.parked_jobs where scope <> '' order by job_id limit 1`,
-	} {
+		"job":  `select 'job?id=' || job_id from metered.parked_jobs where scope <> '' order by job_id desc limit 1`,
+	}
+	for what, sql := range fresh {
 		if pages[what] == "" {
 			pgtest.WaitFor(t, what, func() bool { return pgtest.Value[bool](t, conn, "select exists ("+sql+")") })
 			pages[what] = pgtest.Value[string](t, conn, sql)
@@ -137,7 +142,7 @@ func TestDemo_InABrowserContradictsNoPromise(t *testing.T) {
 		desk.fits()
 		desk.inCards(what)
 	}
-	takeAll(t, browser, address, pages)
+	takeAll(t, browser, address, pages, conn, fresh)
 
 	desk.do(chromedp.Navigate(address))
 	desk.drawn(".svg?")
