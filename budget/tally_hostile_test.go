@@ -177,6 +177,57 @@ func TestTally_AndDueHoldsCountAtTheirTimesWhoeverIsFirst(t *testing.T) {
 	requireVerified(t, pool, l)
 }
 
+// A refusal names the time at which tallies leave a window or a period, folded or not.
+func TestTally_RetryTimesAreThoseOfEntries(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	pool, l, clock := open(t)
+	book, err := holds.New(l, holds.Config{})
+	require.NoError(t, err)
+	makeBusy(t, pool, l, "channel")
+	clock.Advance(time.Microsecond)
+	require.NoError(t, pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		_, err := book.Place(ctx, tx, holds.Placement{ID: "h", TTL: 50 * time.Minute, Lines: []holds.Line{{Scope: "channel", Amount: 30, AtLeast: 4}}})
+		return err
+	}))
+	for range 4 { // no entry is in a window of 35 minutes at last
+		clock.Advance(10 * time.Minute)
+		sum(t, pool, l, "channel", 10)
+	}
+	for _, c := range []struct {
+		limit  budget.Limit
+		amount int64
+		retry  time.Duration
+	}{
+		{budget.PerWindow(75, 35*time.Minute), 11, 5 * time.Minute},
+		{budget.PerWindow(75, 35*time.Minute), 25, 10 * time.Minute},
+		{budget.PerWindow(75, 35*time.Minute), 72, 45 * time.Minute}, // the minimum leaves last
+		{budget.PerWindow(75, 35*time.Minute), 42, 15 * time.Minute},
+		{budget.PerPeriod(75, 45*time.Minute, start), 20, 5 * time.Minute},
+		{budget.PerPeriod(75, 70*time.Minute, start), 20, 10 * time.Minute},
+		{budget.Lifetime(75), 20, 10 * time.Minute},
+		{budget.Lifetime(75), 60, budget.Never},
+	} {
+		retry := func() time.Duration {
+			_, err := l.Check(ctx, pool, budget.Charge{Scope: "channel", Amount: c.amount, Limits: []budget.Limit{c.limit}})
+			var e *budget.ExceededError
+			require.ErrorAs(t, err, &e)
+			return e.RetryAfter().Round(time.Second)
+		}
+		require.Equal(t, 4, pgtest.Count(t, pool, "metered.tallies"))
+		before := retry()
+		tx := begin(t, pool, pgx.ReadCommitted)
+		_, err := tx.Exec(ctx, "select metered._fold_all()")
+		require.NoError(t, err)
+		_, err = l.Charge(ctx, tx, budget.Charge{Scope: "channel", Amount: c.amount, Limits: []budget.Limit{c.limit}})
+		var e *budget.ExceededError
+		require.ErrorAs(t, err, &e)
+		require.NoError(t, tx.Rollback(ctx))
+		require.Equal(t, e.RetryAfter().Round(time.Second), before, "%+v %d", c.limit, c.amount)
+		require.Equal(t, c.retry, before, "%+v %d", c.limit, c.amount)
+	}
+}
+
 func TestTally_APurgeFoldsThemAndKeepsTheSums(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()

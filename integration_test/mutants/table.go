@@ -202,6 +202,7 @@ var all = []Mutant{
 	{"tallies ahead of the clock wait for each other", "_tally", "where pg_try_advisory_xact_lock(t_lock # metered._in_us(x.at))", "", "./budget", "TestTally_WaitsForNobodyWhereTheChainIsAhead"},
 	{"a tally is written while a minimum is due", "_tally", "and (t.next_due <= t.clk and metered._minimum_is_due(c.scope, t.next_due, t.clk)) is not true", "", "./budget", "TestTally_AndDueHoldsCountAtTheirTimesWhoeverIsFirst"},
 	{"a release leaves tallies to later entries", "_release_lines", "perform metered._fold_of(scopes);", "null;", "./budget", "TestTally_AndDueHoldsCountAtTheirTimesWhoeverIsFirst"},
+	{"a retry time forgets when tallies leave", "_minima_leave", "if tip.tallied then", "if false then", "./budget", "TestTally_RetryTimesAreThoseOfEntries"},
 	{"a tally has a time before the chain's end", "_tally", "and t.at < t.clk and", "and", "./budget", "TestTally_ItsNumberNamesOneChargeWhateverTheClockDoes"},
 	{"a total is written in a scope that was never busy", "charge_total", "where t.tallied and", "where", "./budget", "TestTotal_BesideALimitBeginsAsAnEntry"},
 	{"a known id runs again beside a total", "internal/schema/macros.go", "{short charge: also = $also};", "{short charge: also = true};", "./internal/command", "TestDo_ATotalBesideALimitIsRepeatedFromTheRecord"},

@@ -33,12 +33,14 @@ begin
 end
 $$;
 
--- The minima of a scope's open lines that fall due from since on and before until, without the holds of_nos: units, and when they leave the
--- window or period of a limit, in the order of these times. They never leave a lifetime. Null if there are none.
+-- The minima of a scope's open lines that fall due from since on and before until, without the holds of_nos, and the tallies from since on: units,
+-- and when they leave the window or period of a limit, in the order of these times. They never leave a lifetime. Null if there are none.
 create function metered._minima_leave(tip metered.ledger, l metered.charge_limit, since timestamptz, until timestamptz, clk timestamptz, of_nos bigint[],
     out units bigint[], out leave timestamptz[])
 language plpgsql stable
 as $$
+declare
+    span timestamptz[];
 begin
     select array_agg(x.units order by x.leaves), array_agg(x.leaves order by x.leaves) into units, leave
     from (select sum(y.at_least - y.captured)::bigint as units, case
@@ -50,6 +52,19 @@ begin
             and y.due >= greatest(tip.next_due, since) and y.due < until and (y.hold = any (of_nos)) is not true
           group by 2) x
     where x.leaves > greatest(clk, tip.at);
+    if tip.tallied then
+        span := case when l.win is null then metered._period_at(l.period, greatest(clk, tip.at)) end;
+        select array_agg(x.units order by x.leaves), array_agg(x.leaves order by x.leaves) into units, leave
+        from (select sum(y.units)::bigint as units, y.leaves
+              from (select m.units, m.leaves from unnest(units, leave) m(units, leaves)
+                    union all
+                    select t.amount, case when l.win > interval '0' then greatest(t.at, tip.at) + l.win
+                        else coalesce(span[2], 'infinity') end
+                    from metered.tallies t
+                    where t.scope = tip.scope and t.at >= since and (greatest(t.at, tip.at) < span[1]) is not true) y
+              group by y.leaves) x
+        where x.leaves > greatest(clk, tip.at);
+    end if;
 end
 $$;
 
