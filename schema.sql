@@ -7035,7 +7035,7 @@ declare
     m     record;           -- minima, and when they leave
     fits  timestamptz;
     spent bigint;
-    due_minima bigint;      -- units that due holds, not ended yet, have spent
+    apart bigint;           -- units that count and are in no entry: of tallies, and minima of due holds
 begin
     foreach tip in array tips loop
         if tip.next_due = '-infinity' then
@@ -7054,7 +7054,7 @@ begin
             u := used[n];
             p := case when l.win is null then metered._period_at(l.period, greatest(clk, tip.at)) end;
             since := null;
-            due_minima := 0;
+            apart := 0;
             if u is not null then
                 null;
             elsif l.win = interval '0' then
@@ -7080,12 +7080,12 @@ begin
                 end if;
             end if;
             if tip.tallied then
-                u := u + (metered._tallied_units(tip, since)).units;
+                apart := (metered._tallied_units(tip, since)).units;
             end if;
             if tip.next_due <= clk then
-                due_minima := metered._minima(tip, since, clk);
-                u := u + due_minima;
+                apart := apart + metered._minima(tip, since, clk);
             end if;
+            u := u + apart;
             used[n] := u;
             continue when u <= l.max - held[i] - c.amount;
             own := 0;
@@ -7111,15 +7111,15 @@ begin
             end if;
             retry := null;
             room := l.max - held[i] - c.amount;
-            if l.win > interval '0' and room >= 0 and due_minima = 0 then
+            if l.win > interval '0' and room >= 0 and apart = 0 then
                 retry := metered._leaves_at(tip, base_seq, base_spent, u, l.win, room);
             elsif l.win > interval '0' and room >= 0 then
                 m := metered._minima_leave(tip, l, '-infinity', clk + interval '1 microsecond', clk, of_nos);
-                retry := metered._fits_at(tip, l, room, u - due_minima, row(n, base_seq, base_spent), clk, m.units, m.leave);
+                retry := metered._fits_at(tip, l, room, u - apart, row(n, base_seq, base_spent), clk, m.units, m.leave);
             end if;
             -- The end of holds can make room, sooner or at all: but for their minima, until these have left.
             room := l.max - own - c.amount;
-            spent := u - due_minima;
+            spent := u - apart;
             if l.win = interval '0' then    -- it may be less than 0
                 room := greatest(-1, least(9223372036854775807, room::numeric - spent))::bigint;
                 spent := 0;
@@ -9981,12 +9981,14 @@ begin
 end
 $$;
 
--- The minima of a scope's open lines that fall due from since on and before until, without the holds of_nos: units, and when they leave the
--- window or period of a limit, in the order of these times. They never leave a lifetime. Null if there are none.
+-- The minima of a scope's open lines that fall due from since on and before until, without the holds of_nos, and the tallies from since on: units,
+-- and when they leave the window or period of a limit, in the order of these times. They never leave a lifetime. Null if there are none.
 create function metered._minima_leave(tip metered.ledger, l metered.charge_limit, since timestamptz, until timestamptz, clk timestamptz, of_nos bigint[],
     out units bigint[], out leave timestamptz[])
 language plpgsql stable
 as $$
+declare
+    span timestamptz[];
 begin
     select array_agg(x.units order by x.leaves), array_agg(x.leaves order by x.leaves) into units, leave
     from (select sum(y.at_least - y.captured)::bigint as units, case
@@ -9998,6 +10000,19 @@ begin
             and y.due >= greatest(tip.next_due, since) and y.due < until and (y.hold = any (of_nos)) is not true
           group by 2) x
     where x.leaves > greatest(clk, tip.at);
+    if tip.tallied then
+        span := case when l.win is null then metered._period_at(l.period, greatest(clk, tip.at)) end;
+        select array_agg(x.units order by x.leaves), array_agg(x.leaves order by x.leaves) into units, leave
+        from (select sum(y.units)::bigint as units, y.leaves
+              from (select m.units, m.leaves from unnest(units, leave) m(units, leaves)
+                    union all
+                    select t.amount, case when l.win > interval '0' then greatest(t.at, tip.at) + l.win
+                        else coalesce(span[2], 'infinity') end
+                    from metered.tallies t
+                    where t.scope = tip.scope and t.at >= since and (greatest(t.at, tip.at) < span[1]) is not true) y
+              group by y.leaves) x
+        where x.leaves > greatest(clk, tip.at);
+    end if;
 end
 $$;
 

@@ -23,6 +23,8 @@ type RangeUsage struct {
 	// Charged are the units of charges and captures in the range.
 	Charged int64 `json:"charged"`
 
+	// Credited are the units of credits in the range. Of a wallet, lots that began in it are among
+	// them, and units that ended are not, as far as that was written (wallet.Book.Sweep).
 	Credited int64 `json:"credited"`
 
 	// RefundedOfCharged are the units of Charged that were refunded, whenever that was. It may
