@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"hash"
 	"io"
 	"log/slog"
 	"time"
@@ -233,11 +232,11 @@ func (c *Client) prepare(cmd Command, do work) (*operation, error) {
 			cmd.Token.Presented); err != nil {
 			return nil, err
 		}
-	}
-	op.Granted = func(row ledger.TokenRow) error {
-		grant, err := inTokens.Grant(op.Token, row)
-		op.grant = &grant
-		return err
+		op.Granted = func(row ledger.TokenRow) error {
+			grant, err := inTokens.Grant(op.Token, row)
+			op.grant = &grant
+			return err
+		}
 	}
 	if op.Fingerprint, err = fingerprint(cmd, op.Token, op.Holds); err != nil {
 		return nil, err
@@ -337,10 +336,11 @@ func (op *operation) run(ctx context.Context, tx pgx.Tx) (err error) {
 			return refused
 		}
 	}
-	switch lost := (*command.Indefinite)(nil); {
-	case errors.As(err, &lost):
-		return &IndefiniteError{Tenant: op.Tenant, ID: op.ID, cause: lost.Cause}
+	switch {
 	case err != nil:
+		if lost := (*command.Indefinite)(nil); errors.As(err, &lost) {
+			return &IndefiniteError{Tenant: op.Tenant, ID: op.ID, cause: lost.Cause}
+		}
 		return err
 	case op.rec.Refusal != nil:
 		err = refusalOf(op.rec.Refusal)
@@ -450,46 +450,37 @@ func fingerprint(cmd Command, token ledger.PresentedToken, holds []*ledger.Placi
 	if err != nil {
 		return nil, err
 	}
-	h := sha256.New()
-	part(h, []byte(cmd.Name))
-	part(h, input)
-	if token.Digest == nil {
-		part(h, nil)
-	} else {
-		part(h, token.Digest)
-		part(h, []byte(token.Purpose))
-		part(h, []byte(token.Subject))
+	var room [512]byte // most commands need no memory
+	b := part(part(room[:0], cmd.Name), input)
+	b = part(b, token.Digest)
+	if token.Digest != nil {
+		b = part(part(b, token.Purpose), token.Subject)
 	}
 	if cmd.IssuedAt.IsZero() {
-		part(h, nil) // a time in the id is compared with the id
+		b = part(b, "") // a time in the id is compared with the id
 	} else {
-		part(h, binary.BigEndian.AppendUint64(nil, uint64(cmd.IssuedAt.Truncate(time.Microsecond).UnixMicro())))
+		b = number(number(b, 8), cmd.IssuedAt.Truncate(time.Microsecond).UnixMicro())
 	}
-	for _, charges := range [][]budget.Charge{cmd.Charges, cmd.Sticky} {
-		number(h, int64(len(charges)))
-		for _, charge := range charges {
-			part(h, []byte(inBudget.Content(charge.Scope, charge.Note.Use)))
-			number(h, charge.Amount)
+	for _, charges := range [...][]budget.Charge{cmd.Charges, cmd.Sticky} {
+		b = number(b, int64(len(charges)))
+		for i := range charges {
+			charge := &charges[i]
+			b = number(part(b, inBudget.Content(charge.Scope, charge.Note.Use)), charge.Amount)
 		}
 	}
 	for _, hold := range holds { // no count: commands without holds keep the fingerprints of builds that had none
-		part(h, hold.Identity)
+		b = part(b, hold.Identity)
 	}
 	if o := cmd.Newest; o.Key != "" { // likewise
-		part(h, []byte("newest\x00"+o.Key))
-		number(h, o.At.UnixMicro())
+		b = number(part(b, "newest\x00"+o.Key), o.At.UnixMicro())
 	}
-	return h.Sum([]byte{fingerprintVersion}), nil
+	sum := sha256.Sum256(b)
+	return append([]byte{fingerprintVersion}, sum[:]...), nil
 }
 
-func part(h hash.Hash, b []byte) {
-	number(h, int64(len(b)))
-	h.Write(b)
-}
+func part[T string | []byte](b []byte, of T) []byte { return append(number(b, int64(len(of))), of...) }
 
-func number(h hash.Hash, n int64) {
-	h.Write(binary.BigEndian.AppendUint64(nil, uint64(n)))
-}
+func number(b []byte, n int64) []byte { return binary.BigEndian.AppendUint64(b, uint64(n)) }
 
 func encodeInput(input any) ([]byte, error) {
 	var b []byte

@@ -142,7 +142,7 @@ func (t *Tx) Charge(charges ...budget.Charge) error {
 		return err
 	}
 	if apart != nil {
-		t.apart = append(t.apart, command.StepOf(&apart.Call,
+		t.apart = append(t.apart, command.StepOf(apart,
 			func(r budget.Receipt) { t.told = append(t.told, r) }))
 		return nil
 	}
@@ -302,7 +302,7 @@ type (
 var (
 	inBudget = lend.Borrow[interface {
 		Charges(l *budget.Ledger, charges ...budget.Charge) (*ledger.ChargeCall[budget.Receipt], error)
-		ChargeLots(l *budget.Ledger, charges ...budget.Charge) (*ledger.ChargeCall[budget.Receipt], error)
+		ChargeLots(l *budget.Ledger, charges ...budget.Charge) (*ledger.Call[budget.Receipt], error)
 		Content(scope, use string) string
 		Credit(l *budget.Ledger, c budget.Credit) (*ledger.Call[budget.Posted], error)
 		Refund(l *budget.Ledger, r budget.Refund) (*ledger.Call[budget.Posted], error)

@@ -82,7 +82,7 @@ type item struct {
 }
 
 func (l *Ledger) newItem(c Charge) (*item, error) {
-	if err := l.checkCharge(c); err != nil {
+	if err := l.checkCharge(&c); err != nil {
 		return nil, err
 	}
 	a := &item{limits: c.Limits, charge: ledger.Charge{
@@ -162,6 +162,13 @@ var statusErrors = map[string]error{
 	"conflict": ErrConflict, "retired": ErrRetired, "future": ErrFuture, "late": ErrLate, "busy": ErrBusy,
 }
 
+// merged is the item's charge, as a call of its own has it.
+func (a *item) merged() *merged {
+	m := &merged{limits: [][]Limit{a.limits}}
+	m.Charges = []ledger.Charge{a.charge}
+	return m
+}
+
 func (a *item) result(row *eachRow) Result {
 	posted := Posted{Scope: a.charge.Scope, Amount: a.charge.Amount, Seq: row.seq, At: row.at,
 		Replayed: row.status == "replay"}
@@ -179,8 +186,7 @@ func (a *item) result(row *eachRow) Result {
 			&pgconn.PgError{Severity: "ERROR", SeverityUnlocalized: "ERROR", Code: row.status,
 				Message: "refused in a batch", Detail: detail})}
 	case len(row.refused) > 0:
-		m := &merged{charges: []ledger.Charge{a.charge}, limits: [][]Limit{a.limits}}
-		return Result{Err: m.exceeded(row.refused)}
+		return Result{Err: a.merged().Refused(row.refused)}
 	}
 	if len(a.limits) > 0 {
 		posted.Standings = make([]Standing, len(a.limits))
@@ -191,8 +197,7 @@ func (a *item) result(row *eachRow) Result {
 			posted.Standings[i].PeriodStart, posted.Standings[i].PeriodEnd = row.periods.Next()
 		}
 	}
-	m := &merged{charges: []ledger.Charge{a.charge}, limits: [][]Limit{a.limits}}
-	crossed, err := m.crossings(row.crossed)
+	crossed, err := a.merged().crossings(row.crossed)
 	return Result{Posted: posted, Crossed: crossed, Err: err}
 }
 

@@ -118,38 +118,40 @@ const chargeTotalSQL = `
 select metered.charge_total($1::text, $2::bigint, $3::bigint, $4::bigint, $5::interval, $6::jsonb, $7::bool,
     $8::text, $9::bigint, $10::bigint, $11::jsonb, $12::bool, $13::interval, $14::int)`
 
-// prepareCharge is prepare for a call that sends the charges the short way, if there is one.
-func (l *Ledger) prepareCharge(charges ...Charge) (*ledger.ChargeCall[Receipt], error) {
+// prepareCharge validates charges as Charge does. They go the short way, if there is one.
+func (l *Ledger) prepareCharge(charges ...Charge) (*ledger.Call[Receipt], error) {
 	if slices.ContainsFunc(charges, Charge.special) {
 		return l.prepareLots(charges...)
 	}
-	call, err := l.prepare(charges...)
+	c, err := l.prepare(charges...)
 	if err != nil {
 		return nil, err
 	}
-	sql, _ := call.Short(l.sql.chargePlain, l.sql.chargeTotal)
+	call := &ledger.Call[Receipt]{Locks: c.Locks, Queries: c.Queries}
+	sql, _ := c.Short(l.sql.chargePlain, l.sql.chargeTotal, nil)
 	if sql == "" {
-		call.Call.Args = func(s ledger.Sending) []any {
-			return []any{ledger.Summed(ledger.Telling(call.Charges, s.Telling)), call.Tolerance,
-				s.WaitMS, call.Standing}
+		call.SQL, call.Scan = l.sql.charge, c.Scan
+		call.Args = func(s ledger.Sending) []any {
+			return []any{ledger.Summed(ledger.Telling(c.Charges, s.Telling)), c.Tolerance,
+				s.WaitMS, c.Standing}
 		}
 		return call, nil
 	}
-	call.Call.SQL = sql
-	call.Call.Args = func(s ledger.Sending) []any {
-		_, args := call.Short(l.sql.chargePlain, l.sql.chargeTotal)
-		return append(args, call.Tolerance, s.WaitMS)
+	call.SQL = sql
+	call.Args = func(s ledger.Sending) []any {
+		_, args := c.Short(l.sql.chargePlain, l.sql.chargeTotal, make([]any, 0, 14))
+		return append(args, c.Tolerance, s.WaitMS)
 	}
-	call.Call.Scan = func(row pgx.Row) (Receipt, error) {
+	call.Scan = func(row pgx.Row) (Receipt, error) {
 		var answer []byte
 		var a ledger.Answer
 		if err := row.Scan(&answer); err != nil {
-			return Receipt{}, call.Failed(err)
+			return Receipt{}, c.Failed(err)
 		}
-		if err := a.ScanPlain(answer, &call.Charging); err != nil {
-			return Receipt{}, call.Failed(err)
+		if err := a.ScanPlain(answer, &c.Charging); err != nil {
+			return Receipt{}, c.Failed(err)
 		}
-		return call.Receipt(a)
+		return c.Receipt(a)
 	}
 	return call, nil
 }
@@ -162,12 +164,12 @@ from metered.charge_lots($1::metered.new_charge[], $2::bool, $3::interval, $4::i
 func (c Charge) special() bool { return c.UpTo || c.Lots }
 
 // prepareLots validates charges some of which have UpTo or Lots, without any SQL.
-func (l *Ledger) prepareLots(charges ...Charge) (*ledger.ChargeCall[Receipt], error) {
+func (l *Ledger) prepareLots(charges ...Charge) (*ledger.Call[Receipt], error) {
 	plain := slices.Clone(charges)
 	for i := range plain {
 		plain[i].UpTo, plain[i].Lots = false, false
 	}
-	call, err := l.prepare(plain...)
+	charged, err := l.prepare(plain...)
 	if err != nil {
 		return nil, err
 	}
@@ -180,24 +182,24 @@ func (l *Ledger) prepareLots(charges ...Charge) (*ledger.ChargeCall[Receipt], er
 		case c.Amount != charges[0].Amount:
 			return nil, invalid(index("charges", i, ".Amount"),
 				"%d is not that of the first charge, %d", c.Amount, charges[0].Amount)
-		case i == len(call.Charges) || call.Charges[i].Scope != c.Scope:
+		case i == len(charged.Charges) || charged.Charges[i].Scope != c.Scope:
 			return nil, invalid(index("charges", i, ".Scope"), "%q has a charge already", c.Scope)
 		}
 	}
-	call.Call.SQL = l.sql.chargeLots
-	call.Call.Args = func(s ledger.Sending) []any {
-		return []any{ledger.Charges(ledger.Telling(call.Charges, s.Telling)), upTo, call.Tolerance,
-			s.WaitMS, call.Standing, s.Origin("")}
+	call := &ledger.Call[Receipt]{SQL: l.sql.chargeLots, Locks: charged.Locks, Queries: charged.Queries}
+	call.Args = func(s ledger.Sending) []any {
+		return []any{ledger.Charges(ledger.Telling(charged.Charges, s.Telling)), upTo, charged.Tolerance,
+			s.WaitMS, charged.Standing, s.Origin("")}
 	}
 	var a ledger.Answer
-	call.Call.Scan = func(row pgx.Row) (Receipt, error) {
+	call.Scan = func(row pgx.Row) (Receipt, error) {
 		a = ledger.Answer{}
 		var lots []byte
 		if err := row.Scan(&a.Amount, &a.Seqs, &a.Ats, &a.Used, &a.Held, &a.Refused, &a.Periods,
 			&a.Crossed, &lots); err != nil {
-			return Receipt{}, call.Failed(err)
+			return Receipt{}, charged.Failed(err)
 		}
-		r, err := call.Receipt(a)
+		r, err := charged.Receipt(a)
 		if err != nil {
 			return r, err
 		}
@@ -210,7 +212,9 @@ func (l *Ledger) prepareLots(charges ...Charge) (*ledger.ChargeCall[Receipt], er
 		}
 		return r, nil
 	}
-	call.Call.Cross = func(ctx context.Context, tx pgx.Tx) error { return call.Cross(ctx, tx, a.Crossed) }
+	call.Cross = func(ctx context.Context, tx pgx.Tx) error {
+		return charged.Cross(ctx, tx, a.Crossed)
+	}
 	return call, nil
 }
 
@@ -220,13 +224,12 @@ func (l *Ledger) Charge(ctx context.Context, tx pgx.Tx, charges ...Charge) (r Re
 	if err := notNil("tx", tx); err != nil {
 		return Receipt{}, err
 	}
-	p, err := l.prepareCharge(charges...)
+	call, err := l.prepareCharge(charges...)
 	if err != nil {
 		return Receipt{}, err
 	}
 	ctx, span := l.begin(ctx, "budget.charge")
 	defer func() { l.ended(ctx, span, err) }()
-	call := p.Call
 	if len(call.Queries) > 0 {
 		lock := ledger.LockAllArgs(l.waitMS(), call.Locks)
 		if err := ledger.Ask(ctx, tx, l.sql.lockAll, lock, call.Queries,

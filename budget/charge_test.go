@@ -9,7 +9,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered/budget"
-	"github.com/pgmetered/metered/internal/ledger"
 	"github.com/pgmetered/metered/internal/sqlstate"
 )
 
@@ -193,8 +192,8 @@ func TestCharge_RaisedRefusalIsTheSameError(t *testing.T) {
 	pool, l, _ := open(t)
 	call, err := prepareCharges(l, budget.Charge{Scope: "a", Amount: 5, Limits: []budget.Limit{budget.Lifetime(4).Named("four")}})
 	require.NoError(t, err)
-	_, returned := call.Call.Scan(pool.QueryRow(ctx, call.Call.SQL, call.Call.Args(ledger.Sending{WaitMS: 5000})...))
-	_, err = pool.Exec(ctx, `select metered._write_charges($1::metered.new_charge[], $2::interval, $3::int, null, 'raise', null, $4)`, call.Call.Args(ledger.Sending{WaitMS: 5000})...)
+	_, returned := call.Scan(pool.QueryRow(ctx, chargeSQL, chargeArgs(call)...))
+	_, err = pool.Exec(ctx, `select metered._write_charges($1::metered.new_charge[], $2::interval, $3::int, null, 'raise', null, $4)`, chargeArgs(call)...)
 	require.Equal(t, sqlstate.Exceeded, code(err))
 	raised := call.Failed(err)
 	require.ErrorIs(t, raised, budget.ErrExceeded)

@@ -78,6 +78,15 @@ var prepareCharges = lend.Borrow[interface {
 	Charges(l *budget.Ledger, charges ...budget.Charge) (*ledger.ChargeCall[budget.Receipt], error)
 }]("budget").Charges
 
+// chargeSQL is the full function, for chargeArgs.
+const chargeSQL = `
+select seqs, ats, used, held, refused, periods, crossed
+from metered.charge($1::metered.new_charge[], $2::interval, $3::int, $4::bool)`
+
+func chargeArgs(c *ledger.ChargeCall[budget.Receipt]) []any {
+	return []any{ledger.Charges(c.Charges), c.Tolerance, 5000, c.Standing}
+}
+
 // chargeMany appends n charges of one unit in one round trip per hundred.
 func chargeMany(t testing.TB, db interface {
 	SendBatch(context.Context, *pgx.Batch) pgx.BatchResults
@@ -88,7 +97,7 @@ func chargeMany(t testing.TB, db interface {
 	for n > 0 {
 		batch := &pgx.Batch{}
 		for range min(n, 100) {
-			batch.Queue(call.Call.SQL, call.Call.Args(ledger.Sending{WaitMS: 5000})...)
+			batch.Queue(chargeSQL, chargeArgs(call)...)
 		}
 		n -= batch.Len()
 		require.NoError(t, db.SendBatch(t.Context(), batch).Close())

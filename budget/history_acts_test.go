@@ -13,7 +13,6 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/pgmetered/metered/budget"
-	"github.com/pgmetered/metered/internal/ledger"
 	"github.com/pgmetered/metered/internal/pgtest"
 )
 
@@ -62,7 +61,7 @@ func (h *history) bulk(n int) {
 			c := budget.Charge{Scope: m.scope, Amount: int64(i%5 + 1)}
 			call, err := prepareCharges(h.ledger, c)
 			require.NoError(h, err)
-			batch.Queue(call.Call.SQL, call.Call.Args(ledger.Sending{WaitMS: 5000})...)
+			batch.Queue(chargeSQL, chargeArgs(call)...)
 			m.add(h.now, "charge", c.Amount, 0)
 		}
 		if step > 0 {

@@ -31,7 +31,7 @@ func (l *Ledger) ChargeNow(ctx context.Context, pool *pgxpool.Pool, charge Charg
 	if _, err := l.newItem(plain); err != nil {
 		return Posted{}, within("charge", err)
 	}
-	prepared, err := l.prepareCharge(charge)
+	call, err := l.prepareCharge(charge)
 	if err != nil {
 		return Posted{}, err
 	}
@@ -40,7 +40,6 @@ func (l *Ledger) ChargeNow(ctx context.Context, pool *pgxpool.Pool, charge Charg
 		l.observer.Never(ctx, err, ErrCommitUnknown)
 		l.ended(ctx, span, err)
 	}()
-	call := prepared.Call
 	var r Receipt
 	err = pause.Collided(ctx, l.observer, "budget", maxAttempts, func() error {
 		return sweep.Through(ctx, pool, l.schema, l.wait, func() error {

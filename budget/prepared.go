@@ -34,7 +34,7 @@ func (internals) Charges(l *Ledger, charges ...Charge) (*ledger.ChargeCall[Recei
 }
 
 // ChargeLots prepares Ledger.Charge where charges have UpTo or Lots. It is nil where none has.
-func (internals) ChargeLots(l *Ledger, charges ...Charge) (*ledger.ChargeCall[Receipt], error) {
+func (internals) ChargeLots(l *Ledger, charges ...Charge) (*ledger.Call[Receipt], error) {
 	if !slices.ContainsFunc(charges, Charge.special) {
 		return nil, nil
 	}
@@ -99,13 +99,23 @@ func (internals) Content(scope, use string) string {
 	return scope + "\x00" + use
 }
 
-// merged are the charges of a call, one for each distinct scope.
+// merged are the charges of a call, one for each distinct scope, and their answers.
 type merged struct {
-	charges []ledger.Charge
-	limits  [][]Limit // by charge, as they were given
-	quiet   []bool    // by charge: without standings
-	at      map[string]int
-	ledger  *Ledger
+	ledger.ChargeCall[Receipt]
+	limits [][]Limit // by charge, as they were given
+	quiet  []bool    // by charge: without standings
+	at     map[string]int
+	ledger *Ledger
+
+	room struct { // of one charge with one limit, as most calls have: it needs no memory beside
+		charges [1]ledger.Charge
+		sent    [1]ledger.Limit
+		limits  [1][]Limit
+		limit   [1]Limit
+		quiet   [1]bool
+		key     [1]int64
+		scope   [1]string
+	}
 }
 
 // prepare validates charges as Charge does, without any SQL.
@@ -116,8 +126,15 @@ func (l *Ledger) prepare(charges ...Charge) (*ledger.ChargeCall[Receipt], error)
 	if len(charges) == 0 {
 		return nil, invalid("charges", "are none")
 	}
-	m := &merged{at: make(map[string]int, len(charges)), ledger: l}
-	for i, c := range charges {
+	m := &merged{ledger: l}
+	m.Answering, m.Receipts = m, m
+	m.Charges, m.limits, m.quiet = m.room.charges[:0], m.room.limits[:0], m.room.quiet[:0]
+	m.Locks = ledger.Locks{Keys: m.room.key[:0], Scopes: m.room.scope[:0]}
+	if len(charges) > 1 {
+		m.at = make(map[string]int, len(charges))
+	}
+	for i := range charges {
+		c := &charges[i]
 		if err := located("charges", i, l.checkCharge(c)); err != nil {
 			return nil, err
 		}
@@ -125,14 +142,15 @@ func (l *Ledger) prepare(charges ...Charge) (*ledger.ChargeCall[Receipt], error)
 			return nil, err
 		}
 	}
-	var locks ledger.Locks
-	var queries []*ledger.Query
 	for i, limits := range m.limits {
-		c := &m.charges[i]
-		for j, limit := range limits {
-			c.Limits = append(c.Limits, limit.sent())
-			if limit.query != nil {
-				queries = append(queries, m.query(i, j))
+		c := &m.Charges[i]
+		if i == 0 {
+			c.Limits = m.room.sent[:0]
+		}
+		for j := range limits {
+			c.Limits = append(c.Limits, limits[j].sent())
+			if limits[j].query != nil {
+				m.Queries = append(m.Queries, m.query(i, j))
 			}
 		}
 		if err := checkKeys(limits); err != nil {
@@ -140,30 +158,13 @@ func (l *Ledger) prepare(charges ...Charge) (*ledger.ChargeCall[Receipt], error)
 		}
 		c.Key, c.MustExist = l.LockKey(c.Scope), c.MustExist || l.mustExist
 		m.quiet[i] = m.quiet[i] || l.quiet
-		locks.Keys, locks.Scopes = append(locks.Keys, c.Key), append(locks.Scopes, c.Scope)
+		m.Locks.Keys, m.Locks.Scopes = append(m.Locks.Keys, c.Key), append(m.Locks.Scopes, c.Scope)
 	}
 	// In the order of the keys, not of the names: two names may share a key.
-	slices.SortFunc(locks.Keys, cmp.Compare[int64])
-	locks.Keys = slices.Compact(locks.Keys)
-	tolerance, standing := interval(l.tolerance), slices.Contains(m.quiet, false)
-	return &ledger.ChargeCall[Receipt]{
-		Charging: ledger.Charging{Charges: m.charges, Queries: queries, Locks: locks,
-			Tolerance: tolerance, Standing: standing, Refused: m.exceeded, Failed: m.failed,
-			Cross: m.cross},
-		Call: ledger.Call[Receipt]{
-			SQL: l.sql.charge, Locks: locks, Scan: m.scan, Queries: queries,
-			Args: func(s ledger.Sending) []any {
-				return []any{ledger.Charges(ledger.Telling(m.charges, s.Telling)), tolerance,
-					s.WaitMS, standing}
-			},
-		},
-		Receipt: m.receipt,
-		Crossed: func(crossed []byte) (r Receipt, err error) {
-			r.Crossed,
-				err = m.crossings(crossed)
-			return r, err
-		},
-	}, nil
+	slices.Sort(m.Locks.Keys)
+	m.Locks.Keys = slices.Compact(m.Locks.Keys)
+	m.Tolerance, m.Standing = interval(l.tolerance), slices.Contains(m.quiet, false)
+	return &m.ChargeCall, nil
 }
 
 // query is the query of a limit. Until it is answered the limit admits everything.
@@ -171,11 +172,11 @@ func (m *merged) query(i, j int) *ledger.Query {
 	limit := &m.limits[i][j]
 	q := limit.query
 	limit.query = nil // the answer to the caller has the number
-	set := func(most int64) { limit.Max, m.charges[i].Limits[j] = most, limit.sentWith(most) }
+	set := func(most int64) { limit.Max, m.Charges[i].Limits[j] = most, limit.sentWith(most) }
 	return &ledger.Query{
 		SQL: q.sql, Args: q.args, Forget: func() { set(bounds.MaxLimit) },
 		Set: func(most *int64, err error) error {
-			where := fmt.Sprintf("of scope %q", m.charges[i].Scope)
+			where := fmt.Sprintf("of scope %q", m.Charges[i].Scope)
 			switch {
 			case err != nil:
 				return fmt.Errorf("%w %s: %w", ErrLimitQuery, where, err)
@@ -193,26 +194,32 @@ func (m *merged) query(i, j int) *ledger.Query {
 }
 
 // add merges c into the charge of the same scope, or appends it.
-func (m *merged) add(i int, c Charge) error {
+func (m *merged) add(i int, c *Charge) error {
 	j, seen := m.at[c.Scope]
 	if !seen {
-		if len(m.charges) == bounds.MaxScopes {
+		if len(m.Charges) == bounds.MaxScopes {
 			return invalid("charges", "name more than %d scopes", bounds.MaxScopes)
 		}
-		m.at[c.Scope] = len(m.charges)
-		m.charges = append(m.charges, ledger.Charge{Scope: c.Scope, Amount: c.Amount,
+		if m.at != nil {
+			m.at[c.Scope] = len(m.Charges)
+		}
+		var room []Limit
+		if len(m.Charges) == 0 {
+			room = m.room.limit[:0]
+		}
+		m.Charges = append(m.Charges, ledger.Charge{Scope: c.Scope, Amount: c.Amount,
 			Note: c.Note.json(), Use: c.Note.Use, MustExist: c.MustExist})
-		m.limits, m.quiet = append(m.limits, slices.Clone(c.Limits)), append(m.quiet, c.NoStandings)
+		m.limits, m.quiet = append(m.limits, append(room, c.Limits...)), append(m.quiet, c.NoStandings)
 		return nil
 	}
-	if m.charges[j].Amount += c.Amount; m.charges[j].Amount > bounds.MaxAmount {
+	if m.Charges[j].Amount += c.Amount; m.Charges[j].Amount > bounds.MaxAmount {
 		return invalid(index("charges", i, ".Amount"),
 			"the charges of scope %q add up to more than %d", c.Scope, int64(bounds.MaxAmount))
 	}
-	if m.charges[j].Note != c.Note.json() {
+	if m.Charges[j].Note != c.Note.json() {
 		return invalid(index("charges", i, ".Note"), "differs from that of another charge of scope %q", c.Scope)
 	}
-	m.charges[j].MustExist = m.charges[j].MustExist || c.MustExist
+	m.Charges[j].MustExist = m.Charges[j].MustExist || c.MustExist
 	m.quiet[j] = m.quiet[j] && c.NoStandings
 	for _, limit := range c.Limits {
 		if !slices.Contains(m.limits[j], limit) {
@@ -226,7 +233,7 @@ func (m *merged) add(i int, c Charge) error {
 }
 
 // checkCharge names fields by ".Scope" and so on.
-func (l *Ledger) checkCharge(c Charge) error {
+func (l *Ledger) checkCharge(c *Charge) error {
 	if err := checkScope(".Scope", c.Scope); err != nil {
 		return err
 	}
@@ -270,38 +277,38 @@ func checkWindow(field string, window time.Duration) error {
 	return nil
 }
 
-// scan reads the row of chargeSQL, with the errors of Ledger.Charge.
-func (m *merged) scan(row pgx.Row) (Receipt, error) {
+// Scan reads the row of chargeSQL, with the errors of Ledger.Charge.
+func (m *merged) Scan(row pgx.Row) (Receipt, error) {
 	var a ledger.Answer
 	if err := row.Scan(&a.Seqs, &a.Ats, &a.Used, &a.Held, &a.Refused, &a.Periods, &a.Crossed); err != nil {
-		return Receipt{}, m.failed(err)
+		return Receipt{}, m.Failed(err)
 	}
-	return m.receipt(a)
+	return m.Receipt(a)
 }
 
-// failed turns an error of Postgres into that of Ledger.Charge: *ExceededError or *ScopeError where
+// Failed turns an error of Postgres into that of Ledger.Charge: *ExceededError or *ScopeError where
 // the caller asked the function _write_charges of the schema to raise its refusal.
-func (m *merged) failed(err error) error {
+func (m *merged) Failed(err error) error {
 	var pgErr *pgconn.PgError
 	if errors.As(err, &pgErr) && pgErr.Code == sqlstate.Exceeded {
-		return m.exceeded([]byte(pgErr.Detail))
+		return m.Refused([]byte(pgErr.Detail))
 	}
 	if err = failed("charge", err); sqlstate.Of(err) == sqlstate.LeaseClosed {
-		if closed := (*ledger.ClosedError)(nil); errors.As(m.exceeded([]byte(pgErr.Detail)), &closed) {
+		if closed := (*ledger.ClosedError)(nil); errors.As(m.Refused([]byte(pgErr.Detail)), &closed) {
 			return &ledger.ClosedError{Lease: closed.Lease, Cause: err}
 		}
 	}
 	return err
 }
 
-// receipt makes the answer of Ledger.Charge from that of the schema's functions.
-func (m *merged) receipt(a ledger.Answer) (Receipt, error) {
+// Receipt makes the answer of Ledger.Charge from that of the schema's functions.
+func (m *merged) Receipt(a ledger.Answer) (Receipt, error) {
 	if len(a.Refused) > 0 {
-		return Receipt{}, m.exceeded(a.Refused)
+		return Receipt{}, m.Refused(a.Refused)
 	}
-	r := Receipt{Entries: make([]Posted, len(m.charges))}
+	r := Receipt{Entries: make([]Posted, len(m.Charges))}
 	n := 0
-	for i, c := range m.charges {
+	for i, c := range m.Charges {
 		e := Posted{Scope: c.Scope, Amount: cmp.Or(a.Amount, c.Amount)}
 		if a.Seqs != nil {
 			e.Seq, e.At = a.Seqs[i], a.Ats[i]
@@ -331,9 +338,9 @@ func (m *merged) receipt(a ledger.Answer) (Receipt, error) {
 	return r, err
 }
 
-// exceeded makes the error of a refusal, which _check_limits (internal/schema/sql/limits.sql) or
+// Refused makes the error of a refusal, which _check_limits (internal/schema/sql/limits.sql) or
 // _admit wrote as JSON. All ways of a refusal lead here.
-func (m *merged) exceeded(refused []byte) error {
+func (m *merged) Refused(refused []byte) error {
 	var rows []struct {
 		Limit   int    `json:"limit"`
 		Used    int64  `json:"used"`
@@ -363,9 +370,9 @@ func (m *merged) exceeded(refused []byte) error {
 	for _, row := range rows {
 		scope, limit := m.limitAt(row.Limit)
 		r := Refusal{
-			Scope: m.charges[scope].Scope, Limit: limit,
+			Scope: m.Charges[scope].Scope, Limit: limit,
 			Used: row.Used, Held: row.Held, OwnHeld: row.Own, Leased: row.Leased,
-			Requested:  m.charges[scope].Amount,
+			Requested:  m.Charges[scope].Amount,
 			Available:  available(limit.Max, row.Used, row.Held+row.Own+row.Leased),
 			RetryAfter: Never,
 		}
@@ -381,10 +388,16 @@ func (m *merged) exceeded(refused []byte) error {
 	return e
 }
 
+// Crossed is a receipt of crossings alone.
+func (m *merged) Crossed(crossed []byte) (r Receipt, err error) {
+	r.Crossed, err = m.crossings(crossed)
+	return r, err
+}
+
 // limitAt returns the n-th limit of the call and the scope it belongs to.
 func (m *merged) limitAt(n int) (scope int, limit Limit) {
-	for m.charges[scope].Lease != nil || n >= len(m.limits[scope]) {
-		if m.charges[scope].Lease == nil { // units of a lease are sent without limits
+	for m.Charges[scope].Lease != nil || n >= len(m.limits[scope]) {
+		if m.Charges[scope].Lease == nil { // units of a lease are sent without limits
 			n -= len(m.limits[scope])
 		}
 		scope++

@@ -9,7 +9,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered/budget"
-	"github.com/pgmetered/metered/internal/ledger"
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/internal/sqlstate"
 )
@@ -172,7 +171,7 @@ func TestRefund_CostDoesNotGrowWithTheirNumber(t *testing.T) {
 		for i := range 500 {
 			call, err := prepareCharges(l, budget.Charge{Scope: "a", Amount: 3})
 			require.NoError(t, err)
-			batch.Queue(call.Call.SQL, call.Call.Args(ledger.Sending{WaitMS: 5000})...)
+			batch.Queue(chargeSQL, chargeArgs(call)...)
 			batch.Queue(`select setval('pgtest.clock', $1)`, start.UnixMicro()+int64(chunk*500+i+1))
 		}
 		require.NoError(t, conn.SendBatch(ctx, batch).Close())

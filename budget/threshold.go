@@ -259,8 +259,8 @@ func checkKeys(limits []Limit) error {
 	return nil
 }
 
-// cross passes the crossings of a call to OnThreshold.
-func (m *merged) cross(ctx context.Context, tx pgx.Tx, crossed []byte) error {
+// Cross passes the crossings of a call to OnThreshold.
+func (m *merged) Cross(ctx context.Context, tx pgx.Tx, crossed []byte) error {
 	crossings, err := m.crossings(crossed)
 	if err != nil {
 		return err
@@ -303,7 +303,7 @@ func (m *merged) crossings(crossed []byte) ([]Crossing, error) {
 	crossings := make([]Crossing, len(rows))
 	for i, row := range rows {
 		c := row.Crossing
-		scope := slices.IndexFunc(m.charges, func(x ledger.Charge) bool { return x.Scope == c.Scope })
+		scope := slices.IndexFunc(m.Charges, func(x ledger.Charge) bool { return x.Scope == c.Scope })
 		if scope < 0 {
 			return nil, fmt.Errorf("budget: the schema answers a threshold of scope %q, which was not charged", c.Scope)
 		}

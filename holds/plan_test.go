@@ -252,7 +252,8 @@ func (f *fixture) measure(conn *pgxpool.Conn) map[string]int {
 		run("release", p, err)
 		c, err := prepareCharges(f.ledger, budget.Charge{Scope: "room", Amount: 1, Limits: []budget.Limit{budget.Lifetime(1_000_000), budget.PerWindow(1_000_000, time.Hour)}})
 		require.NoError(f, err)
-		pages["charge"] = buffers(f.T, conn, c.Call.SQL, c.Call.Args(ledger.Sending{WaitMS: 5000})...)
+		pages["charge"] = buffers(f.T, conn, `select metered.charge($1::metered.new_charge[], $2::interval, $3::int, $4::bool)`,
+			ledger.Charges(c.Charges), c.Tolerance, 5000, c.Standing)
 		pages["get"] = buffers(f.T, conn, `select metered.hold_json(1, metered.clock())`)
 		p, err = placeHold(f.book, holds.Placement{ID: "refused", TTL: time.Minute, Lines: []holds.Line{capacity("room", 1, 0)}})
 		run("refused", p, err)

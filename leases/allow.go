@@ -216,11 +216,12 @@ func (p *Pool) direct(ctx context.Context, slots []*slot, amounts []int64) error
 	var receipt budget.Receipt
 	within, span := p.observer.Start(ctx, observe.Op{Work: observe.Lease, Name: "direct"})
 	scan := func(row pgx.Row) (err error) {
-		receipt, err = call.Call.Scan(row)
+		receipt, err = call.Scan(row)
 		return err
 	}
 	args := func(telling bool) []any {
-		return call.Call.Args(ledger.Sending{WaitMS: int32(p.wait / time.Millisecond), Telling: telling})
+		return []any{ledger.Charges(ledger.Telling(call.Charges, telling)), call.Tolerance,
+			int32(p.wait / time.Millisecond), call.Standing}
 	}
 	err = p.silently(within, p.db, p.sql.direct, args, scan,
 		func(tx pgx.Tx) error {

@@ -39,7 +39,7 @@ func (p *Pool) Charge(ctx context.Context, tx pgx.Tx, charges ...budget.Charge) 
 		}
 		receipt, err := ledger.SilentlyIn(ctx, tx, "leases",
 			func(tx pgx.Tx, telling bool) (budget.Receipt, error) {
-				receipt, err := call.Call.Scan(answer.QueryRow(ctx, tx, p.sql.charge,
+				receipt, err := call.Scan(answer.QueryRow(ctx, tx, p.sql.charge,
 					ledger.Summed(ledger.Telling(call.Charges, telling)), call.Tolerance,
 					int32(p.wait/time.Millisecond), call.Standing))
 				if err == nil {

@@ -61,6 +61,25 @@ func RowOf(rows pgx.Rows, err error) pgx.Row {
 	return wholeRow{rows, err}
 }
 
+// JSON is the one value, which is JSON, of the first of rows, or nil for null. They are read to
+// their end. JSON has one form, whatever the types of the connection are.
+func JSON(rows pgx.Rows, err error) (text []byte, _ error) {
+	if err != nil {
+		return nil, err
+	}
+	none := true
+	for rows.Next() {
+		if none {
+			text, none = slices.Clone(rows.RawValues()[0]), false
+		}
+	}
+	rows.Close()
+	if err = rows.Err(); err == nil && none {
+		err = pgx.ErrNoRows
+	}
+	return text, err
+}
+
 type wholeRow struct {
 	rows pgx.Rows
 	err  error

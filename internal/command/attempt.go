@@ -108,15 +108,15 @@ func (e *Engine) attempt(ctx context.Context, op *Operation, t transaction, firs
 			return a
 		}
 	}
-	ctx = context.WithValue(ctx, inside{e}, true)
-	within, span := e.cfg.Observer.Start(ctx, observe.Op{Work: observe.Function})
-	end, err := e.function(within, op, t, span)
+	call := &called{Context: ctx, engine: e, op: op}
+	within, span := e.cfg.Observer.Start(call, observe.Op{Work: observe.Function})
+	end, err := e.function(within, call, t, span)
 	if err != nil {
 		op.Failed, a.err = true, err
 		return a
 	}
 	a.ending, a.end = true, end
-	a.rec, a.unknown, a.err = e.finish(ctx, op, t, end, b.marker)
+	a.rec, a.unknown, a.err = e.finish(call, op, t, end, b.marker)
 	return a
 }
 
@@ -134,17 +134,17 @@ func (e *Engine) replayed(ctx context.Context, op *Operation, t transaction, b *
 	return b.rec, false, nil
 }
 
-// function calls op's function, and reports its end to the observer, also a panic.
-func (e *Engine) function(ctx context.Context, op *Operation, t transaction, span observed.Span) (end Ending, err error) {
+// function calls the operation's function, and reports its end to the observer, also a panic. ctx
+// is that of the call, or made of it.
+func (e *Engine) function(ctx context.Context, call *called, t transaction, span observed.Span) (end Ending, err error) {
 	err = ErrPanics
-	call := &called{op: op}
 	e.functions.Add(1)
 	defer func() {
 		e.functions.Add(-1)
 		call.over.Store(true)
 		span.End(err)
 	}()
-	end, err = op.Function(context.WithValue(ctx, running{}, call), t.tx())
+	end, err = call.op.Function(ctx, t.tx())
 	return end, err
 }
 
@@ -194,12 +194,8 @@ func (b *begun) scan(row pgx.Row) error {
 	return err
 }
 
-// scanPlain reads the answer of begin_command_plain: null for a new id, which is begun.
-func (b *begun) scanPlain(row pgx.Row) error {
-	var answer []byte
-	if err := row.Scan(&answer); err != nil {
-		return err
-	}
+// readClaim reads the answer of begin_command_plain: null for a new id, which is begun.
+func (b *begun) readClaim(answer []byte) error {
 	if b.status = statusNew; answer == nil {
 		return nil
 	}
@@ -249,7 +245,7 @@ func (e *Engine) begin(ctx context.Context, op *Operation, t transaction, openin
 	e.enter(ctx, f, op)
 	if opening && op.Token.Digest == nil && op.Charges == nil {
 		wait, left := e.timeouts(ctx)
-		f.row(b.scanPlain, e.sql.beginPlain, op.Tenant, op.ID, op.Key, op.IssuedAt, e.cfg.MaxFuture, t.settings(left), b.marker, wait, false)
+		f.json(b.readClaim, e.sql.beginPlain, e.claimArgs(op, t.settings(left), b.marker, wait, false)...)
 	} else {
 		f.row(b.scan, e.sql.begin, e.beginArgs(ctx, op, t, b.marker, true, opening)...)
 	}
@@ -479,19 +475,22 @@ func (e *Engine) finish(ctx context.Context, op *Operation, t transaction, end E
 // complete queues the statement that makes the charges and writes the record.
 func (e *Engine) complete(ctx context.Context, f *flush, op *Operation, end Ending, rec *Record, marker string, telling bool) {
 	wait, _ := e.timeouts(ctx)
-	standing := standings(end.Charges)
-	if sql, own := end.Charges.Short(e.sql.completePlain, e.sql.completeTotal); end.Refusal == nil && !telling && sql != "" {
-		args := append([]any{op.Tenant, op.ID, marker, op.Fingerprint, op.IssuedAt, end.Result, nameOf(op), end.Jobs}, own...)
-		f.row(func(row pgx.Row) error {
-			var answer []byte
-			err := row.Scan(&answer)
-			if err == nil {
+	if end.Refusal == nil && !telling {
+		args := append(make([]any, 0, mostArgs), op.Tenant, op.ID, marker, op.Fingerprint, op.issued(), end.Result, op.named())
+		if len(end.Jobs) > 0 {
+			args = append(args, end.Jobs)
+		} else {
+			args = append(args, nil)
+		}
+		if sql, args := end.Charges.Short(e.sql.completePlain, e.sql.completeTotal, args); sql != "" {
+			f.json(func(answer []byte) (err error) {
 				rec.At, err = rec.ScanCompleted(answer, end.Charges)
-			}
-			return err
-		}, sql, append(args, toleranceOf(end.Charges), wait)...)
-		return
+				return err
+			}, sql, append(args, toleranceOf(end.Charges), wait)...)
+			return
+		}
 	}
+	standing := standings(end.Charges)
 	charges, tolerance := sentCharges(end.Charges, telling)
 	completed := e.sent(op, marker)
 	completed.Standing, completed.Leased = standing, end.Charges.Leased()

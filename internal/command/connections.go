@@ -13,10 +13,20 @@ import (
 // running is the key of a context that a function was given. Its value is a *called.
 type running struct{}
 
-// called is a call of an operation's function.
+// called is a call of an operation's function: its context, and that of what comes after it.
 type called struct {
-	op   *Operation
-	over atomic.Bool
+	context.Context
+	engine *Engine
+	op     *Operation
+	over   atomic.Bool
+}
+
+// Value is the call itself for the two keys of this package.
+func (c *called) Value(key any) any {
+	if key == (running{}) || key == (inside{c.engine}) {
+		return c
+	}
+	return c.Context.Value(key)
 }
 
 // connect acquires a connection of the pool. An error of a pool that is exhausted says by whom.

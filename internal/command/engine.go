@@ -45,6 +45,7 @@ type Engine struct {
 	places chan struct{} // one for each attempt of an operation with a First
 	turns  *turns
 	pins   bool // transactions begin with answer.PinSQL
+	future any  // cfg.MaxFuture, as an argument
 
 	answers answers // of the queries of limits
 
@@ -59,7 +60,7 @@ func New(pool *pgxpool.Pool, cfg Config) *Engine {
 	if cfg.Usable == nil {
 		cfg.Usable = func(context.Context, schema.DB) error { return nil }
 	}
-	return &Engine{pool: pool, cfg: cfg, places: places(pool), turns: newTurns(), pins: answer.Textual(pool), sql: statements{
+	return &Engine{pool: pool, cfg: cfg, places: places(pool), turns: newTurns(), pins: answer.Textual(pool), future: cfg.MaxFuture, sql: statements{
 		begin: n.SQL(beginSQL), beginPlain: n.SQL(beginPlainSQL), complete: n.SQL(completeSQL), completePlain: n.SQL(completePlainSQL), completeTotal: n.SQL(completeTotalSQL),
 		runPlain: n.SQL(runPlainSQL), runTotal: n.SQL(runTotalSQL), run: n.SQL(runSQL), finish: n.SQL(finishSQL), newest: n.SQL(newestSQL), lockAll: n.SQL(ledger.LockAllSQL),
 	}}
@@ -323,7 +324,7 @@ func (e *Engine) attemptOwn(ctx context.Context, op *Operation, firstDone *bool)
 	a := attempt{err: e.cfg.Usable(ctx, conn)}
 	if a.err == nil {
 		var whole bool
-		if a, whole = e.whole(ctx, op, &owned{conn: conn, op: op, pins: e.pins}); !whole {
+		if a, whole = e.whole(ctx, op, conn); !whole {
 			a = e.attempt(ctx, op, &owned{conn: conn, op: op, pins: e.pins}, firstDone)
 		}
 	}

@@ -18,8 +18,7 @@ type lent struct {
 }
 
 func (l *lent) first(f *flush) {
-	f.exec("savepoint metered_command")
-	f.reads = append(f.reads, func(pgx.BatchResults) error { l.set = true; return nil })
+	f.queue(reading{done: &l.set}, "savepoint metered_command", nil)
 }
 
 func (l *lent) send(ctx context.Context, batch *pgx.Batch) pgx.BatchResults {

@@ -131,10 +131,10 @@ func (e *Engine) stepAsks(ctx context.Context, t transaction, a *asks, f *flush,
 	if !a.op.Locking {
 		noting := a.noting()
 		ledger.QueueAll(&f.batch, noting)
-		f.reads = append(f.reads, func(r pgx.BatchResults) error {
+		f.reads = append(f.reads, reading{all: func(r pgx.BatchResults) error {
 			asked = ledger.ReadAll(r, noting, func(err error) error { return failed("open", err) })
 			return asked
-		})
+		}})
 	}
 	if err := send(ctx, t, f); err != nil {
 		return nil, cmp.Or(t.aborted(err), asked, ledger.Unprepared(a.queries, err), failed("open", err))

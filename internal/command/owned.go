@@ -30,8 +30,7 @@ type owned struct {
 }
 
 func (o *owned) first(f *flush) {
-	f.batch.BeginTx(pgx.TxOptions{IsoLevel: o.op.Isolation})
-	f.reads = append(f.reads, func(r pgx.BatchResults) error { _, err := r.Exec(); return err })
+	f.begin(pgx.TxOptions{IsoLevel: o.op.Isolation})
 	if o.pins {
 		f.exec(answer.PinSQL)
 	}

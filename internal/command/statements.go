@@ -43,7 +43,7 @@ func (e *Engine) declared(ctx context.Context, op *Operation, t *owned, end Endi
 	f, b := &flush{}, &begun{marker: "-" + newMarker()}
 	t.first(f)
 	wait, left := e.timeouts(ctx)
-	f.row(b.scanPlain, e.sql.beginPlain, op.Tenant, op.ID, op.Key, op.IssuedAt, e.cfg.MaxFuture, t.settings(left), b.marker, wait, true)
+	f.json(b.readClaim, e.sql.beginPlain, e.claimArgs(op, t.settings(left), b.marker, wait, true)...)
 	for i, q := range op.Statements {
 		checked, err := guardtx.Checked(t.conn.Conn(), q)
 		if err != nil {
@@ -54,8 +54,7 @@ func (e *Engine) declared(ctx context.Context, op *Operation, t *owned, end Endi
 			op.Attempts--
 			return attempt{}, false
 		}
-		f.batch.Queue(checked.SQL, checked.Arguments...)
-		f.reads = append(f.reads, func(r pgx.BatchResults) error { _, err := r.Exec(); return ofStatement(i, err) })
+		f.queue(reading{of: func(err error) error { return ofStatement(i, err) }}, checked.SQL, checked.Arguments)
 	}
 	rec := Record{Result: end.Result}
 	e.queue(ctx, f, op, end, false, false)

@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgmetered/metered/internal/ledger"
 )
@@ -24,7 +25,7 @@ select metered.run_command($1::metered.new_command, $2::bytea, $3::bytea, $4::me
 
 // whole makes an attempt in one flush, with COMMIT, at an operation that does nothing but its
 // statements, steps and charges. whole is false for another operation, and then nothing was done.
-func (e *Engine) whole(ctx context.Context, op *Operation, t *owned) (a attempt, whole bool) {
+func (e *Engine) whole(ctx context.Context, op *Operation, conn *pgxpool.Conn) (a attempt, whole bool) {
 	if !op.Bare || op.First != nil || op.Token.Digest != nil || len(op.Holds) > 0 || op.Newest != nil || op.Enter != nil || op.EarlyRelease || op.LSN ||
 		op.Telling || op.Isolation != pgx.ReadCommitted && len(op.Statements) == 0 {
 		return attempt{}, false
@@ -35,6 +36,7 @@ func (e *Engine) whole(ctx context.Context, op *Operation, t *owned) (a attempt,
 	if err != nil || slices.ContainsFunc(end.Steps, tells) || end.Notice != nil || end.Refusal != nil || len(end.queries()) > 0 {
 		return attempt{}, false
 	}
+	t := &owned{conn: conn, op: op, pins: e.pins}
 	if len(op.Statements) > 0 || len(end.Steps) > 0 {
 		return e.declared(ctx, op, t, end)
 	}
@@ -46,15 +48,15 @@ func (e *Engine) whole(ctx context.Context, op *Operation, t *owned) (a attempt,
 	f, b := &flush{}, &begun{}
 	t.first(f)
 	wait, _ := e.timeouts(ctx)
-	scan := func(row pgx.Row) error { return b.scanWhole(row, end) }
-	if sql, own := end.Charges.Short(e.sql.runPlain, e.sql.runTotal); sql != "" {
-		args := append([]any{op.Tenant, op.ID, op.Key, op.Fingerprint, op.IssuedAt, e.cfg.MaxFuture, end.Result, nameOf(op)}, own...)
-		f.row(scan, sql, append(args, toleranceOf(end.Charges), wait)...)
+	read := func(answer []byte) error { return b.readWhole(answer, end) }
+	args := append(make([]any, 0, mostArgs), op.Tenant, op.ID, op.Key, op.Fingerprint, op.issued(), e.future, end.Result, op.named())
+	if sql, args := end.Charges.Short(e.sql.runPlain, e.sql.runTotal, args); sql != "" {
+		f.json(read, sql, append(args, toleranceOf(end.Charges), wait)...)
 	} else {
 		command := e.sent(op, newMarker())
 		command.Standing, command.Leased, command.Name = standings(end.Charges), end.Charges.Leased(), op.Name
 		charges, tolerance := sentCharges(end.Charges, false)
-		f.row(scan, e.sql.run, command.String(), op.Fingerprint, end.Result, charges, tolerance, wait)
+		f.json(read, e.sql.run, command.String(), op.Fingerprint, end.Result, charges, tolerance, wait)
 	}
 	t.end(&f.batch)
 	within, span := e.flush(ctx, op, "run")
@@ -87,12 +89,8 @@ func (e *Engine) whole(ctx context.Context, op *Operation, t *owned) (a attempt,
 	return a, true
 }
 
-// scanWhole reads the answer of run_command_plain or run_command: that of the claim, or of what came after it.
-func (b *begun) scanWhole(row pgx.Row, end Ending) (err error) {
-	var answer []byte
-	if err = row.Scan(&answer); err != nil {
-		return err
-	}
+// readWhole reads the answer of run_command_plain or run_command: that of the claim, or of what came after it.
+func (b *begun) readWhole(answer []byte, end Ending) (err error) {
 	if err = b.readPlain(answer); err != nil || b.status != "" {
 		return err
 	}
@@ -105,10 +103,26 @@ func (b *begun) scanWhole(row pgx.Row, end Ending) (err error) {
 // standings reports whether charges, which may be none, ask for the standings of their limits.
 func standings(c *ledger.Charging) bool { return c != nil && c.Standing }
 
-// nameOf is the name of an operation as it is sent, nil for none.
-func nameOf(op *Operation) *string {
+// mostArgs are the most arguments of a statement of the short way.
+const mostArgs = 22
+
+// claimArgs are the arguments of begin_command_plain.
+func (e *Engine) claimArgs(op *Operation, timeoutMS *int32, marker string, wait int32, raising bool) []any {
+	return []any{op.Tenant, op.ID, op.Key, op.issued(), e.future, timeoutMS, marker, wait, raising}
+}
+
+// issued is the time of an operation as it is sent, null for none.
+func (op *Operation) issued() any {
+	if op.IssuedAt == nil {
+		return nil
+	}
+	return *op.IssuedAt
+}
+
+// named is the name of an operation as it is sent, null for none.
+func (op *Operation) named() any {
 	if op.Name == "" {
 		return nil
 	}
-	return &op.Name
+	return op.Name
 }

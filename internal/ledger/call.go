@@ -74,18 +74,25 @@ type Opening struct {
 	Refused     func(status string, at, due *time.Time) error // maps answers that open_session has beyond place
 }
 
+// Answering turns what the server says about charges into what their caller is told.
+type Answering interface {
+	// Refused is the error of a refusal that came as a column.
+	Refused(refusal []byte) error
+	// Failed maps an error of Postgres, such as a raised refusal (MT001).
+	Failed(error) error
+	// Cross tells of the thresholds that were crossed, which came as JSON.
+	Cross(ctx context.Context, tx pgx.Tx, crossed []byte) error
+}
+
 // Charging are validated charges, whoever makes them.
 type Charging struct {
+	Answering
 	Charges   []Charge // one for each distinct scope
 	Queries   []*Query // to run under the locks, before Charges are sent
 	Locks     Locks
 	Tolerance pgtype.Interval
-	Standing  bool                       // the receipt has the standing of each limit
-	Refused   func(refusal []byte) error // the error of a refusal that came as a column
-	Closed    func(lease int64)          // is called with a lease that cannot be spent from, nil without leases
-	Failed    func(error) error          // maps an error of Postgres, such as a raised refusal (MT001)
-	// Cross tells of the thresholds that were crossed, which came as JSON.
-	Cross func(ctx context.Context, tx pgx.Tx, crossed []byte) error
+	Standing  bool              // the receipt has the standing of each limit
+	Closed    func(lease int64) // is called with a lease that cannot be spent from, nil without leases
 }
 
 // Leased reports whether some of the charges are spent from leases.
@@ -115,12 +122,19 @@ func (c *Charging) SummedLocks() Locks {
 	return locks
 }
 
+// Receipts makes the receipts of charges, each an R.
+type Receipts[R any] interface {
+	// Scan reads the row of charge, with the errors of Ledger.Charge.
+	Scan(pgx.Row) (R, error)
+	Receipt(Answer) (R, error)
+	// Crossed is a receipt of crossings alone.
+	Crossed(crossed []byte) (R, error)
+}
+
 // ChargeCall is a validated call of charges, whose receipt is an R.
 type ChargeCall[R any] struct {
 	Charging
-	Call    Call[R]
-	Receipt func(Answer) (R, error)
-	Crossed func(crossed []byte) (R, error) // a receipt of crossings alone
+	Receipts[R]
 }
 
 // Answer is the entries by charge and the usage by limit, or else the refusal as JSON. A check has

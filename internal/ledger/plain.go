@@ -2,7 +2,10 @@ package ledger
 
 import (
 	"encoding/json"
+	"reflect"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgtype"
@@ -18,15 +21,15 @@ func (c *Charging) Plain() bool {
 	return len(c.Charges) == 1 && c.Charges[0].Held == 0 && c.Charges[0].plain()
 }
 
-// Short is the statement by which charges go the short way, and their arguments: plain, for those
-// that are Plain, or total, for a plain one with a limit and one without limits, such as a total of
-// all users. It is "" for others.
-func (c *Charging) Short(plain, total string) (sql string, args []any) {
+// Short is the statement by which charges go the short way, and args with their arguments: plain,
+// for those that are Plain, or total, for a plain one with a limit and one without limits, such as
+// a total of all users. It is "" for others.
+func (c *Charging) Short(plain, total string, args []any) (sql string, all []any) {
 	switch {
 	case c.Plain():
-		return plain, c.PlainArgs()
+		return plain, c.appendPlain(args)
 	case c.withTotal():
-		return total, c.totalArgs()
+		return total, c.appendTotal(args)
 	}
 	return "", nil
 }
@@ -51,16 +54,12 @@ func (c *Charging) pair() (own, total *Charge) {
 // totalFirst reports whether the total is the first of two charges.
 func (c *Charging) totalFirst() bool { return len(c.Charges[0].Limits) == 0 }
 
-// totalArgs are the arguments of two charges with a total: those of PlainArgs for the one with a
-// limit, and the total's scope, key, amount and note, and whether it comes first.
-func (c *Charging) totalArgs() []any {
+// appendTotal appends the arguments of two charges with a total: those of appendPlain for the one
+// with a limit, and the total's scope, key, amount and note, and whether it comes first.
+func (c *Charging) appendTotal(args []any) []any {
 	own, total := c.pair()
-	args := (&Charging{Charges: []Charge{*own}, Standing: c.Standing}).PlainArgs()
-	var note any
-	if total.Note != "" {
-		note = total.Note
-	}
-	return append(args, total.Scope, total.Key, total.Amount, note, c.totalFirst())
+	args = append(own.appendPlain(args), c.Standing, total.Scope, total.Key, total.Amount)
+	return append(args, orNull(total.Note), c.totalFirst())
 }
 
 // PlainHold is Plain for a placement, all of whose units are held.
@@ -73,43 +72,50 @@ func (x *Charge) plain() bool {
 		(len(x.Limits) == 0 || len(x.Limits) == 1 && x.Limits[0].Period.IsZero())
 }
 
-// PlainArgs are the arguments of a plain charge: scope, key, amount, the most units and the window
-// of its limit, note, and whether standings are asked for. All are null without charges.
-func (c *Charging) PlainArgs() []any {
-	args := make([]any, 7)
-	args[6] = false
+// appendPlain appends the arguments of a plain charge, and whether standings are asked for. All are
+// null without charges.
+func (c *Charging) appendPlain(args []any) []any {
 	if c == nil || len(c.Charges) == 0 {
-		return args
+		return append(args, nil, nil, nil, nil, nil, nil, false)
 	}
-	x := &c.Charges[0]
-	args[0], args[1], args[2], args[6] = x.Scope, x.Key, x.Amount, c.Standing
+	return append(c.Charges[0].appendPlain(args), c.Standing)
+}
+
+// appendPlain appends scope, key, amount, the most units and the window of the limit, and the note.
+func (x *Charge) appendPlain(args []any) []any {
+	args = append(args, x.Scope, x.Key, x.Amount)
 	if len(x.Limits) > 0 {
-		args[3], args[4] = x.Limits[0].Max, plainInterval(x.Limits[0].Window)
+		args = append(args, x.Limits[0].Max, plainInterval(x.Limits[0].Window))
+	} else {
+		args = append(args, nil, nil)
 	}
-	if x.Note != "" {
-		args[5] = x.Note
+	return append(args, orNull(x.Note))
+}
+
+// orNull is a text as an argument, null for none.
+func orNull(text string) any {
+	if text == "" {
+		return nil
 	}
-	return args
+	return text
 }
 
 // PlainPlacing are the arguments of place_plain and open_session_plain from the hold's tenant on to
 // the operation. A made up id has no key.
 func (c *Charging) PlainPlacing(h NewHold, keyed bool, s Sending) []any {
-	var lifetime, metadata any
-	if h.Lifetime > 0 {
-		lifetime = plainInterval(h.Lifetime)
-	}
-	if h.Metadata != "" {
-		metadata = h.Metadata
-	}
-	args := []any{h.Tenant, h.ID}
+	args := append(make([]any, 0, 24), h.Tenant, h.ID)
 	if keyed && h.Chosen {
 		args = append(args, h.Key)
 	} else if keyed {
 		args = append(args, nil)
 	}
-	args = append(args, h.Holder, h.Fingerprint, h.IssuedAt, plainInterval(h.TTL), plainInterval(h.Grace), lifetime, metadata)
-	args = append(args, c.PlainArgs()[:6]...)
+	args = append(args, h.Holder, h.Fingerprint, h.IssuedAt, plainInterval(h.TTL), plainInterval(h.Grace))
+	if h.Lifetime > 0 {
+		args = append(args, plainInterval(h.Lifetime))
+	} else {
+		args = append(args, nil)
+	}
+	args = c.Charges[0].appendPlain(append(args, orNull(h.Metadata)))
 	return append(args, s.PlainOrigin()...)
 }
 
@@ -137,12 +143,12 @@ type Placed struct {
 
 // ScanPlain reads the answer of place_plain or open_session_plain, about a hold of that length.
 func (p *Placed) ScanPlain(answer []byte, ttl time.Duration) error {
-	if isShort(answer) {
-		var short []int64
-		if err := json.Unmarshal(answer, &short); err != nil {
+	if isArray(answer) {
+		short, err := parseShort(answer)
+		if err != nil {
 			return err
 		}
-		at := time.UnixMicro(short[1])
+		at := time.UnixMicro(short.n[1])
 		deadline := at.Add(ttl)
 		*p = Placed{Status: "placed", At: &at, Deadline: &deadline}
 		return nil
@@ -207,18 +213,39 @@ type full struct {
 	Periods []int64         `json:"periods"`
 }
 
-// isShort reports whether an answer is that of the short way: an array.
-func isShort(answer []byte) bool { return isArray(answer) }
-
+// isArray reports whether an answer is that of the short way.
 func isArray(answer []byte) bool { return len(answer) > 0 && answer[0] == '[' }
+
+// short is an answer of the short way: whole numbers.
+type short struct {
+	n   [8]int64
+	len int
+}
+
+var errShort = &json.UnmarshalTypeError{Value: "array", Type: reflect.TypeFor[short]()}
+
+// parseShort reads a JSON array of whole numbers.
+func parseShort(answer []byte) (s short, err error) {
+	for from := 1; from < len(answer); s.len++ {
+		end := slices.IndexFunc(answer[from:], func(c byte) bool { return c == ',' || c == ']' })
+		if end < 0 || s.len == len(s.n) {
+			return s, errShort
+		}
+		number := strings.TrimSpace(string(answer[from : from+end]))
+		if s.n[s.len], err = strconv.ParseInt(number, 10, 64); err != nil {
+			return s, errShort
+		}
+		from += end + 1
+	}
+	return s, nil
+}
 
 // ScanPlain reads the answer of charge_plain or charge_total to the charges.
 func (a *Answer) ScanPlain(answer []byte, of *Charging) error {
-	if isShort(answer) {
-		var short []int64
-		err := json.Unmarshal(answer, &short)
+	if isArray(answer) {
+		short, err := parseShort(answer)
 		if err == nil {
-			a.short(short, of)
+			a.short(short.n[:short.len], of)
 		}
 		return err
 	}
@@ -229,15 +256,15 @@ func (a *Answer) ScanPlain(answer []byte, of *Charging) error {
 // ScanCompleted reads the answer of complete_command_plain or complete_command_total, which begins with the time of the
 // record.
 func (a *Answer) ScanCompleted(answer []byte, of *Charging) (at time.Time, err error) {
-	if isShort(answer) {
-		var short []int64
-		if err := json.Unmarshal(answer, &short); err != nil {
+	if isArray(answer) {
+		short, err := parseShort(answer)
+		if err != nil {
 			return at, err
 		}
-		if len(short) > 1 {
-			a.short(short[1:], of)
+		if short.len > 1 {
+			a.short(short.n[1:short.len], of)
 		}
-		return time.UnixMicro(short[0]), nil
+		return time.UnixMicro(short.n[0]), nil
 	}
 	return a.full(answer)
 }

@@ -11,12 +11,13 @@ import (
 // weak hash a tenant could choose a name whose lock is another tenant's, and block it. A collision
 // costs a wait, never a wrong answer. space must not contain a zero byte.
 func Of(space, name string) int64 {
-	h := sha256.New()
-	h.Write([]byte(space))
-	h.Write([]byte{0})
-	h.Write([]byte(name))
-	var sum [sha256.Size]byte
-	return int64(binary.BigEndian.Uint64(h.Sum(sum[:0])))
+	var room [256]byte // most names need no memory
+	return of(append(append(append(room[:0], space...), 0), name...))
+}
+
+func of(name []byte) int64 {
+	sum := sha256.Sum256(name)
+	return int64(binary.BigEndian.Uint64(sum[:]))
 }
 
 // OfTenant is the key of a tenant, in a cell.
@@ -25,7 +26,8 @@ func OfTenant(schema, tenant string) int64 { return Of("metered/tenant/"+schema,
 // OfOperation is the key of an operation's id, in a schema. Tenant and id cannot run into each
 // other.
 func OfOperation(schema, tenant, id string) int64 {
-	b := binary.BigEndian.AppendUint64(nil, uint64(len(tenant)))
-	b = binary.BigEndian.AppendUint64(append(b, tenant...), uint64(len(id)))
-	return Of("metered/operation/"+schema, string(append(b, id...)))
+	var room [256]byte
+	b := append(append(append(room[:0], "metered/operation/"...), schema...), 0)
+	b = append(binary.BigEndian.AppendUint64(b, uint64(len(tenant))), tenant...)
+	return of(append(binary.BigEndian.AppendUint64(b, uint64(len(id))), id...))
 }

@@ -81,7 +81,10 @@ func Class(state string) string { return state[:min(2, len(state))] }
 // since ("cached plan must not change result type") stands for a collision with that change: pgx
 // prepares the statement anew after it.
 func Of(err error) string {
-	var pgErr *pgconn.PgError
+	if err == nil {
+		return ""
+	}
+	var pgErr *pgconn.PgError // from here on, since it is allocated here
 	switch {
 	case !errors.As(err, &pgErr):
 		return ""

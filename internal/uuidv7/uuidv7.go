@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"encoding/base64"
 	"encoding/binary"
+	"encoding/hex"
 	"strings"
 	"time"
 
@@ -70,16 +71,34 @@ func Time(id string) *time.Time {
 	case len(id) > 2 && id[0] == '{' && id[len(id)-1] == '}':
 		id = id[1 : len(id)-1]
 	}
-	hyphens := len(id) == 36 && strings.Count(id, "-") == 4
-	var u pgtype.UUID
-	if !hyphens && len(id) != 32 || u.Scan(id) != nil || !carriesTime(u) {
+	bytes, ok := parse(id)
+	u := pgtype.UUID{Bytes: bytes, Valid: ok}
+	if !ok || !carriesTime(u) {
 		return nil
 	}
 	t := timeOf(u)
-	if !hyphens && (t.Before(earliest) || t.After(time.Now().Add(24*time.Hour))) {
+	if len(id) == 32 && (t.Before(earliest) || t.After(time.Now().Add(24*time.Hour))) {
 		return nil
 	}
 	return &t
+}
+
+// parse reads 32 hexadecimal digits, with hyphens as a UUID has them or without any.
+func parse(id string) (u [16]byte, ok bool) {
+	var digits [32]byte
+	switch {
+	case len(id) == 32:
+		copy(digits[:], id)
+	case len(id) == 36 && id[8] == '-' && id[13] == '-' && id[18] == '-' && id[23] == '-':
+		n := copy(digits[:], id[:8])
+		for _, part := range [...]string{id[9:13], id[14:18], id[19:23], id[24:]} {
+			n += copy(digits[n:], part)
+		}
+	default:
+		return u, false
+	}
+	_, err := hex.Decode(u[:], digits[:])
+	return u, err == nil
 }
 
 // earliest is before the first program that could have used this package.
