@@ -34,8 +34,9 @@ import (
 // are ErrTxControl. Savepoints (Begin) work. Send nothing over Conn.
 //
 // Charge, Credit, Refund, Place, Claim, Capture, Release, Extend and Return are made at the end, all
-// or none: credits and refunds, then holds, charges with UpTo or Lots, and other charges. A refusal is the error of Do. They need a Command.Input that decides them: the same ID
-// with another is ErrConflict. The Receipt has charges alone.
+// or none: credits and refunds, then holds, charges with UpTo or Lots, and other charges. A refusal
+// is the error of Do. They need a Command.Input that decides them: the same ID with another is
+// ErrConflict. The Receipt has charges alone.
 type Tx struct {
 	guarded
 

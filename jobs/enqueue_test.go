@@ -36,6 +36,31 @@ func TestEnqueue_KeyUsedTwiceInOneTransactionMakesOneJob(t *testing.T) {
 	require.Equal(t, "process", f.job(first.JobID).Kind)
 }
 
+func TestEnqueue_NothingIsLeftByARollbackOfItOrOfASavepoint(t *testing.T) {
+	t.Parallel()
+	f := open(t)
+	tx := f.begin(pgx.ReadCommitted)
+	_, err := f.Enqueue(f.ctx, tx, process{"a"}, key("k"))
+	require.NoError(t, err)
+	f.requireCounts(0, 0) // nothing before COMMIT
+	_, err = f.Find(f.ctx, f.pool, "", "k")
+	require.ErrorIs(t, err, jobs.ErrNotFound)
+	require.NoError(t, tx.Rollback(f.ctx))
+	f.requireCounts(0, 0)
+
+	tx = f.begin(pgx.ReadCommitted)
+	savepoint, err := tx.Begin(f.ctx)
+	require.NoError(t, err)
+	_, err = f.Enqueue(f.ctx, savepoint, process{"a"}, key("k"))
+	require.NoError(t, err)
+	require.NoError(t, savepoint.Rollback(f.ctx))
+	again, err := f.Enqueue(f.ctx, tx, process{"b"}, key("k"))
+	require.NoError(t, err)
+	require.True(t, again.Created, "the key is free again")
+	require.NoError(t, tx.Commit(f.ctx))
+	f.requireCounts(1, 1)
+}
+
 func TestEnqueue_KeyOutlivesItsJob(t *testing.T) {
 	t.Parallel()
 	f := open(t)
