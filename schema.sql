@@ -14270,7 +14270,7 @@ begin
                 insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, operation_tenant, operation, note,
                     others, anchor_at, anchor_spent)
                 select t.seq + 1, units, t.clk, t.spent + units, t.refunded, t.credited, t.held, t.epoch, 'c', of_scope, t.next_due, of_tenant,
-                    of_id, note, int8smaller(t.others, t.seq), t.clk - win, coalesce(b.spent, 0)
+                    of_id, note, int8smaller(t.others, t.seq), case when b.spent > 0 then t.clk - win end, nullif(b.spent, 0)
                 from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
                 l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
             from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1) t left join lateral (select base.seq, base.spent, base.refunded
@@ -14284,7 +14284,7 @@ begin
                     and coalesce(b.refunded, 0) = t.refunded and (b.seq > 1 or b.seq = t.seq or t.epoch = 0 and (t.seq <= 16 and b.seq is null
                         or (select l.seq from metered.ledger l where l.scope = of_scope and l.seq = 2) > 0)) and t.spent - coalesce(b.spent, 0) <= max_units - t.held - units
                 on conflict do nothing
-                returning y.seq, y.at, y.held, y.spent - units - y.anchor_spent into e_seq, e_at, e_held, e_used;
+                returning y.seq, y.at, y.held, y.spent - units - coalesce(y.anchor_spent, 0) into e_seq, e_at, e_held, e_used;
             else
                 insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, operation_tenant, operation, note,
                     others, anchor_at, anchor_spent)
@@ -14425,7 +14425,7 @@ begin
                 insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, operation_tenant, operation, note,
                     others, anchor_at, anchor_spent)
                 select t.seq + 1, units, t.clk, t.spent + units, t.refunded, t.credited, t.held, t.epoch, 'c', of_scope, t.next_due, of_tenant,
-                    of_id, note, int8smaller(t.others, t.seq), t.clk - win, coalesce(b.spent, 0)
+                    of_id, note, int8smaller(t.others, t.seq), case when b.spent > 0 then t.clk - win end, nullif(b.spent, 0)
                 from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
                 l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
             from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1) t left join lateral (select base.seq, base.spent, base.refunded
@@ -14439,7 +14439,7 @@ begin
                     and coalesce(b.refunded, 0) = t.refunded and (b.seq > 1 or b.seq = t.seq or t.epoch = 0 and (t.seq <= 16 and b.seq is null
                         or (select l.seq from metered.ledger l where l.scope = of_scope and l.seq = 2) > 0)) and t.spent - coalesce(b.spent, 0) <= max_units - t.held - units
                 on conflict do nothing
-                returning y.seq, y.at, y.held, y.spent - units - y.anchor_spent into e_seq, e_at, e_held, e_used;
+                returning y.seq, y.at, y.held, y.spent - units - coalesce(y.anchor_spent, 0) into e_seq, e_at, e_held, e_used;
             else
                 insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, operation_tenant, operation, note,
                     others, anchor_at, anchor_spent)
@@ -14533,7 +14533,7 @@ begin
                 insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, operation_tenant, operation, note,
                     others, anchor_at, anchor_spent)
                 select t.seq + 1, units, t.clk, t.spent + units, t.refunded, t.credited, t.held, t.epoch, 'c', of_scope, t.next_due, of_tenant,
-                    of_id, note, int8smaller(t.others, t.seq), t.clk - win, coalesce(b.spent, 0)
+                    of_id, note, int8smaller(t.others, t.seq), case when b.spent > 0 then t.clk - win end, nullif(b.spent, 0)
                 from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
                 l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
             from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1) t left join lateral (select base.seq, base.spent, base.refunded
@@ -14547,7 +14547,7 @@ begin
                     and coalesce(b.refunded, 0) = t.refunded and (b.seq > 1 or b.seq = t.seq or t.epoch = 0 and (t.seq <= 16 and b.seq is null
                         or (select l.seq from metered.ledger l where l.scope = of_scope and l.seq = 2) > 0)) and t.spent - coalesce(b.spent, 0) <= max_units - t.held - units
                 on conflict do nothing
-                returning y.seq, y.at, y.held, y.spent - units - y.anchor_spent into e_seq, e_at, e_held, e_used;
+                returning y.seq, y.at, y.held, y.spent - units - coalesce(y.anchor_spent, 0) into e_seq, e_at, e_held, e_used;
             else
                 insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, operation_tenant, operation, note,
                     others, anchor_at, anchor_spent)
@@ -14686,7 +14686,7 @@ begin
                 insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, operation_tenant, operation, note,
                     others, anchor_at, anchor_spent)
                 select t.seq + 1, units, t.clk, t.spent + units, t.refunded, t.credited, t.held, t.epoch, 'c', of_scope, t.next_due, of_tenant,
-                    of_id, note, int8smaller(t.others, t.seq), t.clk - win, coalesce(b.spent, 0)
+                    of_id, note, int8smaller(t.others, t.seq), case when b.spent > 0 then t.clk - win end, nullif(b.spent, 0)
                 from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
                 l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
             from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1) t left join lateral (select base.seq, base.spent, base.refunded
@@ -14700,7 +14700,7 @@ begin
                     and coalesce(b.refunded, 0) = t.refunded and (b.seq > 1 or b.seq = t.seq or t.epoch = 0 and (t.seq <= 16 and b.seq is null
                         or (select l.seq from metered.ledger l where l.scope = of_scope and l.seq = 2) > 0)) and t.spent - coalesce(b.spent, 0) <= max_units - t.held - units
                 on conflict do nothing
-                returning y.seq, y.at, y.held, y.spent - units - y.anchor_spent into e_seq, e_at, e_held, e_used;
+                returning y.seq, y.at, y.held, y.spent - units - coalesce(y.anchor_spent, 0) into e_seq, e_at, e_held, e_used;
             else
                 insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, operation_tenant, operation, note,
                     others, anchor_at, anchor_spent)
@@ -14792,7 +14792,7 @@ begin
                 insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, operation_tenant, operation, note,
                     others, anchor_at, anchor_spent)
                 select t.seq + 1, units, t.clk, t.spent + units, t.refunded, t.credited, t.held, t.epoch, 'c', of_scope, t.next_due, of_tenant,
-                    of_id, note, int8smaller(t.others, t.seq), t.clk - win, coalesce(b.spent, 0)
+                    of_id, note, int8smaller(t.others, t.seq), case when b.spent > 0 then t.clk - win end, nullif(b.spent, 0)
                 from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
                 l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
             from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1) t left join lateral (select base.seq, base.spent, base.refunded
@@ -14806,7 +14806,7 @@ begin
                     and coalesce(b.refunded, 0) = t.refunded and (b.seq > 1 or b.seq = t.seq or t.epoch = 0 and (t.seq <= 16 and b.seq is null
                         or (select l.seq from metered.ledger l where l.scope = of_scope and l.seq = 2) > 0)) and t.spent - coalesce(b.spent, 0) <= max_units - t.held - units
                 on conflict do nothing
-                returning y.seq, y.at, y.held, y.spent - units - y.anchor_spent into e_seq, e_at, e_held, e_used;
+                returning y.seq, y.at, y.held, y.spent - units - coalesce(y.anchor_spent, 0) into e_seq, e_at, e_held, e_used;
             else
                 insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, operation_tenant, operation, note,
                     others, anchor_at, anchor_spent)
@@ -14908,7 +14908,7 @@ begin
                 insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, operation_tenant, operation, note,
                     others, anchor_at, anchor_spent)
                 select t.seq + 1, units, t.clk, t.spent + units, t.refunded, t.credited, t.held, t.epoch, 'c', of_scope, t.next_due, of_tenant,
-                    of_id, note, int8smaller(t.others, t.seq), t.clk - win, coalesce(b.spent, 0)
+                    of_id, note, int8smaller(t.others, t.seq), case when b.spent > 0 then t.clk - win end, nullif(b.spent, 0)
                 from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
                 l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
             from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1) t left join lateral (select base.seq, base.spent, base.refunded
@@ -14922,7 +14922,7 @@ begin
                     and coalesce(b.refunded, 0) = t.refunded and (b.seq > 1 or b.seq = t.seq or t.epoch = 0 and (t.seq <= 16 and b.seq is null
                         or (select l.seq from metered.ledger l where l.scope = of_scope and l.seq = 2) > 0)) and t.spent - coalesce(b.spent, 0) <= max_units - t.held - units
                 on conflict do nothing
-                returning y.seq, y.at, y.held, y.spent - units - y.anchor_spent into e_seq, e_at, e_held, e_used;
+                returning y.seq, y.at, y.held, y.spent - units - coalesce(y.anchor_spent, 0) into e_seq, e_at, e_held, e_used;
             else
                 insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, operation_tenant, operation, note,
                     others, anchor_at, anchor_spent)
@@ -15318,13 +15318,13 @@ begin
     end if;
     if metered._goes_short() then
         -- As in _lock_holds: nothing waits, and the row is read as it is by now. Another's hold is not locked.
-        select y.no, y.version, y.due, metered.clock() as clk into was
+        select y.no, y.version, y.due, y.keys[1] as key, metered.clock() as clk into was
         from metered.holds y
         where y.tenant = of_tenant and y.id = of_id and y.state = 'h' and (units is null or y.claim is null)
           and case when (capture_holds_plain.holder = '' or y.holder = capture_holds_plain.holder) and cardinality(y.keys) = 1
               then metered._try_lock(y.keys[1]) end
         for no key update skip locked;
-        if was.due > was.clk then
+        if was.due > was.clk and current_setting('transaction_isolation') = 'read committed' then
             insert into metered.ledger as e (seq, amount, at, spent, refunded, credited, held, epoch, kind,
                 scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, crossed, others)
             select t.seq + 1, y.take, was.clk, t.spent + y.take, t.refunded, t.credited, t.held - y.take, t.epoch, 'u',
@@ -15336,8 +15336,8 @@ begin
                     and not exists (select from metered.hold_lines z where z.hold = was.no and z.scope <> l.scope)) y,
                 lateral (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
                 l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
-            from metered.ledger l where l.scope = y.scope order by l.seq desc limit 1 for key share) t
-            where t.at <= was.clk and (t.next_due <= was.clk) is not true and t.lots_end is null and t.tallied is null
+            from metered.ledger l where l.scope = y.scope order by l.seq desc limit 1) t
+            where metered._key_fits(was.key, y.scope) and t.at <= was.clk and (t.next_due <= was.clk) is not true and t.lots_end is null and t.tallied is null
             on conflict do nothing
             returning e.scope, e.seq, e.amount into at_scope, at_seq, taken;
         end if;
@@ -15358,7 +15358,7 @@ begin
             values (was.no, was.clk, was.version + 1, 'c', entity,
                 jsonb_build_array(jsonb_build_object('scope', at_scope, 'amount', taken, 'seq', at_seq, 'at', was.clk)),
                 note, op_tenant, operation)
-            returning metered._one_snapshot() or exists (select from metered.parked_scopes p where p.scope = at_scope) into waited;
+            returning exists (select from metered.parked_scopes p where p.scope = at_scope) into waited;
             if waited and rest = 0 then
                 perform metered._mark_freed(at_scope);
             end if;
@@ -16522,7 +16522,7 @@ begin
                 insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, operation_tenant, operation, note,
                     others, anchor_at, anchor_spent)
                 select t.seq + 1, units, t.clk, t.spent + units, t.refunded, t.credited, t.held, t.epoch, 'c', of_scope, t.next_due, of_tenant,
-                    of_id, note, int8smaller(t.others, t.seq), t.clk - win, coalesce(b.spent, 0)
+                    of_id, note, int8smaller(t.others, t.seq), case when b.spent > 0 then t.clk - win end, nullif(b.spent, 0)
                 from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
                 l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
             from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1) t left join lateral (select base.seq, base.spent, base.refunded
@@ -16536,7 +16536,7 @@ begin
                     and coalesce(b.refunded, 0) = t.refunded and (b.seq > 1 or b.seq = t.seq or t.epoch = 0 and (t.seq <= 16 and b.seq is null
                         or (select l.seq from metered.ledger l where l.scope = of_scope and l.seq = 2) > 0)) and t.spent - coalesce(b.spent, 0) <= max_units - t.held - units
                 on conflict do nothing
-                returning y.seq, y.at, y.held, y.spent - units - y.anchor_spent into e_seq, e_at, e_held, e_used;
+                returning y.seq, y.at, y.held, y.spent - units - coalesce(y.anchor_spent, 0) into e_seq, e_at, e_held, e_used;
             else
                 insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, operation_tenant, operation, note,
                     others, anchor_at, anchor_spent)

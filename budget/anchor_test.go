@@ -47,7 +47,9 @@ func TestCharge_ABoundIsReplacedOnlyWhereItDoesNotFit(t *testing.T) {
 		return err
 	}
 	require.NoError(t, spend(4, true))
-	require.NoError(t, spend(6, true))
+	require.NoError(t, spend(5, false))
+	noAnchor(t, anchorOf(t, pool)) // nothing was spent before the window
+	require.NoError(t, spend(1, true))
 	noAnchor(t, anchorOf(t, pool)) // all that was ever spent fits
 	clock.Advance(time.Minute + time.Second)
 	require.NoError(t, spend(3, true)) // the last entry is outside: nothing to look up

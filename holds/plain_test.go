@@ -99,9 +99,9 @@ func TestPlainHolds_AnswerAsTheFullFunctionsDo(t *testing.T) {
 	}
 }
 
-// A placement the short way has the scope's lock and that of no entry, whose row is then not written. Above READ
-// COMMITTED, where a purge may have been since its snapshot, it goes the full way.
-func TestPlainHolds_APlacementLocksNoEntry(t *testing.T) {
+// The short way has the scope's lock and that of no entry, whose row is then not written. Above READ COMMITTED, where
+// a purge may have been since its snapshot, a call goes the full way.
+func TestPlainHolds_LockNoEntry(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{})
 	line := holds.Line{Scope: "s", Amount: 1, Limits: []budget.Limit{budget.Lifetime(100)}}
@@ -115,13 +115,22 @@ func TestPlainHolds_APlacementLocksNoEntry(t *testing.T) {
 		}
 	}
 	require.Zero(t, rowsLocked())
-	tx, err := f.pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: pgx.RepeatableRead})
+	_, err := f.capture(holds.Capture{IDs: []string{"id 1"}, All: true})
 	require.NoError(t, err)
-	defer tx.Rollback(context.Background())
-	_, err = f.book.Place(t.Context(), tx, holds.Placement{TTL: time.Hour, Lines: []holds.Line{line}})
-	require.NoError(t, err)
-	require.NoError(t, tx.Commit(t.Context()))
-	require.Equal(t, 1, rowsLocked())
+	require.Zero(t, rowsLocked())
+	for i, call := range []func(tx pgx.Tx) error{
+		func(tx pgx.Tx) error {
+			_, err := f.book.Place(t.Context(), tx, holds.Placement{TTL: time.Hour, Lines: []holds.Line{line}})
+			return err
+		},
+		func(tx pgx.Tx) error {
+			_, err := f.book.Capture(t.Context(), tx, holds.Capture{IDs: []string{"id 2"}, All: true})
+			return err
+		},
+	} {
+		require.NoError(t, pgx.BeginTxFunc(t.Context(), f.pool, pgx.TxOptions{IsoLevel: pgx.RepeatableRead}, call))
+		require.Equal(t, i+1, rowsLocked())
+	}
 }
 
 // A hold of two lines, or one whose line another call has emptied, takes the full way.

@@ -136,7 +136,7 @@ var all = []Mutant{
 	{"the short way has no guard", "begin_command_plain", "execute case when raising then", "execute case when true then", "./internal/command", "TestTx_TheBareConnectionOfAPlainCommandCannotCommitEither"},
 	{"the short way drops a second record", "complete_command_plain", "perform metered._recorded_meanwhile();", "null;", "./internal/command", "TestDo_ARecordThatAppearsMeanwhileTakesTheCommandBack"},
 	{"the short way ends another transaction's command", "complete_command_plain", "current_setting('metered_tx.command', true) = marker", "true", "./internal/command", "TestTx_APlainCommandIsCompletedByItsOwnMarker"},
-	{"a hold goes the short way at an old snapshot", "place_plain", "current_setting('transaction_isolation') = 'read committed'", "true", "./holds", "TestPlainHolds_APlacementLocksNoEntry"},
+	{"a hold goes the short way at an old snapshot", "place_plain", "current_setting('transaction_isolation') = 'read committed'", "true", "./holds", "TestPlainHolds_LockNoEntry"},
 	{"the short way places above a limit", "internal/schema/macros.go", "end <= max_units - $tip.held - $amount)", "end <= max_units)", "./holds", "TestPlainHolds_RefuseAndCountAsOthers"},
 	{"the short way opens a second session", "open_session_plain", "and (h.id = of_id or h.state = 'h'))) is not true", "and h.id = of_id)) is not true", ".", "TestOpen_OfOneLineSeesAnotherSessionAndTheRecord"},
 	{"the short way opens a settled session", "open_session_plain", "if (exists (select from metered.operations o where o.tenant = of_tenant and o.id = named)", "if (false", ".", "TestOpen_OfOneLineSeesAnotherSessionAndTheRecord"},
@@ -146,7 +146,7 @@ var all = []Mutant{
 	{"the short way captures more than is held", "capture_holds_plain", "units between 1 and l.open", "units >= 1", "./holds", "TestPlainHolds_RefuseAndCountAsOthers"},
 	{"the short way captures past lots", "capture_holds_plain", " and t.lots_end is null", "", "./holds", "TestPlainHolds_RefuseAndCountAsOthers"},
 	{"the short way's capture marks no line", "capture_holds_plain", "if waited and rest = 0 then", "if false then", "./jobs", "TestGated_CapturedUnitsLeaveTheWindowInTime"},
-	{"the short way's capture marks no line for an old snapshot", "capture_holds_plain", "returning metered._one_snapshot() or exists", "returning exists", "./jobs", "TestGated_CapturedByAnOldSnapshot"},
+	{"a capture goes the short way at an old snapshot", "capture_holds_plain", "was.due > was.clk and current_setting('transaction_isolation') = 'read committed'", "was.due > was.clk", "./holds", "TestPlainHolds_LockNoEntry"},
 	{"the short way keeps the rest of a capture", "capture_holds_plain", "if rest > 0 then", "if false then", "./holds", "TestPlainHolds_RefuseAndCountAsOthers"},
 
 	// Tokens.

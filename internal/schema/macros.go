@@ -13,8 +13,7 @@ import (
 //	{entry of tip: amount = 5, kind = 'c'}       the values of a new entry after tip, which copies every other column from it
 //	{base: scope = s, epoch = e, since = t}      from-items: base is the last entry of a scope's epoch at or before a time. mark is on its way there
 //	{bound: tip = t, since = s}                  the units that a scope spent since its anchor, or ever: an upper bound of those since a time
-//	{short tip: scope = s}                       the last entry of a scope, for a writer, as far as a plain charge needs it, and clk, the time
-//	{short last: scope = s}                      the same without a lock of its row, under the condition {locked}
+//	{short last: scope = s}                      the last entry of a scope, as far as a plain charge needs it, and clk, the time: under the condition {locked}
 //	{locked}                                     the condition that the call has the scope's own lock, and sees all that was committed before
 //	{short call}                                 the condition of a short charge or hold on what it is given: {locked}, and {plain}
 //	{plain: amount = n, note = j}                the condition that an entry has a usual amount, and a usual note or none
@@ -51,9 +50,10 @@ var macro = regexp.MustCompile(`(?s)\{(entry columns|entry of (\w+)|base|bound|(
 
 // templates are the macros that only fill in their arguments.
 var templates = map[string]string{
-	"bound":      `$tip.spent - case when $tip.anchor_at <= $since then $tip.anchor_spent else 0 end`,
-	"short tip":  shortTip + ` for key share)`,
-	"short last": shortTip + `)`,
+	"bound": `$tip.spent - case when $tip.anchor_at <= $since then $tip.anchor_spent else 0 end`,
+	"short last": `(select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
+                l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
+            from metered.ledger l where l.scope = $scope order by l.seq desc limit 1)`,
 	// Then no purge takes the last entry before this call has appended to it. To lock its row would write to its
 	// page, and to the log. Another writer's entry collides.
 	"locked": `metered._key_fits(key, of_scope) and current_setting('transaction_isolation') = 'read committed'`,
@@ -117,10 +117,6 @@ var templates = map[string]string{
                     metered._shorter(current_setting('idle_in_transaction_session_timeout'), $ms), true)`,
 }
 
-const shortTip = `(select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
-                l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
-            from metered.ledger l where l.scope = $scope order by l.seq desc limit 1`
-
 // The macros of plain.sql, which its functions share. They name its arguments and variables.
 func init() {
 	for name, text := range map[string]string{
@@ -159,15 +155,16 @@ func init() {
 		"short base": `(select base.seq, base.spent, base.refunded
                     from {base: scope = of_scope, epoch = $epoch, since = $since}) b on true`,
 		// A charge with at most one limit, by window or lifetime. The base of the window becomes
-		// the entry's anchor: so it is in the answer, too.
+		// the entry's anchor: so it is in the answer, too. Where nothing was spent before the window,
+		// an anchor says no more than none.
 		"short charge": `if standing and win > interval '0' then
                 insert into metered.ledger as y ({short columns})
-                select {short values: at = t.clk}, t.clk - win, coalesce(b.spent, 0)
+                select {short values: at = t.clk}, case when b.spent > 0 then t.clk - win end, nullif(b.spent, 0)
                 from {short last: scope = of_scope} t left join lateral {short base: epoch = t.epoch, since = t.clk - win}
                 where {usual: tip = t, at = t.clk} and $also
                     and {exact: seq = b.seq, refunded = b.refunded} and t.spent - coalesce(b.spent, 0) <= max_units - t.held - units
                 on conflict do nothing
-                returning y.seq, y.at, y.held, y.spent - units - y.anchor_spent into e_seq, e_at, e_held, e_used;
+                returning y.seq, y.at, y.held, y.spent - units - coalesce(y.anchor_spent, 0) into e_seq, e_at, e_held, e_used;
             else
                 insert into metered.ledger as y ({short columns})
                 select {short values: at = t.clk}, t.anchor_at, t.anchor_spent

@@ -117,13 +117,13 @@ declare
 begin
     if metered._goes_short() then
         -- As in _lock_holds: nothing waits, and the row is read as it is by now. Another's hold is not locked.
-        select y.no, y.version, y.due, metered.clock() as clk into was
+        select y.no, y.version, y.due, y.keys[1] as key, metered.clock() as clk into was
         from metered.holds y
         where y.tenant = of_tenant and y.id = of_id and y.state = 'h' and (units is null or y.claim is null)
           and case when (capture_holds_plain.holder = '' or y.holder = capture_holds_plain.holder) and cardinality(y.keys) = 1
               then metered._try_lock(y.keys[1]) end
         for no key update skip locked;
-        if was.due > was.clk then
+        if was.due > was.clk and current_setting('transaction_isolation') = 'read committed' then
             insert into metered.ledger as e (seq, amount, at, spent, refunded, credited, held, epoch, kind,
                 scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, crossed, others)
             select t.seq + 1, y.take, was.clk, t.spent + y.take, t.refunded, t.credited, t.held - y.take, t.epoch, 'u',
@@ -132,8 +132,8 @@ begin
             from (select l.scope, coalesce(units, l.open) as take from metered.hold_lines l
                     where l.hold = was.no and coalesce(l.scope = of_scope and units between 1 and l.open, units is null and l.open > 0)
                     and not exists (select from metered.hold_lines z where z.hold = was.no and z.scope <> l.scope)) y,
-                lateral {short tip: scope = y.scope} t
-            where {settled: tip = t, at = was.clk}
+                lateral {short last: scope = y.scope} t
+            where metered._key_fits(was.key, y.scope) and {settled: tip = t, at = was.clk}
             on conflict do nothing
             returning e.scope, e.seq, e.amount into at_scope, at_seq, taken;
         end if;
@@ -154,7 +154,7 @@ begin
             values (was.no, was.clk, was.version + 1, 'c', entity,
                 jsonb_build_array(jsonb_build_object('scope', at_scope, 'amount', taken, 'seq', at_seq, 'at', was.clk)),
                 note, op_tenant, operation)
-            returning metered._one_snapshot() or exists (select from metered.parked_scopes p where p.scope = at_scope) into waited;
+            returning exists (select from metered.parked_scopes p where p.scope = at_scope) into waited;
             if waited and rest = 0 then
                 perform metered._mark_freed(at_scope);
             end if;
