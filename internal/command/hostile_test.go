@@ -197,9 +197,14 @@ func newHostile(t *testing.T) *hostile {
 	return h
 }
 
-// refill places holds for calls to end, since those that there were have ended.
+// refill places holds for calls to end, since those that there were have ended: past what is due, by steps.
 func (h *hostile) refill(n int) {
 	h.recent = nil
+	for _, scope := range []string{"a", "seats"} {
+		for more := true; more; {
+			require.NoError(h, h.owner.QueryRow(h.Context(), `select metered.catch_up($1, 1000)`, scope).Scan(&more))
+		}
+	}
 	var lease [2]int64
 	require.NoError(h, h.owner.QueryRow(h.Context(), `select no, fence from metered.open_lease(
 		row('a', null, 40, 0, '{}', null, null, null, null)::metered.new_charge, row('rows', 'me', 1, 1, '10 min', null)::metered.lease_terms, '1 min', 1000)`).Scan(&lease[0], &lease[1]))
