@@ -235,7 +235,10 @@ func (h *history) draw() {
 	}
 	want := wasDrawn{Posted: budget.Posted{Scope: h.scope, Seq: drawn.Seq, At: h.m.last, Amount: amount},
 		Left: h.m.unitsFor(use)}
-	drawn.Standings = nil
+	require.Equal(h.T, max(0, h.m.available(use)), drawn.Standings[0].Available)
+	if drawn.Standings = nil; h.m.keptFor(use) > 0 { // its standing has what others owe, too
+		drawn.Left = want.Left
+	}
 	for _, p := range parts {
 		if p.lot < 0 {
 			if want.Overdrawn = p.amount; !h.m.opened {

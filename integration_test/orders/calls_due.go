@@ -158,11 +158,19 @@ var dueCalls = []call{
 
 	onPile("pile-place", func(ctx context.Context, c *metered.Client, _ *pgxpool.Pool, w *world, level pgx.TxIsoLevel) error {
 		return c.RunTx(ctx, pgx.TxOptions{IsoLevel: level}, func(ctx context.Context, tx pgx.Tx) error {
-			_, err := w.book.Place(ctx, tx, holds.Placement{Tenant: w.name, TTL: time.Hour,
+			_, err := w.book.Place(ctx, tx, holds.Placement{Tenant: w.name, ID: "on pile", TTL: time.Hour,
 				Lines: []holds.Line{{Scope: w.scope("p"), Amount: 25, AtLeast: 1, Limits: []budget.Limit{ofPile}}}})
 			return err
 		})
-	}, func(m *model) string { return m.takeOfPile(0, 25) }),
+	}, func(m *model) string {
+		said := ok
+		if m.holds["on pile"] == "" {
+			if said = m.takeOfPile(0, 25); said == ok {
+				m.holds["on pile"] = "h"
+			}
+		}
+		return said
+	}),
 
 	onPile("pile-open", func(ctx context.Context, c *metered.Client, _ *pgxpool.Pool, w *world, _ pgx.TxIsoLevel) error {
 		r := w.reservation("pile", 0)

@@ -224,7 +224,7 @@ func (e *Engine) Do(ctx context.Context, op *Operation) (Record, error) {
 func (e *Engine) repeat(ctx context.Context, op *Operation, try func(ctx context.Context, lost bool) attempt) (Record, error) {
 	var lost error // a COMMIT with an open outcome
 	var turn func()
-	resolve, ended := ctx, int32(0)
+	resolve, ended, backlogs := ctx, int32(0), 0
 	for n := 1; ; n++ {
 		a := try(resolve, lost != nil)
 		if a.err == nil {
@@ -233,9 +233,10 @@ func (e *Engine) repeat(ctx context.Context, op *Operation, try func(ctx context
 		if a.claimed {
 			lost = nil // the claim was granted, so the lost transaction is over, without a record
 		}
-		scope := sqlstate.Behind(a.err)
-		if scope != "" && n < e.cfg.MaxAttempts {
+		if scope := sqlstate.Behind(a.err); scope != "" && backlogs < sweep.MaxBacklogs {
 			if a.err = sweep.CatchUp(resolve, e.pool, e.cfg.Schema, e.cfg.LockTimeout, scope); a.err == nil {
+				backlogs++
+				n--
 				continue
 			}
 		}

@@ -12,8 +12,8 @@ import (
 	"github.com/pgmetered/metered/internal/sqlstate"
 )
 
-// maxBacklogs is how often one call has backlogs written.
-const maxBacklogs = 64
+// MaxBacklogs is how often one call has backlogs written.
+const MaxBacklogs = 64
 
 const catchUpSQL = `select metered.catch_up($1::text, $2::int)`
 
@@ -24,7 +24,7 @@ func Through(ctx context.Context, pool *pgxpool.Pool, name schema.Name, wait tim
 	for n := 0; ; n++ {
 		err := call()
 		scope := sqlstate.Behind(err)
-		if scope == "" || n == maxBacklogs {
+		if scope == "" || n == MaxBacklogs {
 			return err
 		}
 		if err := CatchUp(ctx, pool, name, wait, scope); err != nil {
