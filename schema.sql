@@ -14273,7 +14273,8 @@ begin
                     of_id, note, int8smaller(t.others, t.seq), case when b.spent > 0 then t.clk - win end, nullif(b.spent, 0)
                 from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
                 l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
-            from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1) t left join lateral (select base.seq, base.spent, base.refunded
+            from metered.ledger l where l.scope = of_scope and not exists (select from metered.cell)
+            order by l.seq desc limit 1) t left join lateral (select base.seq, base.spent, base.refunded
                     from (select y.seq from metered.ledger y
                 where y.scope = of_scope and y.epoch = t.epoch and y.at <= t.clk - win and (y.seq & 15 = 1 or y.kind = 'k')
                 order by y.at desc, y.seq desc limit 1) mark,
@@ -14292,7 +14293,8 @@ begin
                     of_id, note, int8smaller(t.others, t.seq), t.anchor_at, t.anchor_spent
                 from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
                 l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
-            from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1) t
+            from metered.ledger l where l.scope = of_scope and not exists (select from metered.cell)
+            order by l.seq desc limit 1) t
                 where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null and true
                     and (max_units is null or win >= interval '0'
             and case when win = interval '0' then t.spent - t.refunded - t.credited
@@ -14428,7 +14430,8 @@ begin
                     of_id, note, int8smaller(t.others, t.seq), case when b.spent > 0 then t.clk - win end, nullif(b.spent, 0)
                 from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
                 l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
-            from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1) t left join lateral (select base.seq, base.spent, base.refunded
+            from metered.ledger l where l.scope = of_scope and not exists (select from metered.cell)
+            order by l.seq desc limit 1) t left join lateral (select base.seq, base.spent, base.refunded
                     from (select y.seq from metered.ledger y
                 where y.scope = of_scope and y.epoch = t.epoch and y.at <= t.clk - win and (y.seq & 15 = 1 or y.kind = 'k')
                 order by y.at desc, y.seq desc limit 1) mark,
@@ -14447,7 +14450,8 @@ begin
                     of_id, note, int8smaller(t.others, t.seq), t.anchor_at, t.anchor_spent
                 from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
                 l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
-            from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1) t
+            from metered.ledger l where l.scope = of_scope and not exists (select from metered.cell)
+            order by l.seq desc limit 1) t
                 where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null and true
                     and (max_units is null or win >= interval '0'
             and case when win = interval '0' then t.spent - t.refunded - t.credited
@@ -14536,7 +14540,8 @@ begin
                     of_id, note, int8smaller(t.others, t.seq), case when b.spent > 0 then t.clk - win end, nullif(b.spent, 0)
                 from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
                 l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
-            from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1) t left join lateral (select base.seq, base.spent, base.refunded
+            from metered.ledger l where l.scope = of_scope and not exists (select from metered.cell)
+            order by l.seq desc limit 1) t left join lateral (select base.seq, base.spent, base.refunded
                     from (select y.seq from metered.ledger y
                 where y.scope = of_scope and y.epoch = t.epoch and y.at <= t.clk - win and (y.seq & 15 = 1 or y.kind = 'k')
                 order by y.at desc, y.seq desc limit 1) mark,
@@ -14555,7 +14560,8 @@ begin
                     of_id, note, int8smaller(t.others, t.seq), t.anchor_at, t.anchor_spent
                 from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
                 l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
-            from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1) t
+            from metered.ledger l where l.scope = of_scope and not exists (select from metered.cell)
+            order by l.seq desc limit 1) t
                 where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null and (exists (select from metered.operations o where o.tenant = of_tenant and o.id = of_id) or issued <= (select h.at from metered.operations_horizon h where h.one) or issued > metered.clock() + max_future) is not true
                     and (max_units is null or win >= interval '0'
             and case when win = interval '0' then t.spent - t.refunded - t.credited
@@ -14689,7 +14695,8 @@ begin
                     of_id, note, int8smaller(t.others, t.seq), case when b.spent > 0 then t.clk - win end, nullif(b.spent, 0)
                 from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
                 l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
-            from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1) t left join lateral (select base.seq, base.spent, base.refunded
+            from metered.ledger l where l.scope = of_scope and not exists (select from metered.cell)
+            order by l.seq desc limit 1) t left join lateral (select base.seq, base.spent, base.refunded
                     from (select y.seq from metered.ledger y
                 where y.scope = of_scope and y.epoch = t.epoch and y.at <= t.clk - win and (y.seq & 15 = 1 or y.kind = 'k')
                 order by y.at desc, y.seq desc limit 1) mark,
@@ -14708,7 +14715,8 @@ begin
                     of_id, note, int8smaller(t.others, t.seq), t.anchor_at, t.anchor_spent
                 from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
                 l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
-            from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1) t
+            from metered.ledger l where l.scope = of_scope and not exists (select from metered.cell)
+            order by l.seq desc limit 1) t
                 where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null and true
                     and (max_units is null or win >= interval '0'
             and case when win = interval '0' then t.spent - t.refunded - t.credited
@@ -14795,7 +14803,8 @@ begin
                     of_id, note, int8smaller(t.others, t.seq), case when b.spent > 0 then t.clk - win end, nullif(b.spent, 0)
                 from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
                 l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
-            from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1) t left join lateral (select base.seq, base.spent, base.refunded
+            from metered.ledger l where l.scope = of_scope and not exists (select from metered.cell)
+            order by l.seq desc limit 1) t left join lateral (select base.seq, base.spent, base.refunded
                     from (select y.seq from metered.ledger y
                 where y.scope = of_scope and y.epoch = t.epoch and y.at <= t.clk - win and (y.seq & 15 = 1 or y.kind = 'k')
                 order by y.at desc, y.seq desc limit 1) mark,
@@ -14814,7 +14823,8 @@ begin
                     of_id, note, int8smaller(t.others, t.seq), t.anchor_at, t.anchor_spent
                 from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
                 l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
-            from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1) t
+            from metered.ledger l where l.scope = of_scope and not exists (select from metered.cell)
+            order by l.seq desc limit 1) t
                 where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null and true
                     and (max_units is null or win >= interval '0'
             and case when win = interval '0' then t.spent - t.refunded - t.credited
@@ -14911,7 +14921,8 @@ begin
                     of_id, note, int8smaller(t.others, t.seq), case when b.spent > 0 then t.clk - win end, nullif(b.spent, 0)
                 from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
                 l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
-            from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1) t left join lateral (select base.seq, base.spent, base.refunded
+            from metered.ledger l where l.scope = of_scope and not exists (select from metered.cell)
+            order by l.seq desc limit 1) t left join lateral (select base.seq, base.spent, base.refunded
                     from (select y.seq from metered.ledger y
                 where y.scope = of_scope and y.epoch = t.epoch and y.at <= t.clk - win and (y.seq & 15 = 1 or y.kind = 'k')
                 order by y.at desc, y.seq desc limit 1) mark,
@@ -14930,7 +14941,8 @@ begin
                     of_id, note, int8smaller(t.others, t.seq), t.anchor_at, t.anchor_spent
                 from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
                 l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
-            from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1) t
+            from metered.ledger l where l.scope = of_scope and not exists (select from metered.cell)
+            order by l.seq desc limit 1) t
                 where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null and (exists (select from metered.operations o where o.tenant = of_tenant and o.id = of_id) or issued <= (select h.at from metered.operations_horizon h where h.one) or issued > metered.clock() + max_future) is not true
                     and (max_units is null or win >= interval '0'
             and case when win = interval '0' then t.spent - t.refunded - t.credited
@@ -15117,7 +15129,8 @@ begin
                 operation, note, t.anchor_at, t.anchor_spent, coalesce(int8smaller(t.others, t.seq), 0) + 1
             from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
                 l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
-            from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1) t
+            from metered.ledger l where l.scope = of_scope and not exists (select from metered.cell)
+            order by l.seq desc limit 1) t
             where t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null
                 and (max_units is null or win >= interval '0'
             and case when win = interval '0' then t.spent - t.refunded - t.credited
@@ -15238,7 +15251,8 @@ begin
                 operation, note, t.anchor_at, t.anchor_spent, coalesce(int8smaller(t.others, t.seq), 0) + 1
             from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
                 l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
-            from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1) t
+            from metered.ledger l where l.scope = of_scope and not exists (select from metered.cell)
+            order by l.seq desc limit 1) t
             where t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null
                 and (max_units is null or win >= interval '0'
             and case when win = interval '0' then t.spent - t.refunded - t.credited
@@ -15336,7 +15350,8 @@ begin
                     and not exists (select from metered.hold_lines z where z.hold = was.no and z.scope <> l.scope)) y,
                 lateral (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
                 l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
-            from metered.ledger l where l.scope = y.scope order by l.seq desc limit 1) t
+            from metered.ledger l where l.scope = y.scope and not exists (select from metered.cell)
+            order by l.seq desc limit 1) t
             where metered._key_fits(was.key, y.scope) and t.at <= was.clk and (t.next_due <= was.clk) is not true and t.lots_end is null and t.tallied is null
             on conflict do nothing
             returning e.scope, e.seq, e.amount into at_scope, at_seq, taken;
@@ -16525,7 +16540,8 @@ begin
                     of_id, note, int8smaller(t.others, t.seq), case when b.spent > 0 then t.clk - win end, nullif(b.spent, 0)
                 from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
                 l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
-            from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1) t left join lateral (select base.seq, base.spent, base.refunded
+            from metered.ledger l where l.scope = of_scope and not exists (select from metered.cell)
+            order by l.seq desc limit 1) t left join lateral (select base.seq, base.spent, base.refunded
                     from (select y.seq from metered.ledger y
                 where y.scope = of_scope and y.epoch = t.epoch and y.at <= t.clk - win and (y.seq & 15 = 1 or y.kind = 'k')
                 order by y.at desc, y.seq desc limit 1) mark,
@@ -16544,7 +16560,8 @@ begin
                     of_id, note, int8smaller(t.others, t.seq), t.anchor_at, t.anchor_spent
                 from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
                 l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
-            from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1) t
+            from metered.ledger l where l.scope = of_scope and not exists (select from metered.cell)
+            order by l.seq desc limit 1) t
                 where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null and true
                     and (max_units is null or win >= interval '0'
             and case when win = interval '0' then t.spent - t.refunded - t.credited

@@ -224,6 +224,38 @@ func TestMove_WaitsForWhoeverHasEntered(t *testing.T) {
 	require.Equal(t, 1, pgtest.Count(t, w.pools[to], w.schemas[to]+".operations"))
 }
 
+// A transaction that did not enter its tenant locks the row of the last entry, for which a move waits: what it charges moves along.
+func TestMove_WaitsForAChargeOfATransactionThatDidNotEnter(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 2, database(t), database(t))
+	r := w.router()
+	from := r.First("acme")
+	charge := budget.Charge{Scope: "acme/hot", Amount: 1, Limits: []budget.Limit{budget.Lifetime(10)}}
+	in(t, r, "acme", func(c *metered.Client, tx pgx.Tx) error {
+		_, err := c.Budget.Charge(t.Context(), tx, charge)
+		return err
+	})
+	c, err := r.Client("acme")
+	require.NoError(t, err)
+	var moving <-chan error
+	require.NoError(t, pgx.BeginFunc(t.Context(), cells.PoolOf(c), func(tx pgx.Tx) error {
+		if _, err := c.Budget.Charge(t.Context(), tx, charge); err != nil {
+			return err
+		}
+		locked := w.schemas[from] + ".ledger where xmax::text <> '0'"
+		require.Equal(t, 1, pgtest.Count(t, w.pools[from], locked))
+		moving = pgtest.Going(func() error {
+			return w.router().Move(context.Background(), cells.Move{Tenant: "acme", To: 1 - from, LockTimeout: time.Minute})
+		})
+		pgtest.WaitQueued(t, cells.PoolOf(c), 1)
+		return nil
+	}))
+	require.NoError(t, <-moving)
+	require.Equal(t, 1-from, w.lives("acme"))
+	require.Equal(t, 2, pgtest.Count(t, w.pools[1-from], w.schemas[1-from]+".ledger"))
+	require.Zero(t, pgtest.Count(t, w.pools[from], w.schemas[from]+".ledger"))
+}
+
 // Each entry is in the feed of one cell: the one where it had its number. A consumer there has it
 // before the tenant may leave.
 func TestMove_EachEntryIsInTheFeedOfOneCell(t *testing.T) {

@@ -120,6 +120,7 @@ var all = []Mutant{
 	// The short way, and what keeps calls off it.
 	{"the short way is taken ahead of the clock", "internal/schema/macros.go", "`$tip.at <= $at and (", "`(", "./budget", "TestClock_AheadBeyondTheToleranceFailsForWindowsOnly"},
 	{"the short way holds any lock", "internal/schema/macros.go", "`metered._key_fits(key, of_scope) and current_setting", "`current_setting", "./budget", "TestChargePlain_HasTheScopesLockAndNotThatOfTheLastEntry"},
+	{"the short way is taken in a cell", "internal/schema/macros.go", " and not exists (select from metered.cell)\n", "\n", "./cells", "TestMove_WaitsForAChargeOfATransactionThatDidNotEnter"},
 	{"the short way appends to an old snapshot", "internal/schema/macros.go", "_key_fits(key, of_scope) and current_setting('transaction_isolation') = 'read committed'`", "_key_fits(key, of_scope)`", "./budget", "TestCharge_OldSnapshotNeverGetsPastAPurge"},
 	{"the short way passes due minima", "internal/schema/macros.go", "($tip.next_due <= $at) is not true and ", "", "./holds", "TestAtLeast_IsChargedOnceByTheFirstWriter"},
 	{"the short way draws of no lot", "internal/schema/macros.go", "is not true and $tip.lots_end is null", "is not true", "./wallet", "TestCharge_KeepsTheLimitsThatItNames"},
@@ -367,8 +368,8 @@ var all = []Mutant{
 	{"sums: a step writes all of a wallet", "_settle", "clk := due.lines[most].due;", "null;", "./wallet", "TestBacklog_SumsBetweenEndsOfLotsAreWrittenInSteps"},
 	{"sums: a step adds up all lines of a wallet", "catch_up", "metered._lots_until(tip, metered._lines_until(tip, clk), ", "metered._lots_until(tip, clk, ", "./wallet", "TestBacklog_OfAWalletIsWrittenInStepsThatStay"},
 	{"minima: a sum captures of later lots first", "_taken_of", "order by r.priority, r.expires_at, r.age))) as taken", "order by r.priority desc, r.expires_at desc, r.age desc))) as taken", "./wallet", "TestReservations_WithMinimumsReadTheSameBeforeAndAfterTheSweep"},
-	{"minima: RunTx takes no step", "internal/sweep/through.go", "if scope == \"\" || n == maxBacklogs {", "if true {", "./holds", "TestBacklog_MinimaAreWrittenInStepsThatStay"},
-	{"minima: a command takes no step", "internal/command/engine.go", "if scope != \"\" && n < e.cfg.MaxAttempts {", "if false {", "./holds", "TestBacklog_MinimaAreWrittenInStepsThatStay"},
+	{"minima: RunTx takes no step", "internal/sweep/through.go", "if scope == \"\" || n == MaxBacklogs {", "if true {", "./holds", "TestBacklog_MinimaAreWrittenInStepsThatStay"},
+	{"minima: a command takes no step", "internal/command/engine.go", "if scope := sqlstate.Behind(a.err); scope != \"\" && backlogs < sweep.MaxBacklogs {", "if scope := sqlstate.Behind(a.err); scope != \"\" && false {", "./holds", "TestBacklog_MinimaAreWrittenInStepsThatStay"},
 	{"an end looks at lots that are used up, without a hold", "_next_end", "case when exists (select from metered.lot_holds k where k.scope = of_scope and k.lot > 0) then", "case when true then", "./wallet", "TestWork_OfACallIsAsMuchHoweverMuchIsDue"},
 	{"an end forgets a lot that a hold keeps whole", "_next_end", "where k.scope = of_scope and k.lot > 0", "where false", "./wallet", "TestEnds_OfALotThatAHoldKeptWholeIsNotForgotten"},
 	{"a shared cap counts no held units", "_capped", "+ lots[pos].held", "", "./wallet", "TestRollShared_CountsUnitsThatHoldsKeep"},

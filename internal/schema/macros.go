@@ -13,7 +13,8 @@ import (
 //	{entry of tip: amount = 5, kind = 'c'}       the values of a new entry after tip, which copies every other column from it
 //	{base: scope = s, epoch = e, since = t}      from-items: base is the last entry of a scope's epoch at or before a time. mark is on its way there
 //	{bound: tip = t, since = s}                  the units that a scope spent since its anchor, or ever: an upper bound of those since a time
-//	{short last: scope = s}                      the last entry of a scope, as far as a plain charge needs it, and clk, the time: under the condition {locked}
+//	{short last: scope = s}                      the last entry of a scope, as far as a plain charge needs it, and clk, the time: under the condition
+//	                                             {locked}, and none in a cell, whose moves wait for whoever has locked an entry's row
 //	{locked}                                     the condition that the call has the scope's own lock, and sees all that was committed before
 //	{short call}                                 the condition of a short charge or hold on what it is given: {locked}, and {plain}
 //	{plain: amount = n, note = j}                the condition that an entry has a usual amount, and a usual note or none
@@ -53,7 +54,8 @@ var templates = map[string]string{
 	"bound": `$tip.spent - case when $tip.anchor_at <= $since then $tip.anchor_spent else 0 end`,
 	"short last": `(select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
                 l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
-            from metered.ledger l where l.scope = $scope order by l.seq desc limit 1)`,
+            from metered.ledger l where l.scope = $scope and not exists (select from metered.cell)
+            order by l.seq desc limit 1)`,
 	// Then no purge takes the last entry before this call has appended to it. To lock its row would write to its
 	// page, and to the log. Another writer's entry collides.
 	"locked": `metered._key_fits(key, of_scope) and current_setting('transaction_isolation') = 'read committed'`,
