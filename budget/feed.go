@@ -228,9 +228,10 @@ func (l *Ledger) ConsumeFeed(ctx context.Context, tx pgx.Tx, consumer string,
 }
 
 // RunFeed numbers the feed and consumes it, until nothing is new: by cron, or as a River job, for
-// which package feedjobs is. Where another process gives numbers, it waits for it, for 5 seconds. With Poll it goes on until ctx ends, whose error it then returns. It
-// calls do with each page of entries, in a transaction of its own, in which they are consumed. do
-// may write in tx, and must not end it. Its error ends RunFeed, and leaves the page unconsumed.
+// which package feedjobs is. While another process gives numbers, RunFeed waits for it, for 5
+// seconds at most. With Poll it goes on until ctx ends, whose error it then returns. It calls do
+// with each page of entries, in a transaction of its own, in which they are consumed. do may write
+// in tx, and must not end it. Its error ends RunFeed, and leaves the page unconsumed.
 //
 // Collisions (ErrSerialization) are tried again, up to 10 times a page. Any number of processes may
 // run one consumer: one of them works at a time.

@@ -241,10 +241,10 @@ func (l *Ledger) checkCharge(c *Charge) error {
 		return err
 	}
 	if c.UpTo {
-		return invalid(".UpTo", "is for budget.Ledger.Charge and metered.Tx.Charge")
+		return invalid(".UpTo", "is for budget.Ledger.Charge, ChargeNow and metered.Tx.Charge")
 	}
 	if c.Lots {
-		return invalid(".Lots", "are for budget.Ledger.Charge and metered.Tx.Charge")
+		return invalid(".Lots", "are for budget.Ledger.Charge, ChargeNow and metered.Tx.Charge")
 	}
 	if len(c.Limits) > bounds.MaxLimits {
 		return invalid(".Limits", "are %d, want at most %d", len(c.Limits), bounds.MaxLimits)

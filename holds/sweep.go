@@ -89,9 +89,9 @@ func (b *Book) expire(ctx context.Context, tx pgx.Tx, e Expire) (h Hold, ended b
 type SweepOptions struct {
 	// Batch is the most holds that one transaction ends, from 1 to 10,000. Together they have at
 	// most 2,000 scopes. A scope in which more than 25 holds are due is swept in transactions of
-	// its own. One frees the units of them all, or of 25 with a minimum, and those before the next.
-	// Then the holds are ended without the scope's lock. Of a wallet, one ends at most 25 holds.
-	// Defaults to 500.
+	// its own: the first frees the units of all these holds, or captures 25 minima and frees the
+	// units of holds that fell due before the 26th. The others end the holds themselves, without the
+	// scope's lock. In a wallet, each transaction ends at most 25 holds. Defaults to 500.
 	Batch int
 
 	// Max is the most batches. Defaults to no bound.
