@@ -14199,6 +14199,14 @@ as $$
     select not metered._sharded()
 $$;
 
+-- Whether the schema is a cell. Declared immutable, so that it is a constant of each plan: Router.SetUp, which
+-- makes a schema a cell, has plans of the ledger made anew.
+create function metered._in_cell() returns boolean
+language sql immutable
+as $$
+    select exists (select from metered.cell)
+$$;
+
 -- Whether the server runs on Linux, as far as version() tells. Declared immutable, so that it is a constant of each plan.
 create function metered._on_linux() returns boolean
 language sql immutable
@@ -14273,7 +14281,7 @@ begin
                     of_id, note, int8smaller(t.others, t.seq), case when b.spent > 0 then t.clk - win end, nullif(b.spent, 0)
                 from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
                 l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
-            from metered.ledger l where l.scope = of_scope and not exists (select from metered.cell)
+            from metered.ledger l where l.scope = of_scope and not metered._in_cell()
             order by l.seq desc limit 1) t left join lateral (select base.seq, base.spent, base.refunded
                     from (select y.seq from metered.ledger y
                 where y.scope = of_scope and y.epoch = t.epoch and y.at <= t.clk - win and (y.seq & 15 = 1 or y.kind = 'k')
@@ -14293,7 +14301,7 @@ begin
                     of_id, note, int8smaller(t.others, t.seq), t.anchor_at, t.anchor_spent
                 from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
                 l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
-            from metered.ledger l where l.scope = of_scope and not exists (select from metered.cell)
+            from metered.ledger l where l.scope = of_scope and not metered._in_cell()
             order by l.seq desc limit 1) t
                 where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null and true
                     and (max_units is null or win >= interval '0'
@@ -14430,7 +14438,7 @@ begin
                     of_id, note, int8smaller(t.others, t.seq), case when b.spent > 0 then t.clk - win end, nullif(b.spent, 0)
                 from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
                 l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
-            from metered.ledger l where l.scope = of_scope and not exists (select from metered.cell)
+            from metered.ledger l where l.scope = of_scope and not metered._in_cell()
             order by l.seq desc limit 1) t left join lateral (select base.seq, base.spent, base.refunded
                     from (select y.seq from metered.ledger y
                 where y.scope = of_scope and y.epoch = t.epoch and y.at <= t.clk - win and (y.seq & 15 = 1 or y.kind = 'k')
@@ -14450,7 +14458,7 @@ begin
                     of_id, note, int8smaller(t.others, t.seq), t.anchor_at, t.anchor_spent
                 from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
                 l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
-            from metered.ledger l where l.scope = of_scope and not exists (select from metered.cell)
+            from metered.ledger l where l.scope = of_scope and not metered._in_cell()
             order by l.seq desc limit 1) t
                 where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null and true
                     and (max_units is null or win >= interval '0'
@@ -14540,7 +14548,7 @@ begin
                     of_id, note, int8smaller(t.others, t.seq), case when b.spent > 0 then t.clk - win end, nullif(b.spent, 0)
                 from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
                 l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
-            from metered.ledger l where l.scope = of_scope and not exists (select from metered.cell)
+            from metered.ledger l where l.scope = of_scope and not metered._in_cell()
             order by l.seq desc limit 1) t left join lateral (select base.seq, base.spent, base.refunded
                     from (select y.seq from metered.ledger y
                 where y.scope = of_scope and y.epoch = t.epoch and y.at <= t.clk - win and (y.seq & 15 = 1 or y.kind = 'k')
@@ -14560,7 +14568,7 @@ begin
                     of_id, note, int8smaller(t.others, t.seq), t.anchor_at, t.anchor_spent
                 from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
                 l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
-            from metered.ledger l where l.scope = of_scope and not exists (select from metered.cell)
+            from metered.ledger l where l.scope = of_scope and not metered._in_cell()
             order by l.seq desc limit 1) t
                 where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null and (exists (select from metered.operations o where o.tenant = of_tenant and o.id = of_id) or issued <= (select h.at from metered.operations_horizon h where h.one) or issued > metered.clock() + max_future) is not true
                     and (max_units is null or win >= interval '0'
@@ -14695,7 +14703,7 @@ begin
                     of_id, note, int8smaller(t.others, t.seq), case when b.spent > 0 then t.clk - win end, nullif(b.spent, 0)
                 from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
                 l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
-            from metered.ledger l where l.scope = of_scope and not exists (select from metered.cell)
+            from metered.ledger l where l.scope = of_scope and not metered._in_cell()
             order by l.seq desc limit 1) t left join lateral (select base.seq, base.spent, base.refunded
                     from (select y.seq from metered.ledger y
                 where y.scope = of_scope and y.epoch = t.epoch and y.at <= t.clk - win and (y.seq & 15 = 1 or y.kind = 'k')
@@ -14715,7 +14723,7 @@ begin
                     of_id, note, int8smaller(t.others, t.seq), t.anchor_at, t.anchor_spent
                 from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
                 l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
-            from metered.ledger l where l.scope = of_scope and not exists (select from metered.cell)
+            from metered.ledger l where l.scope = of_scope and not metered._in_cell()
             order by l.seq desc limit 1) t
                 where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null and true
                     and (max_units is null or win >= interval '0'
@@ -14803,7 +14811,7 @@ begin
                     of_id, note, int8smaller(t.others, t.seq), case when b.spent > 0 then t.clk - win end, nullif(b.spent, 0)
                 from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
                 l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
-            from metered.ledger l where l.scope = of_scope and not exists (select from metered.cell)
+            from metered.ledger l where l.scope = of_scope and not metered._in_cell()
             order by l.seq desc limit 1) t left join lateral (select base.seq, base.spent, base.refunded
                     from (select y.seq from metered.ledger y
                 where y.scope = of_scope and y.epoch = t.epoch and y.at <= t.clk - win and (y.seq & 15 = 1 or y.kind = 'k')
@@ -14823,7 +14831,7 @@ begin
                     of_id, note, int8smaller(t.others, t.seq), t.anchor_at, t.anchor_spent
                 from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
                 l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
-            from metered.ledger l where l.scope = of_scope and not exists (select from metered.cell)
+            from metered.ledger l where l.scope = of_scope and not metered._in_cell()
             order by l.seq desc limit 1) t
                 where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null and true
                     and (max_units is null or win >= interval '0'
@@ -14921,7 +14929,7 @@ begin
                     of_id, note, int8smaller(t.others, t.seq), case when b.spent > 0 then t.clk - win end, nullif(b.spent, 0)
                 from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
                 l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
-            from metered.ledger l where l.scope = of_scope and not exists (select from metered.cell)
+            from metered.ledger l where l.scope = of_scope and not metered._in_cell()
             order by l.seq desc limit 1) t left join lateral (select base.seq, base.spent, base.refunded
                     from (select y.seq from metered.ledger y
                 where y.scope = of_scope and y.epoch = t.epoch and y.at <= t.clk - win and (y.seq & 15 = 1 or y.kind = 'k')
@@ -14941,7 +14949,7 @@ begin
                     of_id, note, int8smaller(t.others, t.seq), t.anchor_at, t.anchor_spent
                 from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
                 l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
-            from metered.ledger l where l.scope = of_scope and not exists (select from metered.cell)
+            from metered.ledger l where l.scope = of_scope and not metered._in_cell()
             order by l.seq desc limit 1) t
                 where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null and (exists (select from metered.operations o where o.tenant = of_tenant and o.id = of_id) or issued <= (select h.at from metered.operations_horizon h where h.one) or issued > metered.clock() + max_future) is not true
                     and (max_units is null or win >= interval '0'
@@ -15129,7 +15137,7 @@ begin
                 operation, note, t.anchor_at, t.anchor_spent, coalesce(int8smaller(t.others, t.seq), 0) + 1
             from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
                 l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
-            from metered.ledger l where l.scope = of_scope and not exists (select from metered.cell)
+            from metered.ledger l where l.scope = of_scope and not metered._in_cell()
             order by l.seq desc limit 1) t
             where t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null
                 and (max_units is null or win >= interval '0'
@@ -15251,7 +15259,7 @@ begin
                 operation, note, t.anchor_at, t.anchor_spent, coalesce(int8smaller(t.others, t.seq), 0) + 1
             from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
                 l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
-            from metered.ledger l where l.scope = of_scope and not exists (select from metered.cell)
+            from metered.ledger l where l.scope = of_scope and not metered._in_cell()
             order by l.seq desc limit 1) t
             where t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null
                 and (max_units is null or win >= interval '0'
@@ -15350,7 +15358,7 @@ begin
                     and not exists (select from metered.hold_lines z where z.hold = was.no and z.scope <> l.scope)) y,
                 lateral (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
                 l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
-            from metered.ledger l where l.scope = y.scope and not exists (select from metered.cell)
+            from metered.ledger l where l.scope = y.scope and not metered._in_cell()
             order by l.seq desc limit 1) t
             where metered._key_fits(was.key, y.scope) and t.at <= was.clk and (t.next_due <= was.clk) is not true and t.lots_end is null and t.tallied is null
             on conflict do nothing
@@ -16540,7 +16548,7 @@ begin
                     of_id, note, int8smaller(t.others, t.seq), case when b.spent > 0 then t.clk - win end, nullif(b.spent, 0)
                 from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
                 l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
-            from metered.ledger l where l.scope = of_scope and not exists (select from metered.cell)
+            from metered.ledger l where l.scope = of_scope and not metered._in_cell()
             order by l.seq desc limit 1) t left join lateral (select base.seq, base.spent, base.refunded
                     from (select y.seq from metered.ledger y
                 where y.scope = of_scope and y.epoch = t.epoch and y.at <= t.clk - win and (y.seq & 15 = 1 or y.kind = 'k')
@@ -16560,7 +16568,7 @@ begin
                     of_id, note, int8smaller(t.others, t.seq), t.anchor_at, t.anchor_spent
                 from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
                 l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
-            from metered.ledger l where l.scope = of_scope and not exists (select from metered.cell)
+            from metered.ledger l where l.scope = of_scope and not metered._in_cell()
             order by l.seq desc limit 1) t
                 where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null and true
                     and (max_units is null or win >= interval '0'
@@ -17765,9 +17773,9 @@ begin
             _first_due,_first_for_write,_first_lot,_first_minima,_fits,_fits_at,_fits_origin,_fold,_fold_all,
             _fold_of,_foreseen,_foreseen_later,_foreseen_next,_foreseen_on,_free_first,_free_in_sum,_free_lines,
             _free_lots,_free_rest,_fresh,_give_back,_given_back,_goes_on,_goes_short,_gone_on,_has_number,
-            _held_here,_hold_as_json,_hold_before,_hold_of_job,_hold_text,_hours_between,_in_us,_is_idle,
-            _is_job,_join_line,_keep_back,_kept_for,_kept_reports,_key_fits,_keys_of_job,_known_zone,_lags,
-            _lapsing,_lapsing_after,_largest_number,_last_entry,_later_due,_lease_key,_lease_to_settle,
+            _held_here,_hold_as_json,_hold_before,_hold_of_job,_hold_text,_hours_between,_in_cell,_in_us,
+            _is_idle,_is_job,_join_line,_keep_back,_kept_for,_kept_reports,_key_fits,_keys_of_job,_known_zone,
+            _lags,_lapsing,_lapsing_after,_largest_number,_last_entry,_later_due,_lease_key,_lease_to_settle,
             _leased,_leased_units,_leases_channel,_leave_line,_leaves_at,_limits_trouble,_line_before,_line_json,
             _lines,_lines_per_step,_lines_until,_load_debt,_load_debts,_load_due,_load_lines,_load_rolling,
             _lock_all_scopes,_lock_charges,_lock_due,_lock_each,_lock_holds,_lock_key,_lock_keys,_lock_keys_there,

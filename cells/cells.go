@@ -213,6 +213,15 @@ const setUpSQL = `
 with own as (insert into metered.cell (no, cells) values ($1::int, $2::int) on conflict do nothing returning no, cells)
 select no, cells from own union all select no, cells from metered.cell`
 
+// replanSQL has each session make its plans of the ledger anew: whether a schema is a cell is a
+// constant in them. On Citus no call goes the short way that asks for it.
+const replanSQL = `
+do $$ begin
+    if not metered._sharded() then
+        alter table metered.ledger alter column seq set statistics -1;
+    end if;
+end $$`
+
 // setNumbersSQL gives holds, leases, lots and River's jobs of each cell a range of numbers, so that
 // they stay unique when a tenant moves.
 const setNumbersSQL = `
@@ -275,6 +284,11 @@ func (r *Router) SetUp(ctx context.Context) error {
 				if no != i || of != len(r.cells) {
 					return fmt.Errorf("%w: schema %s is cell %d of %d, and not %d of %d",
 						fault.ErrNotCell, c.schema, no, of, i, len(r.cells))
+				}
+				if !known {
+					if _, err := tx.Exec(ctx, c.schema.SQL(replanSQL)); err != nil {
+						return err
+					}
 				}
 				if i == 0 {
 					return nil

@@ -256,6 +256,31 @@ func TestMove_WaitsForAChargeOfATransactionThatDidNotEnter(t *testing.T) {
 	require.Zero(t, pgtest.Count(t, w.pools[from], w.schemas[from]+".ledger"))
 }
 
+// Whether a schema is a cell is a constant of plans: SetUp has sessions that charged before make
+// theirs anew.
+func TestSetUp_IsKnownToSessionsThatChargedBefore(t *testing.T) {
+	t.Parallel()
+	w := &world{TB: t, pools: []*pgxpool.Pool{database(t)}, schemas: []string{cellSchema(0)}}
+	c := w.client(0, w.pools[0])
+	conn, err := w.pools[0].Acquire(t.Context())
+	require.NoError(t, err)
+	defer conn.Release()
+	charge := func() (locked int) {
+		tx, err := conn.Begin(t.Context())
+		require.NoError(t, err)
+		_, err = c.Budget.Charge(t.Context(), tx, budget.Charge{Scope: "acme/hot", Amount: 1})
+		require.NoError(t, err)
+		locked = pgtest.Count(t, w.pools[0], w.schemas[0]+".ledger where xmax::text <> '0'")
+		require.NoError(t, tx.Commit(t.Context()))
+		return locked
+	}
+	for range 7 { // the last ones by plans that stay
+		require.Zero(t, charge(), "the short way locks no entry")
+	}
+	require.NoError(t, w.router().SetUp(t.Context()))
+	require.Equal(t, 1, charge(), "a move waits for whoever locked an entry")
+}
+
 // Each entry is in the feed of one cell: the one where it had its number. A consumer there has it
 // before the tenant may leave.
 func TestMove_EachEntryIsInTheFeedOfOneCell(t *testing.T) {

@@ -120,7 +120,8 @@ var all = []Mutant{
 	// The short way, and what keeps calls off it.
 	{"the short way is taken ahead of the clock", "internal/schema/macros.go", "`$tip.at <= $at and (", "`(", "./budget", "TestClock_AheadBeyondTheToleranceFailsForWindowsOnly"},
 	{"the short way holds any lock", "internal/schema/macros.go", "`metered._key_fits(key, of_scope) and current_setting", "`current_setting", "./budget", "TestChargePlain_HasTheScopesLockAndNotThatOfTheLastEntry"},
-	{"the short way is taken in a cell", "internal/schema/macros.go", " and not exists (select from metered.cell)\n", "\n", "./cells", "TestMove_WaitsForAChargeOfATransactionThatDidNotEnter"},
+	{"the short way is taken in a cell", "internal/schema/macros.go", " and not metered._in_cell()\n", "\n", "./cells", "TestMove_WaitsForAChargeOfATransactionThatDidNotEnter"},
+	{"plans do not learn that the schema is a cell", "cells/cells.go", "if !known {", "if false {", "./cells", "TestSetUp_IsKnownToSessionsThatChargedBefore"},
 	{"the short way appends to an old snapshot", "internal/schema/macros.go", "_key_fits(key, of_scope) and current_setting('transaction_isolation') = 'read committed'`", "_key_fits(key, of_scope)`", "./budget", "TestCharge_OldSnapshotNeverGetsPastAPurge"},
 	{"the short way passes due minima", "internal/schema/macros.go", "($tip.next_due <= $at) is not true and ", "", "./holds", "TestAtLeast_IsChargedOnceByTheFirstWriter"},
 	{"the short way draws of no lot", "internal/schema/macros.go", "is not true and $tip.lots_end is null", "is not true", "./wallet", "TestCharge_KeepsTheLimitsThatItNames"},

@@ -54,7 +54,7 @@ var templates = map[string]string{
 	"bound": `$tip.spent - case when $tip.anchor_at <= $since then $tip.anchor_spent else 0 end`,
 	"short last": `(select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
                 l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
-            from metered.ledger l where l.scope = $scope and not exists (select from metered.cell)
+            from metered.ledger l where l.scope = $scope and not metered._in_cell()
             order by l.seq desc limit 1)`,
 	// Then no purge takes the last entry before this call has appended to it. To lock its row would write to its
 	// page, and to the log. Another writer's entry collides.

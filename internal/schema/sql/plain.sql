@@ -13,6 +13,14 @@ as $$
     select not metered._sharded()
 $$;
 
+-- Whether the schema is a cell. Declared immutable, so that it is a constant of each plan: Router.SetUp, which
+-- makes a schema a cell, has plans of the ledger made anew.
+create function metered._in_cell() returns boolean
+language sql immutable
+as $$
+    select exists (select from metered.cell)
+$$;
+
 -- Whether the server runs on Linux, as far as version() tells. Declared immutable, so that it is a constant of each plan.
 create function metered._on_linux() returns boolean
 language sql immutable
