@@ -5153,11 +5153,13 @@ $$;
 -- written: so a call accepts each name that a balance shows, whoever wrote it. With
 -- lowers, the caller takes so many units back, and also the ends of lots that its units went on in
 -- are written. e is the result of _next_entry, and entry the same after that. crossings are
--- thresholds that due ends and the caller's units cross: the caller reports them if anything is
--- written by then. silent: it did not say that it will, and nothing is written.
+-- thresholds that due ends and the caller's units cross: crossed has them if anything is written by
+-- then. status is crossing, where the caller did not say that it reports them, and nothing is
+-- written, or unknown: there is no such lot.
 create function metered._name_lot(e metered.ledger, of_lot bigint, of_reference text,
     lowers bigint, limits metered.charge_limit[], wait_ms int,
-    out entry metered.ledger, out lot metered.lots, out crossings jsonb, out silent boolean)
+    out entry metered.ledger, out lot metered.lots, out crossings jsonb, out crossed jsonb,
+    out status text)
 language plpgsql volatile
 as $$
 declare
@@ -5169,8 +5171,8 @@ begin
     crossing := metered._cross_lowered(tip, coalesce(lowers, 0), limits, least(e.at, metered.clock()));
     entry := e;
     crossings := crossing.crossings;
-    silent := crossing.silent;
-    if silent then
+    if crossing.silent then
+        status := 'crossing';
         return;
     end if;
     entry.crossed := crossing.crossed;
@@ -5184,6 +5186,12 @@ begin
         entry := metered._end_named(entry,
             case when lowers is not null then metered._family(lot.no) else array[lot.no] end);
         lot := metered._find_lot(e.scope, of_lot, of_reference);
+    end if;
+    if entry.seq > e.seq then
+        crossed := metered._crossed_at(crossings, array[entry.seq - 1]);
+    end if;
+    if lot.no is null then
+        status := metered._missing_lot(entry);
     end if;
 end
 $$;
@@ -5205,7 +5213,6 @@ declare
     l     metered.lots;
     nos   bigint[];
     named record;
-    was   bigint;
     part  bigint;
     origin_no bigint;
 begin
@@ -5231,18 +5238,13 @@ begin
             case when l.no is not null then metered._family(l.no) when of_lot is not null then array[origin_no, of_lot] end) y
         where (y.plan).uses is null and (y.no = origin_no) is not true and (coalesce(l.no, of_lot) is not null or coalesce(y.reference, (y.plan).of_reference) = of_reference));
     named := metered._name_lot(e, of_lot, of_reference, least(coalesce(units, part), part), limits, wait_ms);
-    if named.silent then
-        status := 'crossing';
+    status := named.status;
+    crossed := named.crossed;
+    if status is not null then
         return;
     end if;
-    was := e.seq;
     e := named.entry;
-    crossed := case when e.seq > was then metered._crossed_at(named.crossings, array[e.seq - 1]) end;
     no := (named.lot).no;
-    if no is null then
-        status := metered._missing_lot(e);
-        return;
-    end if;
     nos := metered._family(no);
     select sum(y.pending + y.rest + y.kept), sum(y.drawn + y.held) into revoked, missing from metered.lots y where y.no = any (nos);
     missing := coalesce(units - least(units, revoked), missing);
@@ -5332,7 +5334,6 @@ declare
     l     metered.lots;
     made  record;
     named record;
-    was   bigint;
 begin
     if greatest(octet_length(rollover.of_reference), octet_length(origin.tenant), octet_length(origin.operation)) > 255
         or array_lower(limits, 1) <> 1
@@ -5349,18 +5350,13 @@ begin
         and rollover.cap between 1 and 9007199254740992 and metered._goes_on(rollover.lasts), 'roll_over');
     e := metered._next_entry(of_scope, key, wait_ms, origin);
     named := metered._name_lot(e, rollover.of_lot, rollover.of_reference, null, limits, wait_ms);
-    if named.silent then
-        status := 'crossing';
+    status := named.status;
+    crossed := named.crossed;
+    if status is not null then
         return;
     end if;
-    was := e.seq;
     e := named.entry;
     l := named.lot;
-    crossed := case when e.seq > was then metered._crossed_at(named.crossings, array[e.seq - 1]) end;
-    if l.no is null then
-        status := metered._missing_lot(e);
-        return;
-    end if;
     select 'same', y.no, y.amount, y.granted_seq, y.granted_at, nullif(y.expires_at, 'infinity')
     into status, no, units, seq, at, expires_at
     from metered.lots y where y.from_lot = l.no and y.origin = 'r';
@@ -5707,7 +5703,6 @@ declare
     e     metered.ledger;
     l     metered.lots;
     named record;
-    was   bigint;
 begin
     if greatest(octet_length(of_reference), octet_length(origin.tenant), octet_length(origin.operation)) > 255
         or array_lower(limits, 1) <> 1
@@ -5724,18 +5719,13 @@ begin
         and (ends = 'infinity' or ends > '-infinity' and ends < '9000-01-01 00:00:00+00') is true, 'set_lot_end');
     e := metered._next_entry(of_scope, key, wait_ms, origin);
     named := metered._name_lot(e, of_lot, of_reference, null, limits, wait_ms);
-    if named.silent then
-        status := 'crossing';
+    status := named.status;
+    crossed := named.crossed;
+    if status is not null then
         return;
     end if;
-    was := e.seq;
     e := named.entry;
     l := named.lot;
-    crossed := case when e.seq > was then metered._crossed_at(named.crossings, array[e.seq - 1]) end;
-    if l.no is null then
-        status := metered._missing_lot(e);
-        return;
-    end if;
     no := l.no;
     units := l.amount;
     at := e.at;
@@ -5780,7 +5770,6 @@ declare
     e     metered.ledger;
     l     metered.lots;
     named record;
-    was   bigint;
 begin
     if greatest(octet_length(of_reference), octet_length(origin.tenant), octet_length(origin.operation)) > 255
         or array_lower(limits, 1) <> 1
@@ -5805,13 +5794,12 @@ begin
         status := 'revoked';
         return;
     end;
-    if named.silent then
-        status := 'crossing';
+    status := named.status;
+    crossed := named.crossed;
+    if status is not null then
         return;
     end if;
-    was := e.seq;
     e := named.entry;
-    crossed := case when e.seq > was then metered._crossed_at(named.crossings, array[e.seq - 1]) end;
     if ((named.lot).plan).renewal is distinct from of_reference then
         status := metered._missing_lot(e);
         return;
@@ -6023,7 +6011,6 @@ declare
     l     metered.lots;
     nos   bigint[];
     named record;
-    was   bigint;
     part  bigint;
 begin
     if greatest(octet_length(of_reference), octet_length(origin.tenant), octet_length(origin.operation)) > 255
@@ -6041,18 +6028,13 @@ begin
         and coalesce(units between 1 and 9007199254740992, true), 'reinstate_lot');
     e := metered._next_entry(of_scope, key, wait_ms, origin);
     named := metered._name_lot(e, of_lot, of_reference, 0, limits, wait_ms);
-    if named.silent then
-        status := 'crossing';
+    status := named.status;
+    crossed := named.crossed;
+    if status is not null then
         return;
     end if;
-    was := e.seq;
     e := named.entry;
     no := (named.lot).no;
-    crossed := case when e.seq > was then metered._crossed_at(named.crossings, array[e.seq - 1]) end;
-    if no is null then
-        status := metered._missing_lot(e);
-        return;
-    end if;
     expires_at := nullif((named.lot).expires_at, 'infinity');
     nos := metered._family(no);
     reinstated := 0;
@@ -6092,7 +6074,6 @@ declare
     e     metered.ledger;
     l     metered.lots;
     named record;
-    was   bigint;
 begin
     if greatest(octet_length(of_reference), octet_length(origin.tenant), octet_length(origin.operation)) > 255
         or array_lower(limits, 1) <> 1
@@ -6109,13 +6090,12 @@ begin
         and (octet_length(of_reference) between 1 and 255) is true, 'resume_renewal');
     e := metered._next_entry(of_scope, key, wait_ms, origin);
     named := metered._name_lot(e, null, of_reference, null, limits, wait_ms);
-    if named.silent then
-        status := 'crossing';
+    status := named.status;
+    crossed := named.crossed;
+    if status is not null then
         return;
     end if;
-    was := e.seq;
     e := named.entry;
-    crossed := case when e.seq > was then metered._crossed_at(named.crossings, array[e.seq - 1]) end;
     reinstated := 0;
     status := metered._missing_lot(e);      -- as of this snapshot
     if ((named.lot).plan).renewal is distinct from of_reference then

@@ -72,11 +72,13 @@ $$;
 -- written: so a call accepts each name that a balance shows, whoever wrote it. With
 -- lowers, the caller takes so many units back, and also the ends of lots that its units went on in
 -- are written. e is the result of _next_entry, and entry the same after that. crossings are
--- thresholds that due ends and the caller's units cross: the caller reports them if anything is
--- written by then. silent: it did not say that it will, and nothing is written.
+-- thresholds that due ends and the caller's units cross: crossed has them if anything is written by
+-- then. status is crossing, where the caller did not say that it reports them, and nothing is
+-- written, or unknown: there is no such lot.
 create function metered._name_lot(e metered.ledger, of_lot bigint, of_reference text,
     lowers bigint, limits metered.charge_limit[], wait_ms int,
-    out entry metered.ledger, out lot metered.lots, out crossings jsonb, out silent boolean)
+    out entry metered.ledger, out lot metered.lots, out crossings jsonb, out crossed jsonb,
+    out status text)
 language plpgsql volatile
 as $$
 declare
@@ -88,8 +90,8 @@ begin
     crossing := metered._cross_lowered(tip, coalesce(lowers, 0), limits, least(e.at, metered.clock()));
     entry := e;
     crossings := crossing.crossings;
-    silent := crossing.silent;
-    if silent then
+    if crossing.silent then
+        status := 'crossing';
         return;
     end if;
     entry.crossed := crossing.crossed;
@@ -103,6 +105,12 @@ begin
         entry := metered._end_named(entry,
             case when lowers is not null then metered._family(lot.no) else array[lot.no] end);
         lot := metered._find_lot(e.scope, of_lot, of_reference);
+    end if;
+    if entry.seq > e.seq then
+        crossed := metered._crossed_at(crossings, array[entry.seq - 1]);
+    end if;
+    if lot.no is null then
+        status := metered._missing_lot(entry);
     end if;
 end
 $$;
@@ -120,7 +128,6 @@ declare
     l     metered.lots;
     nos   bigint[];
     named record;
-    was   bigint;
     part  bigint;
     origin_no bigint;
 begin
@@ -135,18 +142,13 @@ begin
             case when l.no is not null then metered._family(l.no) when of_lot is not null then array[origin_no, of_lot] end) y
         where (y.plan).uses is null and (y.no = origin_no) is not true and (coalesce(l.no, of_lot) is not null or coalesce(y.reference, (y.plan).of_reference) = of_reference));
     named := metered._name_lot(e, of_lot, of_reference, least(coalesce(units, part), part), limits, wait_ms);
-    if named.silent then
-        status := 'crossing';
+    status := named.status;
+    crossed := named.crossed;
+    if status is not null then
         return;
     end if;
-    was := e.seq;
     e := named.entry;
-    crossed := case when e.seq > was then metered._crossed_at(named.crossings, array[e.seq - 1]) end;
     no := (named.lot).no;
-    if no is null then
-        status := metered._missing_lot(e);
-        return;
-    end if;
     nos := metered._family(no);
     select sum(y.pending + y.rest + y.kept), sum(y.drawn + y.held) into revoked, missing from metered.lots y where y.no = any (nos);
     missing := coalesce(units - least(units, revoked), missing);
@@ -232,24 +234,18 @@ declare
     l     metered.lots;
     made  record;
     named record;
-    was   bigint;
 begin
     perform metered._require(coalesce(metered._key_fits(key, of_scope), true) and (rollover.of_lot is null) <> (rollover.of_reference is null)
         and rollover.cap between 1 and 9007199254740992 and metered._goes_on(rollover.lasts), 'roll_over');
     e := metered._next_entry(of_scope, key, wait_ms, origin);
     named := metered._name_lot(e, rollover.of_lot, rollover.of_reference, null, limits, wait_ms);
-    if named.silent then
-        status := 'crossing';
+    status := named.status;
+    crossed := named.crossed;
+    if status is not null then
         return;
     end if;
-    was := e.seq;
     e := named.entry;
     l := named.lot;
-    crossed := case when e.seq > was then metered._crossed_at(named.crossings, array[e.seq - 1]) end;
-    if l.no is null then
-        status := metered._missing_lot(e);
-        return;
-    end if;
     select 'same', y.no, y.amount, y.granted_seq, y.granted_at, nullif(y.expires_at, 'infinity')
     into status, no, units, seq, at, expires_at
     from metered.lots y where y.from_lot = l.no and y.origin = 'r';

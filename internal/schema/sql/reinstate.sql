@@ -43,25 +43,19 @@ declare
     l     metered.lots;
     nos   bigint[];
     named record;
-    was   bigint;
     part  bigint;
 begin
     perform metered._require(coalesce(metered._key_fits(key, of_scope), true) and (of_lot is null) <> (of_reference is null)
         and coalesce(units between 1 and 9007199254740992, true), 'reinstate_lot');
     e := metered._next_entry(of_scope, key, wait_ms, origin);
     named := metered._name_lot(e, of_lot, of_reference, 0, limits, wait_ms);
-    if named.silent then
-        status := 'crossing';
+    status := named.status;
+    crossed := named.crossed;
+    if status is not null then
         return;
     end if;
-    was := e.seq;
     e := named.entry;
     no := (named.lot).no;
-    crossed := case when e.seq > was then metered._crossed_at(named.crossings, array[e.seq - 1]) end;
-    if no is null then
-        status := metered._missing_lot(e);
-        return;
-    end if;
     expires_at := nullif((named.lot).expires_at, 'infinity');
     nos := metered._family(no);
     reinstated := 0;
@@ -97,19 +91,17 @@ declare
     e     metered.ledger;
     l     metered.lots;
     named record;
-    was   bigint;
 begin
     perform metered._require(coalesce(metered._key_fits(key, of_scope), true)
         and (octet_length(of_reference) between 1 and 255) is true, 'resume_renewal');
     e := metered._next_entry(of_scope, key, wait_ms, origin);
     named := metered._name_lot(e, null, of_reference, null, limits, wait_ms);
-    if named.silent then
-        status := 'crossing';
+    status := named.status;
+    crossed := named.crossed;
+    if status is not null then
         return;
     end if;
-    was := e.seq;
     e := named.entry;
-    crossed := case when e.seq > was then metered._crossed_at(named.crossings, array[e.seq - 1]) end;
     reinstated := 0;
     status := metered._missing_lot(e);      -- as of this snapshot
     if ((named.lot).plan).renewal is distinct from of_reference then

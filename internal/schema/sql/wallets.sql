@@ -215,24 +215,18 @@ declare
     e     metered.ledger;
     l     metered.lots;
     named record;
-    was   bigint;
 begin
     perform metered._require(coalesce(metered._key_fits(key, of_scope), true) and (of_lot is null) <> (of_reference is null)
         and (ends = 'infinity' or ends > '-infinity' and ends < '9000-01-01 00:00:00+00') is true, 'set_lot_end');
     e := metered._next_entry(of_scope, key, wait_ms, origin);
     named := metered._name_lot(e, of_lot, of_reference, null, limits, wait_ms);
-    if named.silent then
-        status := 'crossing';
+    status := named.status;
+    crossed := named.crossed;
+    if status is not null then
         return;
     end if;
-    was := e.seq;
     e := named.entry;
     l := named.lot;
-    crossed := case when e.seq > was then metered._crossed_at(named.crossings, array[e.seq - 1]) end;
-    if l.no is null then
-        status := metered._missing_lot(e);
-        return;
-    end if;
     no := l.no;
     units := l.amount;
     at := e.at;
@@ -273,7 +267,6 @@ declare
     e     metered.ledger;
     l     metered.lots;
     named record;
-    was   bigint;
 begin
     perform metered._require(coalesce(metered._key_fits(key, of_scope), true) and (octet_length(of_reference) between 1 and 255) is true, 'end_renewal');
     e := metered._next_entry(of_scope, key, wait_ms, origin);
@@ -287,13 +280,12 @@ begin
         status := 'revoked';
         return;
     end;
-    if named.silent then
-        status := 'crossing';
+    status := named.status;
+    crossed := named.crossed;
+    if status is not null then
         return;
     end if;
-    was := e.seq;
     e := named.entry;
-    crossed := case when e.seq > was then metered._crossed_at(named.crossings, array[e.seq - 1]) end;
     if ((named.lot).plan).renewal is distinct from of_reference then
         status := metered._missing_lot(e);
         return;
