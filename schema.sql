@@ -8304,6 +8304,7 @@ declare
     opens bigint[];     -- how many they are
     dues  bigint[];
     aparts bigint[];
+    lapsed bigint[];    -- units of a wallet, before each time after tip
     t    timestamptz;
 begin
     if octet_length(of_scope) > 255
@@ -8321,6 +8322,7 @@ begin
     dues := case when due is not null then metered._due_minima(tip, times, clk, true) end;
     apart := case when tip.tallied then metered._tallies_before(tip, times, false) end;
     aparts := case when apart is not null then metered._tallies_before(tip, times, true) end;
+    lapsed := case when tip.lots_end is not null then metered._lapsing_before(tip, times, clk) end;
     for i in 1..cardinality(times) loop
         t := times[i] - interval '1 microsecond';       -- an entry at an edge is after it
         unsettled := coalesce(open[i], 0);
@@ -8329,7 +8331,7 @@ begin
             seq := tip.seq;
             spent := tip.spent + coalesce(due[i], 0) + coalesce(apart[i], 0);
             refunded := tip.refunded;
-            credited := tip.credited;
+            credited := tip.credited - coalesce(lapsed[i], 0);
             refunded_after := 0;
             charges := tip.seq - coalesce(int8smaller(tip.others, tip.seq), 0) + coalesce(dues[i], 0) + coalesce(aparts[i], 0);
             return next;
@@ -8346,7 +8348,7 @@ begin
             return next;
             return;
         end if;
-        credited := case when tip.credited = 0 then 0 else
+        credited := case when tip.credited = 0 and tip.lots_end is null then 0 else
             coalesce((select l.credited from metered.ledger l where l.scope = of_scope and l.seq = usage_before.seq), 0) end;
         -- The rows of refund_sum that a purge took are of charges before seq.
         refunded_after := case when refunded = tip.refunded then 0 when seq = 0 then tip.refunded
@@ -8377,6 +8379,41 @@ begin
     end if;
     return query select u.seq, u.spent, u.refunded, u.credited, u.refunded_after, u.unsettled, u.known_from
         from metered.usage_before(of_scope, times) u;
+end
+$$;
+
+-- How many units of a wallet have lapsed, unwritten, before each of the times, which ascend, less those that
+-- began: 0 before its entry tip. From one event of the wallet to the next one it is the same.
+create function metered._lapsing_before(tip metered.ledger, times timestamptz[], clk timestamptz) returns bigint[]
+language plpgsql stable
+as $$
+declare
+    units  bigint[] := array_fill(0::bigint, array[cardinality(times)]);
+    at     timestamptz;
+    until  timestamptz;
+    comes  timestamptz := '-infinity';      -- the next event
+    due    record;
+    lapsed bigint;
+begin
+    for i in 1..cardinality(times) loop
+        at := least(clk, times[i] - interval '1 microsecond');
+        continue when times[i] <= tip.at;
+        if at >= comes then
+            until := greatest(at, tip.at);
+            due := metered._due_lots(tip, at);
+            lapsed := metered._lapsing_after(tip, at, due.lots, due.lapsed, due.debt);
+            comes := least(metered._next_end(tip.scope, until),
+                (select min(metered._turn_at(x)) from unnest(due.lots) x
+                 where x.pending + x.rest + x.kept + x.held > 0 and metered._turn_at(x) > until),
+                (select min(y.roll_end) from metered.lot_rows y
+                 where y.scope = tip.scope and y.open and y.roll_cap is not null
+                   and y.expires_at <= until and y.roll_end > until),
+                (select l.due from metered.hold_lines l
+                 where l.scope = tip.scope and l.open > 0 and l.due > at order by l.due limit 1));
+        end if;
+        units[i] := lapsed;
+    end loop;
+    return units;
 end
 $$;
 
@@ -17755,49 +17792,49 @@ begin
             _free_lots,_free_rest,_fresh,_give_back,_given_back,_goes_on,_goes_short,_gone_on,_has_number,
             _held_here,_hold_as_json,_hold_before,_hold_of_job,_hold_text,_hours_between,_in_cell,_in_us,
             _is_idle,_is_job,_join_line,_keep_back,_kept_for,_kept_reports,_key_fits,_keys_of_job,_known_zone,
-            _lags,_lapsing,_lapsing_after,_largest_number,_last_entry,_later_due,_lease_key,_lease_to_settle,
-            _leased,_leased_units,_leases_channel,_leave_line,_leaves_at,_limits_trouble,_line_before,_line_json,
-            _lines,_lines_per_step,_lines_until,_load_debt,_load_debts,_load_due,_load_lines,_load_rolling,
-            _lock_all_scopes,_lock_charges,_lock_due,_lock_each,_lock_holds,_lock_key,_lock_keys,_lock_keys_there,
-            _lock_place,_look_again,_lot_begins,_lot_entry,_lot_from,_lots_after,_lots_now,_lots_of,_lots_until,
-            _make_room,_mark_freed,_meet_upgrade,_mend_numbers,_minima,_minima_due,_minima_leave,_minimum_is_due,
-            _missing_hold,_missing_lot,_missing_token,_move_lot,_moved,_name_lot,_named_holds,_names_kept,
-            _new_hold_id,_next_end,_next_entry,_next_lot,_next_number,_no_amount,_note_feed_server,_note_lot,
-            _nth_due,_number_scopes,_numbers,_old_lot,_on_linux,_on_spending,_one_snapshot,_open_wallet,
-            _other_lane,_others,_others_fall_due,_others_wait,_overdue,_owe,_owe_use,_owed_before,_own_entry,
-            _paid_back,_parked_channel,_parked_json,_parts_of,_pass_ended,_pay_back,_pays,_period_at,_period_name,
-            _periods_of,_placed_before,_placed_json,_places,_plan_kept,_plan_on,_purge_changes,_purge_feed,
-            _purge_lots,_queued,_raise_moved,_raise_sequence,_raised,_rearmed,_recall_leases,_recorded_events,
-            _recorded_meanwhile,_recurs,_refund_fate,_refund_hold,_refund_lots,_refund_parts,_refunds_after,
-            _refuse_behind,_refuse_closed,_refuse_hold,_refuse_moved,_refuse_old_tenant,_refuse_stale,_refuse_unreported,
-            _refusing,_reinstate,_release_job,_release_line,_release_lines,_remember_hold,_renamed_zones,
-            _renew_lot,_repaid,_repeats,_reported_after_repair,_reported_until,_require,_require_plan,_resource_for_write,
-            _roll_end,_roll_lot,_rolls,_schedule,_scope_key,_seq_of_tally,_settle,_sharded,_shorter,_sound_uses,
-            _spend_range,_spent_limits,_spent_since,_start_job,_start_lot,_step_until,_sum_lines,_sweep_lots,
-            _sweepable,_take_back,_take_lots,_take_units,_taken,_taken_of,_taken_parts,_tallied_of,_tallied_units,
-            _tallies_before,_tally,_tally_key,_tenant_key,_threshold_key,_token_fits,_told_use,_trouble_job,
-            _try_each,_try_keys,_try_lock,_try_lock_shared,_try_lock_there,_try_start_job,_turn,_turn_at,
-            _unbound_lock_wait,_under_limits,_unknown_use,_unsettled_spends,_untold,_untold_json,_usage_known_from,
-            _use_lots,_use_repaid,_v1_charge,_v1_hold,_v1_hold_no,_v1_issued,_v1_limit,_v1_no,_v1_print,
-            _v1_refused,_v1_stand,_v1_standings,_wake_releasers,_with_absent,_with_debt,_with_keys,_with_total,
-            _withdraw,_without_debt,_without_lapsing,_without_tallies,_write_charges,_write_debts,_write_due,
-            _write_exact,_write_for_uses,_write_lines,_write_moves,_write_others,_write_plain,_write_up_to,
-            _written_here,announced,begin_change,begin_command,begin_command_plain,block_commit,capture_holds,
-            capture_holds_plain,carve,catch_up,change_parked,charge,charge_each,charge_leased,charge_lots,
-            charge_plain,charge_total,check_charge,claim_job_key,clock,complete_command,complete_command_plain,
-            complete_command_total,consume_feed,consume_token,create_scopes,credit,draw,drop_feed_consumer,
-            drop_parked,due_holds,end_child,end_renewal,enter_tenant,expire_hold,explain_parked,extend_holds,
-            feed_keeps,find_job_key,finish_command,grant_lot,hold_json,inspect_token,judged_scopes,keep_memory,
-            lock_all,lock_scopes,look_place,mint_tokens,next_release,note_change,number_feed,numbers_behind,
-            open_lease,open_session,open_session_plain,park_jobs,place,place_plain,plan_lot,plan_overage,
-            plan_state,purge_holds,purge_job_keys,purge_leases,purge_operations,purge_scope,purge_tokens,
-            read_feed,receive_child,refund,reinstate_lot,release_captured,release_holds,release_jobs,repair_clock,
-            replace_token,rest_jobs,resume_renewal,retire_scopes,return_holds,revoke_lot,revoke_token,revoke_tokens,
-            roll_over,run_command,run_command_plain,run_command_total,search_entries,set_lot_end,settle_away,
-            settle_lease,spend,sweep_due,sweep_holds,sweep_lots,sweep_scope,sweep_wallet,sweep_wallets,
-            take_newest,told_lots,trouble_jobs,usage,usage_at,usage_before,usage_of,v1_answer,v1_balance,
-            v1_capture,v1_charge,v1_check,v1_claim,v1_consume,v1_credit,v1_enqueue,v1_hold,v1_refund,v1_release,
-            v1_usage,wallet_balance,with_sums}')
+            _lags,_lapsing,_lapsing_after,_lapsing_before,_largest_number,_last_entry,_later_due,_lease_key,
+            _lease_to_settle,_leased,_leased_units,_leases_channel,_leave_line,_leaves_at,_limits_trouble,
+            _line_before,_line_json,_lines,_lines_per_step,_lines_until,_load_debt,_load_debts,_load_due,
+            _load_lines,_load_rolling,_lock_all_scopes,_lock_charges,_lock_due,_lock_each,_lock_holds,_lock_key,
+            _lock_keys,_lock_keys_there,_lock_place,_look_again,_lot_begins,_lot_entry,_lot_from,_lots_after,
+            _lots_now,_lots_of,_lots_until,_make_room,_mark_freed,_meet_upgrade,_mend_numbers,_minima,_minima_due,
+            _minima_leave,_minimum_is_due,_missing_hold,_missing_lot,_missing_token,_move_lot,_moved,_name_lot,
+            _named_holds,_names_kept,_new_hold_id,_next_end,_next_entry,_next_lot,_next_number,_no_amount,
+            _note_feed_server,_note_lot,_nth_due,_number_scopes,_numbers,_old_lot,_on_linux,_on_spending,
+            _one_snapshot,_open_wallet,_other_lane,_others,_others_fall_due,_others_wait,_overdue,_owe,
+            _owe_use,_owed_before,_own_entry,_paid_back,_parked_channel,_parked_json,_parts_of,_pass_ended,
+            _pay_back,_pays,_period_at,_period_name,_periods_of,_placed_before,_placed_json,_places,_plan_kept,
+            _plan_on,_purge_changes,_purge_feed,_purge_lots,_queued,_raise_moved,_raise_sequence,_raised,
+            _rearmed,_recall_leases,_recorded_events,_recorded_meanwhile,_recurs,_refund_fate,_refund_hold,
+            _refund_lots,_refund_parts,_refunds_after,_refuse_behind,_refuse_closed,_refuse_hold,_refuse_moved,
+            _refuse_old_tenant,_refuse_stale,_refuse_unreported,_refusing,_reinstate,_release_job,_release_line,
+            _release_lines,_remember_hold,_renamed_zones,_renew_lot,_repaid,_repeats,_reported_after_repair,
+            _reported_until,_require,_require_plan,_resource_for_write,_roll_end,_roll_lot,_rolls,_schedule,
+            _scope_key,_seq_of_tally,_settle,_sharded,_shorter,_sound_uses,_spend_range,_spent_limits,_spent_since,
+            _start_job,_start_lot,_step_until,_sum_lines,_sweep_lots,_sweepable,_take_back,_take_lots,_take_units,
+            _taken,_taken_of,_taken_parts,_tallied_of,_tallied_units,_tallies_before,_tally,_tally_key,
+            _tenant_key,_threshold_key,_token_fits,_told_use,_trouble_job,_try_each,_try_keys,_try_lock,
+            _try_lock_shared,_try_lock_there,_try_start_job,_turn,_turn_at,_unbound_lock_wait,_under_limits,
+            _unknown_use,_unsettled_spends,_untold,_untold_json,_usage_known_from,_use_lots,_use_repaid,
+            _v1_charge,_v1_hold,_v1_hold_no,_v1_issued,_v1_limit,_v1_no,_v1_print,_v1_refused,_v1_stand,
+            _v1_standings,_wake_releasers,_with_absent,_with_debt,_with_keys,_with_total,_withdraw,_without_debt,
+            _without_lapsing,_without_tallies,_write_charges,_write_debts,_write_due,_write_exact,_write_for_uses,
+            _write_lines,_write_moves,_write_others,_write_plain,_write_up_to,_written_here,announced,begin_change,
+            begin_command,begin_command_plain,block_commit,capture_holds,capture_holds_plain,carve,catch_up,
+            change_parked,charge,charge_each,charge_leased,charge_lots,charge_plain,charge_total,check_charge,
+            claim_job_key,clock,complete_command,complete_command_plain,complete_command_total,consume_feed,
+            consume_token,create_scopes,credit,draw,drop_feed_consumer,drop_parked,due_holds,end_child,
+            end_renewal,enter_tenant,expire_hold,explain_parked,extend_holds,feed_keeps,find_job_key,finish_command,
+            grant_lot,hold_json,inspect_token,judged_scopes,keep_memory,lock_all,lock_scopes,look_place,
+            mint_tokens,next_release,note_change,number_feed,numbers_behind,open_lease,open_session,open_session_plain,
+            park_jobs,place,place_plain,plan_lot,plan_overage,plan_state,purge_holds,purge_job_keys,purge_leases,
+            purge_operations,purge_scope,purge_tokens,read_feed,receive_child,refund,reinstate_lot,release_captured,
+            release_holds,release_jobs,repair_clock,replace_token,rest_jobs,resume_renewal,retire_scopes,
+            return_holds,revoke_lot,revoke_token,revoke_tokens,roll_over,run_command,run_command_plain,
+            run_command_total,search_entries,set_lot_end,settle_away,settle_lease,spend,sweep_due,sweep_holds,
+            sweep_lots,sweep_scope,sweep_wallet,sweep_wallets,take_newest,told_lots,trouble_jobs,usage,
+            usage_at,usage_before,usage_of,v1_answer,v1_balance,v1_capture,v1_charge,v1_check,v1_claim,
+            v1_consume,v1_credit,v1_enqueue,v1_hold,v1_refund,v1_release,v1_usage,wallet_balance,with_sums}')
           and exists (select from aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a where a.grantee = 0)
         order by p.oid
     loop

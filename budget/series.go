@@ -24,7 +24,8 @@ type RangeUsage struct {
 	Charged int64 `json:"charged"`
 
 	// Credited are the units of credits in the range. Of a wallet, lots that began in it are among
-	// them, and units that ended are not, as far as that was written (wallet.Book.Sweep).
+	// them, and units that ended in it are subtracted, whether that was written or not. What one
+	// call wrote as a sum, after many had fallen due, counts when the last of them fell due.
 	Credited int64 `json:"credited"`
 
 	// RefundedOfCharged are the units of Charged that were refunded, whenever that was. It may

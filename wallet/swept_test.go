@@ -311,6 +311,8 @@ func (h *trail) play(seed uint64, swept bool) {
 		h.say("usage", []int64{u[0].Used, u[0].Held}, nil)
 		_, err = f.ledger.Check(ctx, f.pool, f.book.Charge("ann", 15))
 		h.say("check", nil, err)
+		hours, err := f.ledger.Series(ctx, f.pool, "ann", noon, f.clock.Now().Truncate(time.Hour).Add(time.Hour), budget.Hour, nil)
+		h.say("series", hours, err)
 	}
 	f.clock.Advance(1000 * time.Hour)
 	f.sweeps()
@@ -353,6 +355,9 @@ func TestWallet_NoAnswerDependsOnSweeps(t *testing.T) {
 					return
 				}
 				for j := range h.said {
+					if run.ends < 32 && strings.HasPrefix(h.said[j], "series") {
+						continue // ends that a call leaves to others are credited until those write them
+					}
 					require.Equal(t, first.said[j], h.said[j], "%d: %s", j, strings.Join(h.said[max(0, j-8):j], "\n"))
 				}
 				if i == 1 {

@@ -6,6 +6,9 @@ const short = 1
 // twins is the test of what time does to a wallet.
 const twins = "TestTwins_NoAnswerDependsOnWhoLooked"
 
+// wholeSeries is the test of usage by time of wallets.
+const wholeSeries = "TestSeries_OfAWalletIsTheSameWhoeverSwept"
+
 // idle is the test of what is foreseen in an idle wallet.
 const idle = "TestIdle_EachKindIsWhatHappensEventByEvent"
 
@@ -70,6 +73,13 @@ var all = []Mutant{
 	{"a repair begins no epoch", "repair_clock", "e.epoch := e.epoch + 1;", "", "./budget", "TestClock_RepairLetsChargesPassAndNothingLeaveEarly"},
 	{"a series takes another day than the server's", "budget/series.go", "if differs != nil {", "if false && differs != nil {", "./budget", "TestSeries_OfAZoneThatTheServerShowsOtherwiseIsAnError"},
 	{"an anchor outlives a repair", "repair_clock", "e.anchor_at := null;", "", "./budget", "TestCharge_AnAnchorEndsWithTheClockItIsOf"},
+	{"a series has what has lapsed", "usage_before", "tip.credited - coalesce(lapsed[i], 0)", "tip.credited", "./wallet", wholeSeries},
+	{"a wallet that has lapsed was credited nothing", "usage_before", "tip.credited = 0 and tip.lots_end is null", "tip.credited = 0", "./wallet", wholeSeries},
+	{"a series folds what was due first", "_lapsing_before", "if at >= comes then", "if comes = '-infinity' then", "./wallet", wholeSeries},
+	{"a series misses ends of lots", "_lapsing_before", "metered._next_end(tip.scope, until),", "", "./wallet", wholeSeries},
+	{"a series misses turns of lots that nobody wrote", "_lapsing_before", "and metered._turn_at(x) > until),", "and false),", "./wallet", wholeSeries},
+	{"a series misses ends of units that rolled over", "_lapsing_before", "and y.roll_end > until),", "and false),", "./wallet", wholeSeries},
+	{"a series misses holds that fall due", "_lapsing_before", "l.open > 0 and l.due > at", "false", "./wallet", wholeSeries},
 	{"a series has no due minimum", "usage_before", "spent := tip.spent + coalesce(due[i], 0) +", "spent := tip.spent +", "./holds", "TestAtLeast_IsOnTheInvoiceOfTheMonthInWhichItFellDue"},
 
 	// The feed.

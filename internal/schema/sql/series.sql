@@ -19,6 +19,7 @@ declare
     opens bigint[];     -- how many they are
     dues  bigint[];
     aparts bigint[];
+    lapsed bigint[];    -- units of a wallet, before each time after tip
     t    timestamptz;
 begin
     perform metered._require(cardinality(times) between 1 and 2001 and array_ndims(times) = 1 and array_lower(times, 1) = 1
@@ -29,6 +30,7 @@ begin
     dues := case when due is not null then metered._due_minima(tip, times, clk, true) end;
     apart := case when tip.tallied then metered._tallies_before(tip, times, false) end;
     aparts := case when apart is not null then metered._tallies_before(tip, times, true) end;
+    lapsed := case when tip.lots_end is not null then metered._lapsing_before(tip, times, clk) end;
     for i in 1..cardinality(times) loop
         t := times[i] - interval '1 microsecond';       -- an entry at an edge is after it
         unsettled := coalesce(open[i], 0);
@@ -37,7 +39,7 @@ begin
             seq := tip.seq;
             spent := tip.spent + coalesce(due[i], 0) + coalesce(apart[i], 0);
             refunded := tip.refunded;
-            credited := tip.credited;
+            credited := tip.credited - coalesce(lapsed[i], 0);
             refunded_after := 0;
             charges := tip.seq - coalesce({others: tip = tip}, 0) + coalesce(dues[i], 0) + coalesce(aparts[i], 0);
             return next;
@@ -54,7 +56,7 @@ begin
             return next;
             return;
         end if;
-        credited := case when tip.credited = 0 then 0 else
+        credited := case when tip.credited = 0 and tip.lots_end is null then 0 else
             coalesce((select l.credited from metered.ledger l where l.scope = of_scope and l.seq = usage_before.seq), 0) end;
         -- The rows of refund_sum that a purge took are of charges before seq.
         refunded_after := case when refunded = tip.refunded then 0 when seq = 0 then tip.refunded
@@ -74,6 +76,41 @@ as $$
 begin
     return query select u.seq, u.spent, u.refunded, u.credited, u.refunded_after, u.unsettled, u.known_from
         from metered.usage_before(of_scope, times) u;
+end
+$$;
+
+-- How many units of a wallet have lapsed, unwritten, before each of the times, which ascend, less those that
+-- began: 0 before its entry tip. From one event of the wallet to the next one it is the same.
+create function metered._lapsing_before(tip metered.ledger, times timestamptz[], clk timestamptz) returns bigint[]
+language plpgsql stable
+as $$
+declare
+    units  bigint[] := array_fill(0::bigint, array[cardinality(times)]);
+    at     timestamptz;
+    until  timestamptz;
+    comes  timestamptz := '-infinity';      -- the next event
+    due    record;
+    lapsed bigint;
+begin
+    for i in 1..cardinality(times) loop
+        at := least(clk, times[i] - interval '1 microsecond');
+        continue when times[i] <= tip.at;
+        if at >= comes then
+            until := greatest(at, tip.at);
+            due := metered._due_lots(tip, at);
+            lapsed := metered._lapsing_after(tip, at, due.lots, due.lapsed, due.debt);
+            comes := least(metered._next_end(tip.scope, until),
+                (select min(metered._turn_at(x)) from unnest(due.lots) x
+                 where x.pending + x.rest + x.kept + x.held > 0 and metered._turn_at(x) > until),
+                (select min(y.roll_end) from metered.lot_rows y
+                 where y.scope = tip.scope and y.open and y.roll_cap is not null
+                   and y.expires_at <= until and y.roll_end > until),
+                (select l.due from metered.hold_lines l
+                 where l.scope = tip.scope and l.open > 0 and l.due > at order by l.due limit 1));
+        end if;
+        units[i] := lapsed;
+    end loop;
+    return units;
 end
 $$;
 
