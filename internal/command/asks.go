@@ -25,8 +25,9 @@ type asks struct {
 	e       *Engine
 	op      *Operation
 	queries []*ledger.Query
-	most    []int64 // their answers so far
-	known   bool    // they are those of before
+	most    []int64  // their answers so far
+	known   bool     // they are those of before
+	sent    []string // the statements that ask once more
 }
 
 // asks returns nil without queries.
@@ -85,19 +86,25 @@ func (a *asks) again(f *flush, lockArgs []any) {
 	f.exec(a.e.sql.lockAll, lockArgs...)
 	for i, q := range a.queries {
 		sql, args := q.Unchanged(a.most[i])
-		f.exec(sql, args...)
+		a.sent = append(a.sent, sql)
+		f.queue(reading{of: a.asked}, sql, args)
 	}
 }
 
-// failed is the error of the flush of again.
+// asked is the error of a query of again.
+func (a *asks) asked(err error) error { return &askedAhead{err, a} }
+
+// failed is the error of the flush of again: of a query, if pgx could not prepare that. Errors of
+// other statements, such as the caller's, are as they are.
 func (a *asks) failed(err error) error {
-	if a == nil || a.op.Locking || err == nil {
-		return err
+	var before pgx.ErrPreprocessingBatch
+	if a != nil && errors.As(err, &before) && slices.Contains(a.sent, before.SQL()) {
+		return a.asked(err)
 	}
-	return &askedAhead{err, a}
+	return err
 }
 
-// askedAhead is the error of an attempt whose queries were asked before its locks.
+// askedAhead is the error of a query that was asked before its locks, and once more under them.
 type askedAhead struct {
 	error
 	asks *asks
