@@ -7566,62 +7566,62 @@ $$;
 -- the window's base is looked up, and becomes the anchor (ADR 4).
 create function metered._write_charges(charges metered.new_charge[], ahead interval, wait_ms int,
     origin metered.origin, mode text, hold metered.hold_terms, standing boolean,
-    out seqs bigint[], out ats timestamptz[], out used bigint[], out held bigint[], out refused jsonb, out at timestamptz,
-    out periods timestamptz[], out crossed jsonb)
+    out seqs bigint[], out ats timestamptz[], out used bigint[], out held bigint[],
+    out refused jsonb, out at timestamptz, out periods timestamptz[], out crossed jsonb)
 language plpgsql volatile
 as $$
 declare
-    c     metered.new_charge;
-    l     metered.charge_limit;
-    tip   metered.ledger;
-    tips  metered.ledger[];
-    i     int;              -- charges so far, or null
-    n     int;              -- limits so far, or null
-    u     bigint;           -- units that count against a limit
-    since timestamptz;
+    charge  metered.new_charge;
+    lim     metered.charge_limit;
+    tip     metered.ledger;
+    tips    metered.ledger[];
+    nth     int;            -- charges so far, or null
+    nth_limit int;          -- limits so far, or null
+    counts  bigint;         -- units that count against a limit
+    since   timestamptz;
     base_seq      bigint;   -- the last entry before the window
     base_spent    bigint;
     base_refunded bigint;
-    w     record;
-    look  boolean := mode = 'look';
-    plain boolean := true;
-    due   boolean;
-    p     timestamptz[];    -- the start and the end of a limit's period
-    absent jsonb;           -- scopes that must exist and are missing
-    verdict record;
-    units bigint;
+    part    record;
+    look    boolean := mode = 'look';
+    plain   boolean := true;
+    due     boolean;
+    span    timestamptz[];  -- the start and the end of a limit's period
+    absent  jsonb;          -- scopes that must exist and are missing
+    units   bigint;
     tallies timestamptz[];  -- the times of charges that are tallies
-    sums  text[];           -- scopes of charges without limits, which have tallies from now on if this one had to wait
-    waited boolean;
+    -- Scopes of charges without limits. They have tallies from now on if this charge had to wait.
+    sums    text[];
+    waited  boolean;
 begin
-    foreach c in array charges loop
-        i := coalesce(i, 0) + 1;
-        if c.limits is null then    -- a mere sum
+    foreach charge in array charges loop
+        nth := coalesce(nth, 0) + 1;
+        if charge.limits is null then
             if not look and not metered._sharded() and not metered._one_snapshot() then
-                at := metered._tally(c, origin, hold.id);
+                at := metered._tally(charge, origin, hold.id);
                 if at is not null then
-                    tallies[i] := at;
+                    tallies[nth] := at;
                 end if;
             end if;
-            sums := sums || c.scope;
+            sums := sums || charge.scope;
         end if;
     end loop;
+    for which in 1..case when sums is not null and tallies is null then nth else 0 end loop
+        charges[which].limits := coalesce(charges[which].limits, '{}');
+    end loop;
+    nth := null;
     if tallies is not null then
-        w := metered._write_others(charges, tallies, ahead, wait_ms, origin, mode, hold, standing);
-        seqs := w.seqs;
-        ats := w.ats;
-        used := w.used;
-        held := w.held;
-        refused := w.refused;
-        at := w.at;
-        periods := w.periods;
-        crossed := w.crossed;
+        part := metered._write_others(charges, tallies, ahead, wait_ms, origin, mode, hold, standing);
+        seqs := part.seqs;
+        ats := part.ats;
+        used := part.used;
+        held := part.held;
+        refused := part.refused;
+        at := coalesce(part.at, at);
+        periods := part.periods;
+        crossed := part.crossed;
         return;
     end if;
-    for nth in 1..case when sums is not null then i else 0 end loop
-        charges[nth].limits := coalesce(charges[nth].limits, '{}');
-    end loop;
-    i := null;
     if hold.at is null then
         -- One lock needs no order.
         if not look and (cardinality(charges) > 1 or metered._try_lock(charges[1].key) is not true) then
@@ -7631,33 +7631,36 @@ begin
     else
         at := hold.at;
     end if;
-    foreach c in array charges loop
-        i := coalesce(i, 0) + 1;
-        if (c.amount between 1 and 9007199254740992 and c.held between 0 and c.amount and octet_length(c.scope) between 1 and 255
-            and coalesce(pg_column_size(c.note), 0) <= 8192 and pg_column_compression(c.note) is null and cardinality(c.limits) <= 16
-            and c.must_exist is not true and ((c.note ? 'use') is not true or mode in ('look', 'applied'))) is not true then
-            if c.note ? 'use' and mode not in ('look', 'applied') then
-                w := metered._write_for_uses(charges, ahead, wait_ms, origin, mode, hold, standing, at);
-                seqs := w.seqs;
-                ats := w.ats;
-                used := w.used;
-                held := w.held;
-                refused := w.refused;
-                periods := w.periods;
-                crossed := w.crossed;
+    foreach charge in array charges loop
+        nth := coalesce(nth, 0) + 1;
+        if (charge.amount between 1 and 9007199254740992 and charge.held between 0 and charge.amount
+            and octet_length(charge.scope) between 1 and 255 and coalesce(pg_column_size(charge.note), 0) <= 8192
+            and pg_column_compression(charge.note) is null and cardinality(charge.limits) <= 16
+            and charge.must_exist is not true
+            and ((charge.note ? 'use') is not true or mode in ('look', 'applied'))) is not true then
+            if charge.note ? 'use' and mode not in ('look', 'applied') then
+                part := metered._write_for_uses(charges, ahead, wait_ms, origin, mode, hold, standing, at);
+                seqs := part.seqs;
+        ats := part.ats;
+        used := part.used;
+        held := part.held;
+        refused := part.refused;
+        at := coalesce(part.at, at);
+        periods := part.periods;
+        crossed := part.crossed;
                 return;
             end if;
-            absent := metered._admit(c, absent, look, wait_ms);
+            absent := metered._admit(charge, absent, look, wait_ms);
             plain := plain and absent is null;
         end if;
         if look then
-            select * into tip from metered.ledger y where y.scope = c.scope order by y.seq desc limit 1;
+            select * into tip from metered.ledger y where y.scope = charge.scope order by y.seq desc limit 1;
         else
-            -- _entry_for_write, without the call where there is an entry.
-            select * into tip from metered.ledger y where y.scope = c.scope order by y.seq desc limit 1 for key share;
+            select * into tip from metered.ledger y where y.scope = charge.scope
+            order by y.seq desc limit 1 for key share;
         end if;
         if not found then
-            tip := case when look then metered._fresh(c.scope) else metered._first_for_write(c.scope) end;
+            tip := case when look then metered._fresh(charge.scope) else metered._first_for_write(charge.scope) end;
         end if;
         if tip.tallied then
             if look then
@@ -7665,194 +7668,238 @@ begin
             else
                 tip := metered._fold(tip);
             end if;
-        elsif c.scope = any (sums) and (waited or current_setting('metered_tx.waited', true) = 'true') and tip.seq > 0 and tip.epoch = 0
-            and tip.lots_end is null and not metered._sharded() then
+        elsif charge.scope = any (sums) and (waited or current_setting('metered_tx.waited', true) = 'true')
+            and tip.seq > 0 and tip.epoch = 0 and tip.lots_end is null and not metered._sharded() then
             tip.tallied := true;
         end if;
         if tip.at > at or tip.next_due <= at or tip.lots_end <= at or tip.crossed is not null then
             plain := plain and (tip.at > at or tip.next_due <= at or tip.lots_end <= at) is not true;
             due := due or tip.next_due <= at or tip.lots_end <= greatest(at, tip.at);
             if tip.crossed is not null then
-                c.limits := metered._untold(c.limits, tip.crossed, tip.spent - tip.refunded, tip.held, tip.credited, at);
+                charge.limits := metered._untold(charge.limits, tip.crossed, tip.spent - tip.refunded,
+                    tip.held, tip.credited, at);
             end if;
         end if;
-        foreach l in array c.limits loop
+        foreach lim in array charge.limits loop
             exit when plain is not true;
-            n := coalesce(n, 0) + 1;
-            continue when standing is not true and l.win > interval '0'
-                and tip.spent - case when tip.anchor_at <= at - l.win then tip.anchor_spent else 0 end <= least(l.max, l.tell_at - 1) - tip.held - c.amount;
-            since := at - l.win;
+            nth_limit := coalesce(nth_limit, 0) + 1;
+            continue when standing is not true and lim.win > interval '0'
+                and tip.spent - case when tip.anchor_at <= at - lim.win then tip.anchor_spent else 0 end <= least(lim.max, lim.tell_at - 1) - tip.held - charge.amount;
+            since := at - lim.win;
             if since = at then
-                u := tip.spent - tip.refunded - tip.credited;
+                counts := tip.spent - tip.refunded - tip.credited;
             elsif tip.at <= since then
-                u := 0;
+                counts := 0;
             else
-                if since is null then   -- a limit by period. The bound is tried twice, since a period is dear to find
-                    continue when standing is not true and tip.spent <= least(l.max, l.tell_at - 1) - tip.held - c.amount;
-                    p := metered._period_at(l.period, at);
-                    since := p[1] - interval '0.000001';
+                if since is null then   -- a limit by period
+                    continue when standing is not true and tip.spent <= least(lim.max, lim.tell_at - 1) - tip.held - charge.amount;
+                    span := metered._period_at(lim.period, at);
+                    since := span[1] - interval '0.000001';
                     continue when standing is not true and tip.anchor_at <= since
-                        and tip.spent - tip.anchor_spent <= least(l.max, l.tell_at - 1) - tip.held - c.amount;
-                    periods := periods || p;
+                        and tip.spent - tip.anchor_spent <= least(lim.max, lim.tell_at - 1) - tip.held - charge.amount;
+                    periods := periods || span;
                 end if;
-                -- _spent_since where the base is in the newest epoch, or all that was ever
-                -- spent is inside: base_seq is 0 if entry 2 says that nothing was purged.
-                select coalesce(b.seq, (select 0 from metered.ledger y where y.scope = c.scope and y.seq = 2)),
+                select coalesce(b.seq, (select 0 from metered.ledger y where y.scope = charge.scope and y.seq = 2)),
                     coalesce(b.spent, 0), coalesce(b.refunded, 0) into base_seq, base_spent, base_refunded
                 from (values (1)) one left join lateral (
                     select base.seq, base.spent, base.refunded
                     from (select y.seq from metered.ledger y
-                where y.scope = c.scope and y.epoch = tip.epoch and y.at <= since and (y.seq & 15 = 1 or y.kind = 'k')
+                where y.scope = charge.scope and y.epoch = tip.epoch and y.at <= since and (y.seq & 15 = 1 or y.kind = 'k')
                 order by y.at desc, y.seq desc limit 1) mark,
             lateral (select y.seq, y.spent, y.refunded from metered.ledger y
-                where y.scope = c.scope and y.seq between mark.seq and mark.seq + 15 and y.epoch = tip.epoch and y.at <= since
+                where y.scope = charge.scope and y.seq between mark.seq and mark.seq + 15 and y.epoch = tip.epoch and y.at <= since
                 order by y.seq desc limit 1) base) b on true;
                 if base_seq > 1 or tip.epoch = 0 and (base_seq = 0 or base_seq is null and tip.seq <= 16) then
-                    u := tip.spent - base_spent - case when base_refunded = tip.refunded then 0
-                        else metered._refunds_after(c.scope, tip.seq, coalesce(base_seq, 0)) end;
-                elsif l.max = 9223372036854775807 then     -- it refuses nothing: _check_limits looks whether its use is known
-                    plain := false;
+                    counts := tip.spent - base_spent - case when base_refunded = tip.refunded then 0
+                        else metered._refunds_after(charge.scope, tip.seq, coalesce(base_seq, 0)) end;
+                elsif lim.max = 9223372036854775807 then
+                    plain := false;     -- it refuses nothing: _check_limits looks whether its use is known
                     exit;
                 else
-                    w := metered._spent_since(tip, since);
-                    base_seq := w.base_seq;
-                    base_spent := w.base_spent;
-                    u := w.used;
+                    part := metered._spent_since(tip, since);
+                    base_seq := part.base_seq;
+                    base_spent := part.base_spent;
+                    counts := part.used;
                 end if;
                 if standing is not true and base_spent > 0 then
                     tip.anchor_at := since;
                     tip.anchor_spent := base_spent;
                 end if;
             end if;
-            used[n] := u;
-            plain := u <= least(l.max, l.tell_at - 1) - tip.held - c.amount;
+            used[nth_limit] := counts;
+            plain := counts <= least(lim.max, lim.tell_at - 1) - tip.held - charge.amount;
         end loop;
-        if plain and i = cardinality(charges) and i = 1 and c.held = 0 and not look then
-            -- One charge, let in: the loop below, for it alone.
+        if plain and nth = cardinality(charges) and nth = 1 and charge.held = 0 and not look then
             if tip.held > 0 then
-                tip.next_due := metered._due_after(c.scope, tip.seq, tip.held, tip.next_due, at);
+                tip.next_due := metered._due_after(charge.scope, tip.seq, tip.held, tip.next_due, at);
             end if;
             insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed, tallied, others)
-            values (tip.seq + 1, c.amount, _write_charges.at, tip.spent + c.amount, tip.refunded, tip.credited, tip.held, tip.epoch, 'c', c.scope, tip.next_due, hold.id, origin.tenant, origin.operation, c.note, tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed, tip.tallied, int8smaller(tip.others, tip.seq))
+            values (tip.seq + 1, charge.amount, _write_charges.at, tip.spent + charge.amount, tip.refunded, tip.credited, tip.held, tip.epoch, 'c', charge.scope, tip.next_due, hold.id, origin.tenant, origin.operation, charge.note, tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed, tip.tallied, int8smaller(tip.others, tip.seq))
             on conflict do nothing
-            returning array[y.seq], array[y.at], array[y.held], case when standing then used end into seqs, ats, held, used;
+            returning array[y.seq], array[y.at], array[y.held], case when standing then used end
+            into seqs, ats, held, used;
             if seqs is null then
                 perform metered._collided();
             elsif tip.lots_end is not null then
-                perform metered._use_lots(c.scope, tip.seq + 1, c.amount, metered._balance(tip), 't', c.note ->> 'use');
+                perform metered._use_lots(charge.scope, tip.seq + 1, charge.amount, metered._balance(tip), 't',
+                    charge.note ->> 'use');
             end if;
             return;
         end if;
-        tips[i] := tip;
-        held[i] := tip.held;
+        tips[nth] := tip;
+        held[nth] := tip.held;
     end loop;
-    if look or plain is not true then
-        if look and plain then
+    if look and plain then
+        return;
+    elsif plain is not true then
+        -- The last limit looked at is the first that may refuse.
+        part := metered._judge_charges(charges, tips, held, used, at, ahead, wait_ms, hold.nos, mode,
+            standing, absent, due, row(coalesce(nth_limit, 0), coalesce(base_seq, 0), coalesce(base_spent, 0)));
+        refused := part.refused;
+        used := part.used;
+        if refused is not null or look then
             return;
         end if;
-        if absent is not null then
-            refused := absent;
-            used := null;
-            if mode = 'raise' then
-                raise exception 'a scope does not exist' using errcode = 'MT001', detail = refused;
-            end if;
-            return;
-        end if;
-        -- A refusal, or an error of the clock, must rest on all that is committed by now.
-        if metered._one_snapshot() then
-            if look then
-                perform metered._lock_charges(charges, wait_ms);
-            end if;
-            perform metered._refuse_stale(tips);
-        end if;
-        if look then
-            verdict := metered._check_now(charges, tips, at, ahead);
-        elsif due then
-            verdict := metered._expire_and_check(charges, tips, at, ahead, wait_ms, hold.nos);
-            tips := verdict.stand;
-            held := verdict.held;
-        else
-            -- The last limit looked at is the first that may refuse.
-            verdict := metered._check_limits(charges, tips, held, at, ahead, hold.nos, row(coalesce(n, 0), coalesce(base_seq, 0), coalesce(base_spent, 0)), used);
-        end if;
-        refused := verdict.refused;
-        used := case when standing then verdict.used end;
-        periods := case when standing and refused is null then metered._periods_of(charges, tips, at) end;
-        if refused is not null then
-            if mode = 'raise' then
-                raise exception 'a limit refuses the charge' using errcode = 'MT001', detail = refused;
-            end if;
-            return;
-        elsif look then
-            return;
-        end if;
-        w := metered._cross_thresholds(charges, verdict.used, held, at, tips);
-        if w.silent then
-            if mode = 'raise' then
-                perform metered._refuse_unreported();
-            end if;
-            used := null;
-            refused := '[{"crossing": true}]';
-            return;
-        end if;
-        tips := w.tips;
-        crossed := w.crossings;
+        tips := part.tips;
+        held := part.held;
+        periods := part.periods;
+        crossed := part.crossed;
     elsif standing is not true then
         used := null;
     end if;
-    i := 0;
-    foreach c in array charges loop
-        i := i + 1;
-        tip := tips[i];
+    nth := 0;
+    foreach charge in array charges loop
+        nth := nth + 1;
+        tip := tips[nth];
         if tip.lots_end <= greatest(at, tip.at) then
-            tip := metered._settle(tip, at, metered._ends_per_call(), c.amount, wait_ms);
+            tip := metered._settle(tip, at, metered._ends_per_call(), charge.amount, wait_ms);
         end if;
         if tip.held > 0 then
-            tip.next_due := metered._due_after(c.scope, tip.seq, tip.held, tip.next_due, at);
+            tip.next_due := metered._due_after(charge.scope, tip.seq, tip.held, tip.next_due, at);
         end if;
         tip.at := greatest(at, tip.at);
-        if metered._lags(tip) and not exists (select from metered.lot_rows y where y.scope = c.scope and y.open and y.expires_at <= tip.at
-                order by y.expires_at, y.age limit 1) then     -- all ends are written, and this call writes
-            tip.lots_end := metered._next_end(c.scope, tip.at);
-            delete from metered.lot_holds k where k.scope = c.scope and k.seq = 0;
+        if metered._lags(tip) then
+            tip.lots_end := metered._lots_end_caught_up(tip);
         end if;
-        units := c.amount - c.held;
-        if c.held > 0 and hold.due_in >= interval '0' then
+        units := charge.amount - charge.held;
+        if charge.held > 0 and hold.due_in >= interval '0' then
             if at + hold.due_in <= tip.at then      -- the clock was set back
                 perform metered._clear_freed_of(tip);
             end if;
             tip.seq := tip.seq + 1;
-            tip.held := tip.held + c.held;
+            tip.held := tip.held + charge.held;
             tip.next_due := least(tip.next_due, at + hold.due_in);
             insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed, tallied, others)
-            values (tip.seq, c.held, tip.at, tip.spent, tip.refunded, tip.credited, tip.held, tip.epoch, 'h', c.scope, tip.next_due, hold.id, origin.tenant, origin.operation, c.note, tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed, tip.tallied, coalesce(int8smaller(tip.others, tip.seq - 1), 0) + 1)
+            values (tip.seq, charge.held, tip.at, tip.spent, tip.refunded, tip.credited, tip.held, tip.epoch, 'h', charge.scope, tip.next_due, hold.id, origin.tenant, origin.operation, charge.note, tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed, tip.tallied, coalesce(int8smaller(tip.others, tip.seq - 1), 0) + 1)
             on conflict do nothing
             returning others into tip.others;
             if not found then
                 perform metered._collided();
             elsif tip.lots_end is not null then
-                perform metered._use_lots(c.scope, tip.seq, c.held, case when not metered._lags(tip) then metered._balance(tip) + c.held end, 'h', c.note ->> 'use');
+                perform metered._use_lots(charge.scope, tip.seq, charge.held,
+                    case when not metered._lags(tip) then metered._balance(tip) + charge.held end, 'h',
+                    charge.note ->> 'use');
             end if;
-        elsif c.held <> 0 then
+        elsif charge.held <> 0 then
             raise exception 'a charge holds nothing: place a hold' using errcode = '22023';
         end if;
         if units > 0 then
             tip.seq := tip.seq + 1;
             insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed, tallied, others)
-            values (tip.seq, units, tip.at, tip.spent + units, tip.refunded, tip.credited, tip.held, tip.epoch, 'c', c.scope, tip.next_due, hold.id, origin.tenant, origin.operation, c.note, tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed, tip.tallied, int8smaller(tip.others, tip.seq - 1))
+            values (tip.seq, units, tip.at, tip.spent + units, tip.refunded, tip.credited, tip.held, tip.epoch, 'c', charge.scope, tip.next_due, hold.id, origin.tenant, origin.operation, charge.note, tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed, tip.tallied, int8smaller(tip.others, tip.seq - 1))
             on conflict do nothing;
             if not found then
                 perform metered._collided();
             elsif tip.lots_end is not null then
-                perform metered._use_lots(c.scope, tip.seq, units, case when not metered._lags(tip) then metered._balance(tip) end, 't', c.note ->> 'use');
+                perform metered._use_lots(charge.scope, tip.seq, units,
+                    case when not metered._lags(tip) then metered._balance(tip) end, 't', charge.note ->> 'use');
             end if;
         end if;
-        seqs[i] := tip.seq;
-        ats[i] := tip.at;
+        seqs[nth] := tip.seq;
+        ats[nth] := tip.at;
     end loop;
     if crossed is not null then
         crossed := metered._crossed_at(crossed, seqs);
     end if;
+end
+$$;
+
+-- Judges charges that are not plainly let in, and ends what is due if they are. It returns the last
+-- entries of their scopes and the units held after that, the thresholds that they cross, or the refusal.
+-- absent, due, and known (see _check_limits) are what _write_charges has found.
+create function metered._judge_charges(charges metered.new_charge[], inout tips metered.ledger[],
+    inout held bigint[], inout used bigint[], clk timestamptz, ahead interval, wait_ms int,
+    of_nos bigint[], mode text, standing boolean, absent jsonb, due boolean, known metered.counted,
+    out refused jsonb, out periods timestamptz[], out crossed jsonb)
+language plpgsql volatile
+as $$
+declare
+    verdict   record;
+    crossings record;
+begin
+    if absent is not null then
+        refused := absent;
+        used := null;
+        if mode = 'raise' then
+            raise exception 'a scope does not exist' using errcode = 'MT001', detail = refused;
+        end if;
+        return;
+    end if;
+    -- A refusal, or an error of the clock, must rest on all that is committed by now.
+    if metered._one_snapshot() then
+        if mode = 'look' then
+            perform metered._lock_charges(charges, wait_ms);
+        end if;
+        perform metered._refuse_stale(tips);
+    end if;
+    if mode = 'look' then
+        verdict := metered._check_now(charges, tips, clk, ahead);
+    elsif due then
+        verdict := metered._expire_and_check(charges, tips, clk, ahead, wait_ms, of_nos);
+        tips := verdict.stand;
+        held := verdict.held;
+    else
+        verdict := metered._check_limits(charges, tips, held, clk, ahead, of_nos, known, used);
+    end if;
+    refused := verdict.refused;
+    used := case when standing then verdict.used end;
+    if refused is not null then
+        if mode = 'raise' then
+            raise exception 'a limit refuses the charge' using errcode = 'MT001', detail = refused;
+        end if;
+        return;
+    end if;
+    periods := case when standing then metered._periods_of(charges, tips, clk) end;
+    if mode = 'look' then
+        return;
+    end if;
+    crossings := metered._cross_thresholds(charges, verdict.used, held, clk, tips);
+    if crossings.silent then
+        if mode = 'raise' then
+            perform metered._refuse_unreported();
+        end if;
+        used := null;
+        refused := '[{"crossing": true}]';
+        return;
+    end if;
+    tips := crossings.tips;
+    crossed := crossings.crossings;
+end
+$$;
+
+-- When the next lot of a wallet ends, if it lags (_lags) and all ends up to its last entry are
+-- written by now. Else its lots_end, as it is.
+create function metered._lots_end_caught_up(tip metered.ledger) returns timestamptz
+language plpgsql volatile
+as $$
+begin
+    if exists (select from metered.lot_rows y where y.scope = tip.scope and y.open and y.expires_at <= tip.at
+            order by y.expires_at, y.age limit 1) then
+        return tip.lots_end;
+    end if;
+    tip.lots_end := metered._next_end(tip.scope, tip.at);
+    delete from metered.lot_holds k where k.scope = tip.scope and k.seq = 0;
+    return tip.lots_end;
 end
 $$;
 
@@ -17791,21 +17838,21 @@ begin
             _fold_of,_foreseen,_foreseen_later,_foreseen_next,_foreseen_on,_free_first,_free_in_sum,_free_lines,
             _free_lots,_free_rest,_fresh,_give_back,_given_back,_goes_on,_goes_short,_gone_on,_has_number,
             _held_here,_hold_as_json,_hold_before,_hold_of_job,_hold_text,_hours_between,_in_cell,_in_us,
-            _is_idle,_is_job,_join_line,_keep_back,_kept_for,_kept_reports,_key_fits,_keys_of_job,_known_zone,
-            _lags,_lapsing,_lapsing_after,_lapsing_before,_largest_number,_last_entry,_later_due,_lease_key,
-            _lease_to_settle,_leased,_leased_units,_leases_channel,_leave_line,_leaves_at,_limits_trouble,
+            _is_idle,_is_job,_join_line,_judge_charges,_keep_back,_kept_for,_kept_reports,_key_fits,_keys_of_job,
+            _known_zone,_lags,_lapsing,_lapsing_after,_lapsing_before,_largest_number,_last_entry,_later_due,
+            _lease_key,_lease_to_settle,_leased,_leased_units,_leases_channel,_leave_line,_leaves_at,_limits_trouble,
             _line_before,_line_json,_lines,_lines_per_step,_lines_until,_load_debt,_load_debts,_load_due,
             _load_lines,_load_rolling,_lock_all_scopes,_lock_charges,_lock_due,_lock_each,_lock_holds,_lock_key,
             _lock_keys,_lock_keys_there,_lock_place,_look_again,_lot_begins,_lot_entry,_lot_from,_lots_after,
-            _lots_now,_lots_of,_lots_until,_make_room,_mark_freed,_meet_upgrade,_mend_numbers,_minima,_minima_due,
-            _minima_leave,_minimum_is_due,_missing_hold,_missing_lot,_missing_token,_move_lot,_moved,_name_lot,
-            _named_holds,_names_kept,_new_hold_id,_next_end,_next_entry,_next_lot,_next_number,_no_amount,
-            _note_feed_server,_note_lot,_nth_due,_number_scopes,_numbers,_old_lot,_on_linux,_on_spending,
-            _one_snapshot,_open_wallet,_other_lane,_others,_others_fall_due,_others_wait,_overdue,_owe,
-            _owe_use,_owed_before,_own_entry,_paid_back,_parked_channel,_parked_json,_parts_of,_pass_ended,
-            _pay_back,_pays,_period_at,_period_name,_periods_of,_placed_before,_placed_json,_places,_plan_kept,
-            _plan_on,_purge_changes,_purge_feed,_purge_lots,_queued,_raise_moved,_raise_sequence,_raised,
-            _rearmed,_recall_leases,_recorded_events,_recorded_meanwhile,_recurs,_refund_fate,_refund_hold,
+            _lots_end_caught_up,_lots_now,_lots_of,_lots_until,_make_room,_mark_freed,_meet_upgrade,_mend_numbers,
+            _minima,_minima_due,_minima_leave,_minimum_is_due,_missing_hold,_missing_lot,_missing_token,
+            _move_lot,_moved,_name_lot,_named_holds,_names_kept,_new_hold_id,_next_end,_next_entry,_next_lot,
+            _next_number,_no_amount,_note_feed_server,_note_lot,_nth_due,_number_scopes,_numbers,_old_lot,
+            _on_linux,_on_spending,_one_snapshot,_open_wallet,_other_lane,_others,_others_fall_due,_others_wait,
+            _overdue,_owe,_owe_use,_owed_before,_own_entry,_paid_back,_parked_channel,_parked_json,_parts_of,
+            _pass_ended,_pay_back,_pays,_period_at,_period_name,_periods_of,_placed_before,_placed_json,
+            _places,_plan_kept,_plan_on,_purge_changes,_purge_feed,_purge_lots,_queued,_raise_moved,_raise_sequence,
+            _raised,_rearmed,_recall_leases,_recorded_events,_recorded_meanwhile,_recurs,_refund_fate,_refund_hold,
             _refund_lots,_refund_parts,_refunds_after,_refuse_behind,_refuse_closed,_refuse_hold,_refuse_moved,
             _refuse_old_tenant,_refuse_stale,_refuse_unreported,_refusing,_reinstate,_release_job,_release_line,
             _release_lines,_remember_hold,_renamed_zones,_renew_lot,_repaid,_repeats,_reported_after_repair,

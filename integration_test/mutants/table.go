@@ -34,8 +34,8 @@ var all = []Mutant{
 	{"locks are taken in any order", "_lock_all_scopes", "select distinct coalesce(s.key, metered._scope_key(s.scope)) from unnest(scopes, keys) s(scope, key) order by 1)",
 		"select x.k from (select distinct coalesce(s.key, metered._scope_key(s.scope)) as k from unnest(scopes, keys) s(scope, key)) x order by random())", "./budget", "TestCharge_ManyScopesInOppositeOrdersDoNotDeadlock"},
 	{"a stale refusal is final", "_refuse_stale", "perform metered._append(tip);", "null;", "./internal/command", "TestDo_NoRefusalOfAnOldSnapshotIsFinal"},
-	{"a refusal writes", "_write_charges", "raise exception 'a limit refuses the charge' using errcode = 'MT001', detail = refused;\n            end if;",
-		"raise exception 'a limit refuses the charge' using errcode = 'MT001', detail = refused;\n            end if;\n            perform metered.credit(charges[1].scope, null, 1, false, wait_ms, null, false);", "./budget", "TestCharge_RefusalNamesEveryLimitAndLeavesTheTransactionUsable"},
+	{"a refusal writes", "_judge_charges", "raise exception 'a limit refuses the charge' using errcode = 'MT001', detail = refused;\n        end if;",
+		"raise exception 'a limit refuses the charge' using errcode = 'MT001', detail = refused;\n        end if;\n        perform metered.credit(charges[1].scope, null, 1, false, wait_ms, null, false);", "./budget", "TestCharge_RefusalNamesEveryLimitAndLeavesTheTransactionUsable"},
 
 	// Up to so much.
 	{"each level takes what it has", "_write_up_to", "(select max(x) from", "(select min(x) from", "./budget", "TestChargeUpTo_TakesTheSameOfEachLevel"},
@@ -57,11 +57,11 @@ var all = []Mutant{
 	{"what time did to a wallet is forgotten", "_append_all", "coalesce(was, 0) + count(*)", "count(*)", "./wallet", "TestSweep_AWalletThatIsBehindIsSweptAloneAndInSteps"},
 
 	// Windows, periods, refunds, purges, the clock.
-	{"a window sees credits", "_write_charges", "u := tip.spent - base_spent - case", "u := tip.spent - tip.credited - base_spent - case", "./budget", "TestLedger_AgreesWithTheModel"},
+	{"a window sees credits", "_write_charges", "counts := tip.spent - base_spent - case", "counts := tip.spent - tip.credited - base_spent - case", "./budget", "TestLedger_AgreesWithTheModel"},
 	{"a refund counts when it is made", "_spent_since", "case when b.refunded = tip.refunded then 0 else metered._refunds_after(tip.scope, tip.seq, b.seq) end", "(tip.refunded - b.refunded)", "./budget", "TestRefund_LeavesTheWindowTogetherWithItsCharge"},
-	{"a window is closed at its beginning", "_write_charges", "since := at - l.win;", "since := at - l.win - interval '1 microsecond';", "./budget", "TestWindow_ChargeLeavesExactlyWhenItsAgeIsTheWindow"},
+	{"a window is closed at its beginning", "_write_charges", "since := at - lim.win;", "since := at - lim.win - interval '1 microsecond';", "./budget", "TestWindow_ChargeLeavesExactlyWhenItsAgeIsTheWindow"},
 	{"a limit on trial refuses where its use is unknown", "_check_limits", "if l.max = 9223372036854775807 and (", "if false and (", "./budget", "TestObserve_NeverRefusesWhereItsUseIsNotKnown"},
-	{"a limit on trial is asked for a use that is unknown", "_write_charges", "elsif l.max = 9223372036854775807 then", "elsif false then", "./budget", "TestObserve_NeverRefusesWhereItsUseIsNotKnown"},
+	{"a limit on trial is asked for a use that is unknown", "_write_charges", "elsif lim.max = 9223372036854775807 then", "elsif false then", "./budget", "TestObserve_NeverRefusesWhereItsUseIsNotKnown"},
 	{"a limit on trial stops with the clock", "_check_limits", "is not true and l.max < 9223372036854775807 then", "is not true then", "./budget", "TestObserve_NeverRefusesWhereItsUseIsNotKnown"},
 	{"a period is open at its beginning", "_period_at", "if starts > t then", "if starts >= t then", "./budget", "TestPerMonth_BeginsWithItsFirstMoment"},
 	{"a retry time is too early", "_leaves_at", "return at + win;", "return at + win - interval '1 microsecond';", "./budget", "TestWindow_RetryAfterIsExactWhereverTheRefundsAre"},
