@@ -6969,6 +6969,59 @@ begin
 end
 $$;
 
+-- Who holds the held units of a scope that a limit refuses: this transaction, or the holds of_nos (own),
+-- leases until leases_end (leased), and others. falls_due is when the first unit becomes free that is not own.
+create function metered._who_holds(tip metered.ledger, held bigint, of_nos bigint[], clk timestamptz,
+    out own bigint, out leased bigint, out falls_due timestamptz, out leases_end timestamptz)
+language plpgsql stable
+as $$
+declare
+    here record;
+    open_leases record;
+begin
+    here := metered._held_here(tip, of_nos);
+    own := here.units;
+    leased := 0;
+    if held <= own then
+        return;
+    end if;
+    open_leases := metered._leased_units(tip.scope, here.leased);
+    leased := open_leases.units;
+    if held > own + leased then
+        falls_due := metered._others_fall_due(tip, of_nos, clk);
+    end if;
+    if leased > 0 then
+        -- One that has ended waits for its settlement: pools look every 2 seconds.
+        leases_end := case when open_leases.ends_at > clk then open_leases.ends_at else clk + interval '2 s' end;
+        falls_due := least(falls_due, leases_end);
+    end if;
+end
+$$;
+
+-- When a limit by period admits units that find no room before their period ends: then, or when enough of
+-- the units that are still held then, and of minima of that very moment, have left. own and so on are as in _who_holds.
+create function metered._fits_after_period(tip metered.ledger, lim metered.charge_limit, units bigint, period_end timestamptz,
+    own bigint, leased bigint, leases_end timestamptz, clk timestamptz, of_nos bigint[]) returns timestamptz
+language plpgsql stable
+as $$
+declare
+    minima    record;
+    held_then bigint;
+begin
+    minima := metered._minima_leave(tip, lim, period_end, period_end + interval '1 microsecond', clk, of_nos);
+    held_then := tip.held - case when leases_end <= period_end then leased else 0 end
+        - case when tip.next_due <= period_end then metered._due_units(tip.scope, tip.next_due, period_end) else 0 end
+        + coalesce(minima.units[1], 0);
+    if greatest(held_then, own) <= lim.max - units then
+        return period_end;
+    end if;
+    minima := metered._minima_leave(tip, lim, period_end, 'infinity', clk, of_nos);
+    return metered._fits_at(tip, lim, lim.max - own - units, 0, null,
+        coalesce(metered._first_due(tip.scope, tip.next_due, period_end), greatest(period_end, leases_end)),
+        minima.units, minima.leave);
+end
+$$;
+
 -- The use of a limit that refuses nothing, where its window or period begins before the entries that a purge has kept. A known
 -- use of either is 0 or more.
 create function metered._unknown_use() returns bigint
@@ -7007,11 +7060,9 @@ declare
     base_spent bigint := known.base_spent;
     retry timestamptz;
     falls_due timestamptz;  -- the first unit that others hold
-    lease  record;
     leased bigint;
     leases_end timestamptz;
     p      timestamptz[];   -- of a limit by period
-    held_then bigint;       -- at the period's end
     m     record;           -- minima, and when they leave
     fits  timestamptz;
     spent bigint;
@@ -7035,11 +7086,9 @@ begin
             p := case when l.win is null then metered._period_at(l.period, greatest(clk, tip.at)) end;
             since := null;
             apart := 0;
-            if u is not null then
-                null;
-            elsif l.win = interval '0' then
+            if u is null and l.win = interval '0' then
                 u := tip.spent - tip.refunded - tip.credited;
-            else
+            elsif u is null then
                 if (tip.at <= clk + ahead) is not true and l.max < 9223372036854775807 then
                     raise exception 'the last entry is ahead of the clock'
                         using errcode = 'MT003', detail = jsonb_build_object('scope', tip.scope,
@@ -7069,25 +7118,15 @@ begin
             used[n] := u;
             continue when u <= l.max - held[i] - c.amount;
             own := 0;
-            if held[i] > 0 then
-                w := metered._held_here(tip, of_nos);
-                own := w.units;
-            end if;
-            falls_due := null;
             leased := 0;
+            falls_due := null;
             leases_end := null;
-            if held[i] > own then
-                lease := metered._leased_units(c.scope, w.leased);
-                leased := lease.units;
-                leases_end := lease.ends_at;
-                if held[i] > own + leased then
-                    falls_due := metered._others_fall_due(tip, of_nos, clk);
-                end if;
-                if leased > 0 then
-                    -- One that has ended waits for its settlement: pools look every 2 seconds.
-                    leases_end := case when leases_end > clk then leases_end else clk + interval '2 s' end;
-                    falls_due := least(falls_due, leases_end);
-                end if;
+            if held[i] > 0 then
+                w := metered._who_holds(tip, held[i], of_nos, clk);
+                own := w.own;
+                leased := w.leased;
+                falls_due := w.falls_due;
+                leases_end := w.leases_end;
             end if;
             retry := null;
             room := l.max - held[i] - c.amount;
@@ -7110,16 +7149,7 @@ begin
                 retry := least(retry, case when p is null or fits < p[2] then fits end);
             end if;
             if l.win is null and room >= 0 and retry is null then
-                -- At the period's end only units held by then are left, and minima of that very moment.
-                m := metered._minima_leave(tip, l, p[2], p[2] + interval '1 microsecond', clk, of_nos);
-                held_then := tip.held - case when leases_end <= p[2] then leased else 0 end
-                    - case when tip.next_due <= p[2] then metered._due_units(tip.scope, tip.next_due, p[2]) else 0 end + coalesce(m.units[1], 0);
-                retry := p[2];
-                if greatest(held_then, own) > l.max - c.amount then
-                    m := metered._minima_leave(tip, l, p[2], 'infinity', clk, of_nos);
-                    retry := metered._fits_at(tip, l, room, 0, row(n, 0, 0),
-                        coalesce(metered._first_due(tip.scope, tip.next_due, p[2]), greatest(p[2], leases_end)), m.units, m.leave);
-                end if;
+                retry := metered._fits_after_period(tip, l, c.amount, p[2], own, leased, leases_end, clk, of_nos);
             end if;
             refused := coalesce(refused, '[]') || jsonb_build_object(
                 'limit', n - 1, 'used', u, 'held', held[i] - own - leased, 'own', own, 'leased', leased,
@@ -11363,7 +11393,6 @@ declare
     new_no bigint;
     unused text;
     charge metered.new_charge;
-    changed int;
     n      int;
     mode   text := case when raising then 'raise' else 'answer' end;
     fewest bigint;      -- units of each line, of a hold up to so much
@@ -11425,21 +11454,9 @@ begin
         placed_at := was.at;
         over := was.over;
     end if;
-    if status = 'same' then
-        stored := metered.hold_json(was.no, clk);
-        if raising and was.state <> 'h' then
-            perform metered._refuse_hold(true, json_build_object('status', 'state', 'id', hold.id, 'state', was.state, 'hold', stored));
-        end if;
-        unused := case when origin.operation is not null then metered._remember_hold(stored) end;
-    end if;
     if status is not null then
-        if status = 'taken' and reveal then
-            stored := metered.hold_json(was.no, clk);
-        end if;
-        if raising and status <> 'same' then
-            raise exception 'the hold cannot be placed' using errcode = 'MT007', detail = json_build_object(
-                'status', status, 'id', hold.id, 'retry_us', (extract(epoch from deadline - placed_at) * 1000000)::bigint, 'hold', stored);
-        end if;
+        stored := metered._answer_before(hold.id, was.no, status, was.state, deadline - placed_at,
+            clk, origin, raising, reveal);
         return;
     end if;
     if fewest is null then
@@ -11493,14 +11510,7 @@ begin
         from rows from (unnest(charges), unnest(seqs)) l(scope, key, amount, held, limits, note, must_exist, lease, lease_offset, seq) where l.held > 0;
     end if;
     if hold.minimum is not null then
-        update metered.hold_lines l set at_least = u.amount
-        from unnest(hold.minimum) u where l.hold = new_no and l.scope = u.scope and u.amount between 1 and l.amount;
-        get diagnostics changed = row_count;
-        if changed <> cardinality(hold.minimum) then
-            perform metered._require(false, 'minimum');
-        end if;
-        lines := (select jsonb_agg(case when u.amount is null then x.line else x.line || jsonb_build_object('at_least', u.amount) end order by x.n)
-            from jsonb_array_elements(lines) with ordinality x(line, n) left join unnest(hold.minimum) u on u.scope = x.line ->> 'scope');
+        lines := metered._with_minima(new_no, hold.minimum, lines);
     end if;
     insert into metered.hold_events (hold, at, deadline, version, kind, detail, note, operation_tenant, operation)
     values (new_no, place.placed_at, place.deadline, 1, 'h', case when hold.holder = '' and coalesce(hold.claim, '') = '' then jsonb_build_object('tenant', hold.tenant, 'grace_us', (extract(epoch from hold.grace) * 1000000)::bigint, 'lifetime_us', (extract(epoch from hold.lifetime) * 1000000)::bigint, 'lines', lines)
@@ -11509,13 +11519,58 @@ begin
     if channel is not null then
         perform metered._announce(channel, hold.tenant, hold.id, 1, 'placed');
     end if;
-    if fewest is not null then
-        stored := metered.hold_json(new_no, placed_at);
-    end if;
+    stored := case when fewest is not null then metered.hold_json(new_no, placed_at) end;
     if current_setting('metered_tx.command', true) <> '' then     -- a session is opened by no command
         unused := metered._remember_hold(metered._created_json(metered.hold_json(new_no, placed_at), charges, seqs, ats));
     end if;
     status := 'placed';
+end
+$$;
+
+-- Sets the minima of a new hold's lines, which are captured when it expires, and returns the lines with them.
+create function metered._with_minima(new_no bigint, minima metered.used_units[], lines jsonb) returns jsonb
+language plpgsql volatile
+as $$
+declare
+    changed int;
+begin
+    update metered.hold_lines l set at_least = u.amount
+    from unnest(minima) u where l.hold = new_no and l.scope = u.scope and u.amount between 1 and l.amount;
+    get diagnostics changed = row_count;
+    if changed <> cardinality(minima) then
+        perform metered._require(false, 'minimum');
+    end if;
+    return (
+        select jsonb_agg(case when u.amount is null then x.line
+            else x.line || jsonb_build_object('at_least', u.amount) end order by x.n)
+        from jsonb_array_elements(lines) with ordinality x(line, n)
+             left join unnest(minima) u on u.scope = x.line ->> 'scope');
+end
+$$;
+
+-- The hold that place answers with where _hold_before has a status: the one that was placed before, or the
+-- one that has the claim, if that is revealed. If raising, all but a hold that is still placed is an exception.
+create function metered._answer_before(of_id text, of_no bigint, status text, state text, retry interval, clk timestamptz,
+    origin metered.origin, raising boolean, reveal boolean) returns json
+language plpgsql volatile
+as $$
+declare
+    stored json;
+    unused text;
+begin
+    if status = 'same' or status = 'taken' and reveal then
+        stored := metered.hold_json(of_no, clk);
+    end if;
+    if raising and status <> 'same' then
+        raise exception 'the hold cannot be placed' using errcode = 'MT007', detail = json_build_object('status', status,
+            'id', of_id, 'retry_us', (extract(epoch from retry) * 1000000)::bigint, 'hold', stored);
+    elsif status = 'same' then
+        if raising and state <> 'h' then
+            perform metered._refuse_hold(true, json_build_object('status', 'state', 'id', of_id, 'state', state, 'hold', stored));
+        end if;
+        unused := case when origin.operation is not null then metered._remember_hold(stored) end;
+    end if;
+    return stored;
 end
 $$;
 
@@ -17824,64 +17879,65 @@ begin
     for f in
         select p.oid from pg_proc p
         where p.pronamespace = to_regnamespace('metered') and p.proname = any ('{_absence,_add_leased,_add_lot,_admit,_advance,_advance_each,_after_due,_after_minima,_again,
-            _age,_announce,_append,_append_all,_append_lot,_apply_lots,_armed,_as_charges,_as_far_as_admitted,
-            _as_held,_as_rest,_as_wallet,_awake,_balance,_base,_beginning,_behind,_beyond_limits,_bound_lock_wait,
-            _by_days,_by_system,_capped,_capture_lots,_capture_minima,_captured,_change_lines,_charge_anyway,
-            _charge_of,_charged_json,_charges_upto,_check_feed,_check_limits,_check_now,_class_of,_clear_freed,
-            _clear_freed_of,_clock_changes,_close_lease,_close_scope,_closed_classes,_collided,_comes_of_kept,
-            _completed_json,_created_json,_credit_lot,_cross_captured,_cross_lowered,_cross_thresholds,
-            _crossed_at,_debt,_debt_paid,_due_after,_due_lots,_due_minima,_due_units,_empty_lot,_end_due,
-            _end_foreseen,_end_line,_end_lost,_end_lot,_end_minima,_end_minima_of,_end_named,_end_rows,
-            _end_skipped,_end_swept,_end_tallies,_ends_per_call,_entry_for_write,_events_per_step,_expire_and_check,
-            _expire_due,_expire_rows,_explain_charges,_family,_feed_needs,_feed_server,_find_lot,_find_skipped,
-            _first_due,_first_for_write,_first_lot,_first_minima,_fits,_fits_at,_fits_origin,_fold,_fold_all,
-            _fold_of,_foreseen,_foreseen_later,_foreseen_next,_foreseen_on,_free_first,_free_in_sum,_free_lines,
-            _free_lots,_free_rest,_fresh,_give_back,_given_back,_goes_on,_goes_short,_gone_on,_has_number,
-            _held_here,_hold_as_json,_hold_before,_hold_of_job,_hold_text,_hours_between,_in_cell,_in_us,
-            _is_idle,_is_job,_join_line,_judge_charges,_keep_back,_kept_for,_kept_reports,_key_fits,_keys_of_job,
-            _known_zone,_lags,_lapsing,_lapsing_after,_lapsing_before,_largest_number,_last_entry,_later_due,
-            _lease_key,_lease_to_settle,_leased,_leased_units,_leases_channel,_leave_line,_leaves_at,_limits_trouble,
-            _line_before,_line_json,_lines,_lines_per_step,_lines_until,_load_debt,_load_debts,_load_due,
-            _load_lines,_load_rolling,_lock_all_scopes,_lock_charges,_lock_due,_lock_each,_lock_holds,_lock_key,
-            _lock_keys,_lock_keys_there,_lock_place,_look_again,_lot_begins,_lot_entry,_lot_from,_lots_after,
-            _lots_end_caught_up,_lots_now,_lots_of,_lots_until,_make_room,_mark_freed,_meet_upgrade,_mend_numbers,
-            _minima,_minima_due,_minima_leave,_minimum_is_due,_missing_hold,_missing_lot,_missing_token,
-            _move_lot,_moved,_name_lot,_named_holds,_names_kept,_new_hold_id,_next_end,_next_entry,_next_lot,
-            _next_number,_no_amount,_note_feed_server,_note_lot,_nth_due,_number_scopes,_numbers,_old_lot,
-            _on_linux,_on_spending,_one_snapshot,_open_wallet,_other_lane,_others,_others_fall_due,_others_wait,
-            _overdue,_owe,_owe_use,_owed_before,_own_entry,_paid_back,_parked_channel,_parked_json,_parts_of,
-            _pass_ended,_pay_back,_pays,_period_at,_period_name,_periods_of,_placed_before,_placed_json,
-            _places,_plan_kept,_plan_on,_purge_changes,_purge_feed,_purge_lots,_queued,_raise_moved,_raise_sequence,
-            _raised,_rearmed,_recall_leases,_recorded_events,_recorded_meanwhile,_recurs,_refund_fate,_refund_hold,
-            _refund_lots,_refund_parts,_refunds_after,_refuse_behind,_refuse_closed,_refuse_hold,_refuse_moved,
-            _refuse_old_tenant,_refuse_stale,_refuse_unreported,_refusing,_reinstate,_release_job,_release_line,
-            _release_lines,_remember_hold,_renamed_zones,_renew_lot,_repaid,_repeats,_reported_after_repair,
-            _reported_until,_require,_require_plan,_resource_for_write,_roll_end,_roll_lot,_rolls,_schedule,
-            _scope_key,_seq_of_tally,_settle,_sharded,_shorter,_sound_uses,_spend_range,_spent_limits,_spent_since,
-            _start_job,_start_lot,_step_until,_sum_lines,_sweep_lots,_sweepable,_take_back,_take_lots,_take_units,
-            _taken,_taken_of,_taken_parts,_tallied_of,_tallied_units,_tallies_before,_tally,_tally_key,
-            _tenant_key,_threshold_key,_token_fits,_told_use,_trouble_job,_try_each,_try_keys,_try_lock,
-            _try_lock_shared,_try_lock_there,_try_start_job,_turn,_turn_at,_unbound_lock_wait,_under_limits,
-            _unknown_use,_unsettled_spends,_untold,_untold_json,_usage_known_from,_use_lots,_use_repaid,
-            _v1_charge,_v1_hold,_v1_hold_no,_v1_issued,_v1_limit,_v1_no,_v1_print,_v1_refused,_v1_stand,
-            _v1_standings,_wake_releasers,_with_absent,_with_debt,_with_keys,_with_total,_withdraw,_without_debt,
-            _without_lapsing,_without_tallies,_write_charges,_write_debts,_write_due,_write_exact,_write_for_uses,
-            _write_lines,_write_moves,_write_others,_write_plain,_write_up_to,_written_here,announced,begin_change,
-            begin_command,begin_command_plain,block_commit,capture_holds,capture_holds_plain,carve,catch_up,
-            change_parked,charge,charge_each,charge_leased,charge_lots,charge_plain,charge_total,check_charge,
-            claim_job_key,clock,complete_command,complete_command_plain,complete_command_total,consume_feed,
-            consume_token,create_scopes,credit,draw,drop_feed_consumer,drop_parked,due_holds,end_child,
-            end_renewal,enter_tenant,expire_hold,explain_parked,extend_holds,feed_keeps,find_job_key,finish_command,
-            grant_lot,hold_json,inspect_token,judged_scopes,keep_memory,lock_all,lock_scopes,look_place,
-            mint_tokens,next_release,note_change,number_feed,numbers_behind,open_lease,open_session,open_session_plain,
-            park_jobs,place,place_plain,plan_lot,plan_overage,plan_state,purge_holds,purge_job_keys,purge_leases,
-            purge_operations,purge_scope,purge_tokens,read_feed,receive_child,refund,reinstate_lot,release_captured,
-            release_holds,release_jobs,repair_clock,replace_token,rest_jobs,resume_renewal,retire_scopes,
-            return_holds,revoke_lot,revoke_token,revoke_tokens,roll_over,run_command,run_command_plain,
-            run_command_total,search_entries,set_lot_end,settle_away,settle_lease,spend,sweep_due,sweep_holds,
-            sweep_lots,sweep_scope,sweep_wallet,sweep_wallets,take_newest,told_lots,trouble_jobs,usage,
-            usage_at,usage_before,usage_of,v1_answer,v1_balance,v1_capture,v1_charge,v1_check,v1_claim,
-            v1_consume,v1_credit,v1_enqueue,v1_hold,v1_refund,v1_release,v1_usage,wallet_balance,with_sums}')
+            _age,_announce,_answer_before,_append,_append_all,_append_lot,_apply_lots,_armed,_as_charges,
+            _as_far_as_admitted,_as_held,_as_rest,_as_wallet,_awake,_balance,_base,_beginning,_behind,_beyond_limits,
+            _bound_lock_wait,_by_days,_by_system,_capped,_capture_lots,_capture_minima,_captured,_change_lines,
+            _charge_anyway,_charge_of,_charged_json,_charges_upto,_check_feed,_check_limits,_check_now,
+            _class_of,_clear_freed,_clear_freed_of,_clock_changes,_close_lease,_close_scope,_closed_classes,
+            _collided,_comes_of_kept,_completed_json,_created_json,_credit_lot,_cross_captured,_cross_lowered,
+            _cross_thresholds,_crossed_at,_debt,_debt_paid,_due_after,_due_lots,_due_minima,_due_units,
+            _empty_lot,_end_due,_end_foreseen,_end_line,_end_lost,_end_lot,_end_minima,_end_minima_of,_end_named,
+            _end_rows,_end_skipped,_end_swept,_end_tallies,_ends_per_call,_entry_for_write,_events_per_step,
+            _expire_and_check,_expire_due,_expire_rows,_explain_charges,_family,_feed_needs,_feed_server,
+            _find_lot,_find_skipped,_first_due,_first_for_write,_first_lot,_first_minima,_fits,_fits_after_period,
+            _fits_at,_fits_origin,_fold,_fold_all,_fold_of,_foreseen,_foreseen_later,_foreseen_next,_foreseen_on,
+            _free_first,_free_in_sum,_free_lines,_free_lots,_free_rest,_fresh,_give_back,_given_back,_goes_on,
+            _goes_short,_gone_on,_has_number,_held_here,_hold_as_json,_hold_before,_hold_of_job,_hold_text,
+            _hours_between,_in_cell,_in_us,_is_idle,_is_job,_join_line,_judge_charges,_keep_back,_kept_for,
+            _kept_reports,_key_fits,_keys_of_job,_known_zone,_lags,_lapsing,_lapsing_after,_lapsing_before,
+            _largest_number,_last_entry,_later_due,_lease_key,_lease_to_settle,_leased,_leased_units,_leases_channel,
+            _leave_line,_leaves_at,_limits_trouble,_line_before,_line_json,_lines,_lines_per_step,_lines_until,
+            _load_debt,_load_debts,_load_due,_load_lines,_load_rolling,_lock_all_scopes,_lock_charges,_lock_due,
+            _lock_each,_lock_holds,_lock_key,_lock_keys,_lock_keys_there,_lock_place,_look_again,_lot_begins,
+            _lot_entry,_lot_from,_lots_after,_lots_end_caught_up,_lots_now,_lots_of,_lots_until,_make_room,
+            _mark_freed,_meet_upgrade,_mend_numbers,_minima,_minima_due,_minima_leave,_minimum_is_due,_missing_hold,
+            _missing_lot,_missing_token,_move_lot,_moved,_name_lot,_named_holds,_names_kept,_new_hold_id,
+            _next_end,_next_entry,_next_lot,_next_number,_no_amount,_note_feed_server,_note_lot,_nth_due,
+            _number_scopes,_numbers,_old_lot,_on_linux,_on_spending,_one_snapshot,_open_wallet,_other_lane,
+            _others,_others_fall_due,_others_wait,_overdue,_owe,_owe_use,_owed_before,_own_entry,_paid_back,
+            _parked_channel,_parked_json,_parts_of,_pass_ended,_pay_back,_pays,_period_at,_period_name,
+            _periods_of,_placed_before,_placed_json,_places,_plan_kept,_plan_on,_purge_changes,_purge_feed,
+            _purge_lots,_queued,_raise_moved,_raise_sequence,_raised,_rearmed,_recall_leases,_recorded_events,
+            _recorded_meanwhile,_recurs,_refund_fate,_refund_hold,_refund_lots,_refund_parts,_refunds_after,
+            _refuse_behind,_refuse_closed,_refuse_hold,_refuse_moved,_refuse_old_tenant,_refuse_stale,_refuse_unreported,
+            _refusing,_reinstate,_release_job,_release_line,_release_lines,_remember_hold,_renamed_zones,
+            _renew_lot,_repaid,_repeats,_reported_after_repair,_reported_until,_require,_require_plan,_resource_for_write,
+            _roll_end,_roll_lot,_rolls,_schedule,_scope_key,_seq_of_tally,_settle,_sharded,_shorter,_sound_uses,
+            _spend_range,_spent_limits,_spent_since,_start_job,_start_lot,_step_until,_sum_lines,_sweep_lots,
+            _sweepable,_take_back,_take_lots,_take_units,_taken,_taken_of,_taken_parts,_tallied_of,_tallied_units,
+            _tallies_before,_tally,_tally_key,_tenant_key,_threshold_key,_token_fits,_told_use,_trouble_job,
+            _try_each,_try_keys,_try_lock,_try_lock_shared,_try_lock_there,_try_start_job,_turn,_turn_at,
+            _unbound_lock_wait,_under_limits,_unknown_use,_unsettled_spends,_untold,_untold_json,_usage_known_from,
+            _use_lots,_use_repaid,_v1_charge,_v1_hold,_v1_hold_no,_v1_issued,_v1_limit,_v1_no,_v1_print,
+            _v1_refused,_v1_stand,_v1_standings,_wake_releasers,_who_holds,_with_absent,_with_debt,_with_keys,
+            _with_minima,_with_total,_withdraw,_without_debt,_without_lapsing,_without_tallies,_write_charges,
+            _write_debts,_write_due,_write_exact,_write_for_uses,_write_lines,_write_moves,_write_others,
+            _write_plain,_write_up_to,_written_here,announced,begin_change,begin_command,begin_command_plain,
+            block_commit,capture_holds,capture_holds_plain,carve,catch_up,change_parked,charge,charge_each,
+            charge_leased,charge_lots,charge_plain,charge_total,check_charge,claim_job_key,clock,complete_command,
+            complete_command_plain,complete_command_total,consume_feed,consume_token,create_scopes,credit,
+            draw,drop_feed_consumer,drop_parked,due_holds,end_child,end_renewal,enter_tenant,expire_hold,
+            explain_parked,extend_holds,feed_keeps,find_job_key,finish_command,grant_lot,hold_json,inspect_token,
+            judged_scopes,keep_memory,lock_all,lock_scopes,look_place,mint_tokens,next_release,note_change,
+            number_feed,numbers_behind,open_lease,open_session,open_session_plain,park_jobs,place,place_plain,
+            plan_lot,plan_overage,plan_state,purge_holds,purge_job_keys,purge_leases,purge_operations,purge_scope,
+            purge_tokens,read_feed,receive_child,refund,reinstate_lot,release_captured,release_holds,release_jobs,
+            repair_clock,replace_token,rest_jobs,resume_renewal,retire_scopes,return_holds,revoke_lot,revoke_token,
+            revoke_tokens,roll_over,run_command,run_command_plain,run_command_total,search_entries,set_lot_end,
+            settle_away,settle_lease,spend,sweep_due,sweep_holds,sweep_lots,sweep_scope,sweep_wallet,sweep_wallets,
+            take_newest,told_lots,trouble_jobs,usage,usage_at,usage_before,usage_of,v1_answer,v1_balance,
+            v1_capture,v1_charge,v1_check,v1_claim,v1_consume,v1_credit,v1_enqueue,v1_hold,v1_refund,v1_release,
+            v1_usage,wallet_balance,with_sums}')
           and exists (select from aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a where a.grantee = 0)
         order by p.oid
     loop

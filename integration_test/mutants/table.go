@@ -187,7 +187,7 @@ var all = []Mutant{
 	{"a horizon goes back", "purge_holds", "where z.one and z.at < latest;", "where z.one;", "./holds", "TestPurge_OfAnOlderIDTakesNothingBack"},
 	{"a capture takes more than is held", "capture_holds", "elsif u.amount > l.open and terms.policy = 'refuse' then", "elsif false then", "./holds", "TestHolds_AgreeWithTheModel"},
 	{"an extension passes the ceiling", "extend_holds", "elsif h.deadline + by > h.ceiling then", "elsif false then", "./holds", "TestExtend_EndsAtTheCeiling"},
-	{"a refusal waits for holds of its own", "_check_limits", "own := w.units;", "own := 0;", "./holds", "TestRefusal_DoesNotCountOnTheEndOfItsOwnHolds"},
+	{"a refusal waits for holds of its own", "_check_limits", "own := w.own;", "own := 0;", "./holds", "TestRefusal_DoesNotCountOnTheEndOfItsOwnHolds"},
 	{"a retry time forgets minima that are due", "_check_limits", "clk, m.units, m.leave);\n            end if;\n            -- The end", "clk, null, null);\n            end if;\n            -- The end", "./holds", "TestAtLeast_LeavesItsWindowAndItsPeriod"},
 	{"a minimum is charged to a lifetime alone", "_minima", "and greatest(l.due, tip.at) > coalesce(since, '-infinity')", "and since is null", "./holds", "TestAtLeast_CountsWhenItFellDueSweptOrNot"},
 	{"a session runs twice", "open_session", "status := case when was.fingerprint = hold.fingerprint then 'running' else 'busy' end;", "null;", ".", "TestOpen_OneOfManyRuns"},

@@ -224,7 +224,6 @@ declare
     new_no bigint;
     unused text;
     charge metered.new_charge;
-    changed int;
     n      int;
     mode   text := case when raising then 'raise' else 'answer' end;
     fewest bigint;      -- units of each line, of a hold up to so much
@@ -266,21 +265,9 @@ begin
         placed_at := was.at;
         over := was.over;
     end if;
-    if status = 'same' then
-        stored := metered.hold_json(was.no, clk);
-        if raising and was.state <> 'h' then
-            perform metered._refuse_hold(true, json_build_object('status', 'state', 'id', hold.id, 'state', was.state, 'hold', stored));
-        end if;
-        unused := case when origin.operation is not null then metered._remember_hold(stored) end;
-    end if;
     if status is not null then
-        if status = 'taken' and reveal then
-            stored := metered.hold_json(was.no, clk);
-        end if;
-        if raising and status <> 'same' then
-            raise exception 'the hold cannot be placed' using errcode = 'MT007', detail = json_build_object(
-                'status', status, 'id', hold.id, 'retry_us', (extract(epoch from deadline - placed_at) * 1000000)::bigint, 'hold', stored);
-        end if;
+        stored := metered._answer_before(hold.id, was.no, status, was.state, deadline - placed_at,
+            clk, origin, raising, reveal);
         return;
     end if;
     if fewest is null then
@@ -323,14 +310,7 @@ begin
         from rows from (unnest(charges), unnest(seqs)) l(scope, key, amount, held, limits, note, must_exist, lease, lease_offset, seq) where l.held > 0;
     end if;
     if hold.minimum is not null then
-        update metered.hold_lines l set at_least = u.amount
-        from unnest(hold.minimum) u where l.hold = new_no and l.scope = u.scope and u.amount between 1 and l.amount;
-        get diagnostics changed = row_count;
-        if changed <> cardinality(hold.minimum) then
-            perform metered._require(false, 'minimum');
-        end if;
-        lines := (select jsonb_agg(case when u.amount is null then x.line else x.line || jsonb_build_object('at_least', u.amount) end order by x.n)
-            from jsonb_array_elements(lines) with ordinality x(line, n) left join unnest(hold.minimum) u on u.scope = x.line ->> 'scope');
+        lines := metered._with_minima(new_no, hold.minimum, lines);
     end if;
     insert into metered.hold_events (hold, at, deadline, version, kind, detail, note, operation_tenant, operation)
     values (new_no, place.placed_at, place.deadline, 1, 'h', {placed detail: tenant = hold.tenant, holder = hold.holder,
@@ -339,13 +319,58 @@ begin
     if channel is not null then
         perform metered._announce(channel, hold.tenant, hold.id, 1, 'placed');
     end if;
-    if fewest is not null then
-        stored := metered.hold_json(new_no, placed_at);
-    end if;
+    stored := case when fewest is not null then metered.hold_json(new_no, placed_at) end;
     if current_setting('metered_tx.command', true) <> '' then     -- a session is opened by no command
         unused := metered._remember_hold(metered._created_json(metered.hold_json(new_no, placed_at), charges, seqs, ats));
     end if;
     status := 'placed';
+end
+$$;
+
+-- Sets the minima of a new hold's lines, which are captured when it expires, and returns the lines with them.
+create function metered._with_minima(new_no bigint, minima metered.used_units[], lines jsonb) returns jsonb
+language plpgsql volatile
+as $$
+declare
+    changed int;
+begin
+    update metered.hold_lines l set at_least = u.amount
+    from unnest(minima) u where l.hold = new_no and l.scope = u.scope and u.amount between 1 and l.amount;
+    get diagnostics changed = row_count;
+    if changed <> cardinality(minima) then
+        perform metered._require(false, 'minimum');
+    end if;
+    return (
+        select jsonb_agg(case when u.amount is null then x.line
+            else x.line || jsonb_build_object('at_least', u.amount) end order by x.n)
+        from jsonb_array_elements(lines) with ordinality x(line, n)
+             left join unnest(minima) u on u.scope = x.line ->> 'scope');
+end
+$$;
+
+-- The hold that place answers with where _hold_before has a status: the one that was placed before, or the
+-- one that has the claim, if that is revealed. If raising, all but a hold that is still placed is an exception.
+create function metered._answer_before(of_id text, of_no bigint, status text, state text, retry interval, clk timestamptz,
+    origin metered.origin, raising boolean, reveal boolean) returns json
+language plpgsql volatile
+as $$
+declare
+    stored json;
+    unused text;
+begin
+    if status = 'same' or status = 'taken' and reveal then
+        stored := metered.hold_json(of_no, clk);
+    end if;
+    if raising and status <> 'same' then
+        raise exception 'the hold cannot be placed' using errcode = 'MT007', detail = json_build_object('status', status,
+            'id', of_id, 'retry_us', (extract(epoch from retry) * 1000000)::bigint, 'hold', stored);
+    elsif status = 'same' then
+        if raising and state <> 'h' then
+            perform metered._refuse_hold(true, json_build_object('status', 'state', 'id', of_id, 'state', state, 'hold', stored));
+        end if;
+        unused := case when origin.operation is not null then metered._remember_hold(stored) end;
+    end if;
+    return stored;
 end
 $$;
 

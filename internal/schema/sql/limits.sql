@@ -161,6 +161,59 @@ begin
 end
 $$;
 
+-- Who holds the held units of a scope that a limit refuses: this transaction, or the holds of_nos (own),
+-- leases until leases_end (leased), and others. falls_due is when the first unit becomes free that is not own.
+create function metered._who_holds(tip metered.ledger, held bigint, of_nos bigint[], clk timestamptz,
+    out own bigint, out leased bigint, out falls_due timestamptz, out leases_end timestamptz)
+language plpgsql stable
+as $$
+declare
+    here record;
+    open_leases record;
+begin
+    here := metered._held_here(tip, of_nos);
+    own := here.units;
+    leased := 0;
+    if held <= own then
+        return;
+    end if;
+    open_leases := metered._leased_units(tip.scope, here.leased);
+    leased := open_leases.units;
+    if held > own + leased then
+        falls_due := metered._others_fall_due(tip, of_nos, clk);
+    end if;
+    if leased > 0 then
+        -- One that has ended waits for its settlement: pools look every 2 seconds.
+        leases_end := case when open_leases.ends_at > clk then open_leases.ends_at else clk + interval '2 s' end;
+        falls_due := least(falls_due, leases_end);
+    end if;
+end
+$$;
+
+-- When a limit by period admits units that find no room before their period ends: then, or when enough of
+-- the units that are still held then, and of minima of that very moment, have left. own and so on are as in _who_holds.
+create function metered._fits_after_period(tip metered.ledger, lim metered.charge_limit, units bigint, period_end timestamptz,
+    own bigint, leased bigint, leases_end timestamptz, clk timestamptz, of_nos bigint[]) returns timestamptz
+language plpgsql stable
+as $$
+declare
+    minima    record;
+    held_then bigint;
+begin
+    minima := metered._minima_leave(tip, lim, period_end, period_end + interval '1 microsecond', clk, of_nos);
+    held_then := tip.held - case when leases_end <= period_end then leased else 0 end
+        - case when tip.next_due <= period_end then metered._due_units(tip.scope, tip.next_due, period_end) else 0 end
+        + coalesce(minima.units[1], 0);
+    if greatest(held_then, own) <= lim.max - units then
+        return period_end;
+    end if;
+    minima := metered._minima_leave(tip, lim, period_end, 'infinity', clk, of_nos);
+    return metered._fits_at(tip, lim, lim.max - own - units, 0, null,
+        coalesce(metered._first_due(tip.scope, tip.next_due, period_end), greatest(period_end, leases_end)),
+        minima.units, minima.leave);
+end
+$$;
+
 -- The use of a limit that refuses nothing, where its window or period begins before the entries that a purge has kept. A known
 -- use of either is 0 or more.
 create function metered._unknown_use() returns bigint
@@ -199,11 +252,9 @@ declare
     base_spent bigint := known.base_spent;
     retry timestamptz;
     falls_due timestamptz;  -- the first unit that others hold
-    lease  record;
     leased bigint;
     leases_end timestamptz;
     p      timestamptz[];   -- of a limit by period
-    held_then bigint;       -- at the period's end
     m     record;           -- minima, and when they leave
     fits  timestamptz;
     spent bigint;
@@ -227,11 +278,9 @@ begin
             p := case when l.win is null then metered._period_at(l.period, greatest(clk, tip.at)) end;
             since := null;
             apart := 0;
-            if u is not null then
-                null;
-            elsif l.win = interval '0' then
+            if u is null and l.win = interval '0' then
                 u := tip.spent - tip.refunded - tip.credited;
-            else
+            elsif u is null then
                 if (tip.at <= clk + ahead) is not true and l.max < 9223372036854775807 then
                     raise exception 'the last entry is ahead of the clock'
                         using errcode = 'MT003', detail = jsonb_build_object('scope', tip.scope,
@@ -261,25 +310,15 @@ begin
             used[n] := u;
             continue when u <= l.max - held[i] - c.amount;
             own := 0;
-            if held[i] > 0 then
-                w := metered._held_here(tip, of_nos);
-                own := w.units;
-            end if;
-            falls_due := null;
             leased := 0;
+            falls_due := null;
             leases_end := null;
-            if held[i] > own then
-                lease := metered._leased_units(c.scope, w.leased);
-                leased := lease.units;
-                leases_end := lease.ends_at;
-                if held[i] > own + leased then
-                    falls_due := metered._others_fall_due(tip, of_nos, clk);
-                end if;
-                if leased > 0 then
-                    -- One that has ended waits for its settlement: pools look every 2 seconds.
-                    leases_end := case when leases_end > clk then leases_end else clk + interval '2 s' end;
-                    falls_due := least(falls_due, leases_end);
-                end if;
+            if held[i] > 0 then
+                w := metered._who_holds(tip, held[i], of_nos, clk);
+                own := w.own;
+                leased := w.leased;
+                falls_due := w.falls_due;
+                leases_end := w.leases_end;
             end if;
             retry := null;
             room := l.max - held[i] - c.amount;
@@ -302,16 +341,7 @@ begin
                 retry := least(retry, case when p is null or fits < p[2] then fits end);
             end if;
             if l.win is null and room >= 0 and retry is null then
-                -- At the period's end only units held by then are left, and minima of that very moment.
-                m := metered._minima_leave(tip, l, p[2], p[2] + interval '1 microsecond', clk, of_nos);
-                held_then := tip.held - case when leases_end <= p[2] then leased else 0 end
-                    - case when tip.next_due <= p[2] then metered._due_units(tip.scope, tip.next_due, p[2]) else 0 end + coalesce(m.units[1], 0);
-                retry := p[2];
-                if greatest(held_then, own) > l.max - c.amount then
-                    m := metered._minima_leave(tip, l, p[2], 'infinity', clk, of_nos);
-                    retry := metered._fits_at(tip, l, room, 0, row(n, 0, 0),
-                        coalesce(metered._first_due(tip.scope, tip.next_due, p[2]), greatest(p[2], leases_end)), m.units, m.leave);
-                end if;
+                retry := metered._fits_after_period(tip, l, c.amount, p[2], own, leased, leases_end, clk, of_nos);
             end if;
             refused := coalesce(refused, '[]') || jsonb_build_object(
                 'limit', n - 1, 'used', u, 'held', held[i] - own - leased, 'own', own, 'leased', leased,
