@@ -14341,13 +14341,14 @@ as $$
     select (extract(epoch from t) * 1000000)::bigint
 $$;
 
--- A charge with at most one limit by window or lifetime, as the full functions take it.
+-- A charge with at most one limit by window or lifetime, as the full functions take it. whole is the limit itself,
+-- a charge_limit, where it has thresholds.
 create function metered._as_charges(of_scope text, key bigint, units bigint, max_units bigint, win interval,
-    note jsonb) returns metered.new_charge[]
-language sql immutable
+    note jsonb, whole text) returns metered.new_charge[]
+language sql stable
 as $$
-    select array[row(of_scope, key, units, 0, case when max_units is not null
-            then array[row(max_units, win, null, null, null, null)::metered.charge_limit] end,
+    select array[row(of_scope, key, units, 0, case when whole is not null then array[whole::metered.charge_limit]
+            when max_units is not null then array[row(max_units, win, null, null, null, null)::metered.charge_limit] end,
         note, null, null, null)::metered.new_charge]
 $$;
 
@@ -14364,8 +14365,11 @@ $$;
 -- A charge of one scope without a command, as charge makes it: JSON, [seq, time in microseconds, held units, used
 -- units], or charge's answer as an object. It has at most one limit: max_units in each win, or in its lifetime, if win is
 -- 0. The columns that it leaves out are null in a usual scope.
+--
+-- Where the limit has thresholds, whole is the limit itself, which the full function is given, and max_units is less than
+-- the lowest of them: the short way reaches none.
 create function metered.charge_plain(of_scope text, key bigint, units bigint, max_units bigint, win interval,
-    note jsonb, standing boolean, ahead interval, wait_ms int) returns json
+    note jsonb, whole text, standing boolean, ahead interval, wait_ms int) returns json
 language plpgsql volatile
 security definer
 set search_path = pg_catalog, pg_temp
@@ -14383,6 +14387,7 @@ begin
     if octet_length(of_scope) > 255
         or pg_column_size(note) > 8196
         or pg_column_compression(note) is not null and octet_length(note::text) > 8192
+        or octet_length(whole) > 2048
         or wait_ms > 3600000 then
         raise exception 'out of bounds: an argument of charge_plain' using errcode = '22023';
     end if;
@@ -14434,7 +14439,7 @@ begin
         end if;
     end if;
     return metered._charged_json(metered.charge(
-        metered._as_charges(of_scope, key, units, max_units, win, note), ahead, wait_ms, standing));
+        metered._as_charges(of_scope, key, units, max_units, win, note, whole), ahead, wait_ms, standing));
 end
 $$;
 
@@ -14514,7 +14519,7 @@ $$;
 -- the time of the record in microseconds and the array of charge_plain, or complete_command's answer as an object.
 create function metered.complete_command_plain(of_tenant text, of_id text, marker text,
     of_fingerprint bytea, issued timestamptz, of_result bytea, name text, jobs bigint[], of_scope text,
-    key bigint, units bigint, max_units bigint, win interval, note jsonb, standing boolean,
+    key bigint, units bigint, max_units bigint, win interval, note jsonb, whole text, standing boolean,
     ahead interval, wait_ms int) returns json
 language plpgsql volatile
 security definer
@@ -14539,6 +14544,7 @@ begin
         or cardinality(jobs) > 1000
         or pg_column_size(note) > 8196
         or pg_column_compression(note) is not null and octet_length(note::text) > 8192
+        or octet_length(whole) > 2048
         or wait_ms > 3600000 then
         raise exception 'out of bounds: an argument of complete_command_plain' using errcode = '22023';
     end if;
@@ -14607,7 +14613,7 @@ begin
     return metered._completed_json(row(of_tenant, of_id, null, issued, null, null, marker, standing, false,
         name, jobs)::metered.new_command, of_fingerprint, of_result,
         case when of_scope is null then '{}'
-            else metered._as_charges(of_scope, key, units, max_units, win, note) end, ahead, wait_ms);
+            else metered._as_charges(of_scope, key, units, max_units, win, note, whole) end, ahead, wait_ms);
 end
 $$;
 
@@ -14617,7 +14623,7 @@ $$;
 create function metered.run_command_plain(of_tenant text, of_id text, id_key bigint,
     of_fingerprint bytea, issued timestamptz, max_future interval, of_result bytea, name text,
     of_scope text, key bigint, units bigint, max_units bigint, win interval, note jsonb,
-    standing boolean, ahead interval, wait_ms int) returns json
+    whole text, standing boolean, ahead interval, wait_ms int) returns json
 language plpgsql volatile
 security definer
 set search_path = pg_catalog, pg_temp
@@ -14637,6 +14643,7 @@ begin
         or octet_length(of_result) > 1048576
         or pg_column_size(note) > 8196
         or pg_column_compression(note) is not null and octet_length(note::text) > 8192
+        or octet_length(whole) > 2048
         or wait_ms > 3600000 then
         raise exception 'out of bounds: an argument of run_command_plain' using errcode = '22023';
     end if;
@@ -14711,7 +14718,7 @@ begin
     end if;
     answer := metered.begin_command_plain(of_tenant, of_id, id_key, issued, max_future, null, 'whole', wait_ms, false);
     return coalesce(answer, metered.complete_command_plain(of_tenant, of_id, 'whole', of_fingerprint, issued,
-        of_result, name, null, of_scope, key, units, max_units, win, note, standing, ahead,
+        of_result, name, null, of_scope, key, units, max_units, win, note, whole, standing, ahead,
         wait_ms));
 end
 $$;
@@ -14757,22 +14764,22 @@ $$;
 
 -- Both charges, as the full functions take them, in the order of their caller.
 create function metered._with_total(of_scope text, key bigint, units bigint, max_units bigint,
-    win interval, note jsonb, total_scope text, total_key bigint, total_units bigint,
+    win interval, note jsonb, whole text, total_scope text, total_key bigint, total_units bigint,
     total_note jsonb, total_first boolean)
 returns metered.new_charge[]
-language sql immutable
+language sql stable
 as $$
     select case when total_first
-        then metered._as_charges(total_scope, total_key, total_units, null, null, total_note)
-            || metered._as_charges(of_scope, key, units, max_units, win, note)
-        else metered._as_charges(of_scope, key, units, max_units, win, note)
-            || metered._as_charges(total_scope, total_key, total_units, null, null, total_note) end
+        then metered._as_charges(total_scope, total_key, total_units, null, null, total_note, null)
+            || metered._as_charges(of_scope, key, units, max_units, win, note, whole)
+        else metered._as_charges(of_scope, key, units, max_units, win, note, whole)
+            || metered._as_charges(total_scope, total_key, total_units, null, null, total_note, null) end
 $$;
 
 -- Two charges without a command, as charge makes them: JSON, the array of charge_plain and the seq
 -- of the tally, which is less than 0 and has its time, or charge's answer as an object.
 create function metered.charge_total(of_scope text, key bigint, units bigint, max_units bigint,
-    win interval, note jsonb, standing boolean, total_scope text, total_key bigint,
+    win interval, note jsonb, whole text, standing boolean, total_scope text, total_key bigint,
     total_units bigint, total_note jsonb, total_first boolean, ahead interval, wait_ms int) returns json
 language plpgsql volatile
 security definer
@@ -14793,6 +14800,7 @@ begin
     if greatest(octet_length(of_scope), octet_length(total_scope)) > 255
         or pg_column_size(note) > 8196
         or pg_column_compression(note) is not null and octet_length(note::text) > 8192
+        or octet_length(whole) > 2048
         or pg_column_size(total_note) > 8196
         or pg_column_compression(total_note) is not null and octet_length(total_note::text) > 8192
         or wait_ms > 3600000 then
@@ -14863,7 +14871,7 @@ begin
         end if;
     end if;
     return metered._charged_json(metered.charge(metered._with_total(of_scope, key, units, max_units,
-        win, note, total_scope, total_key, total_units, total_note, total_first), ahead, wait_ms, standing));
+        win, note, whole, total_scope, total_key, total_units, total_note, total_first), ahead, wait_ms, standing));
 end
 $$;
 
@@ -14873,7 +14881,7 @@ $$;
 create function metered.complete_command_total(of_tenant text, of_id text, marker text,
     of_fingerprint bytea, issued timestamptz, of_result bytea, name text, jobs bigint[],
     of_scope text, key bigint, units bigint, max_units bigint, win interval, note jsonb,
-    standing boolean,
+    whole text, standing boolean,
     total_scope text, total_key bigint, total_units bigint, total_note jsonb, total_first boolean,
     ahead interval, wait_ms int) returns json
 language plpgsql volatile
@@ -14901,6 +14909,7 @@ begin
         or cardinality(jobs) > 1000
         or pg_column_size(note) > 8196
         or pg_column_compression(note) is not null and octet_length(note::text) > 8192
+        or octet_length(whole) > 2048
         or pg_column_size(total_note) > 8196
         or pg_column_compression(total_note) is not null and octet_length(total_note::text) > 8192
         or wait_ms > 3600000 then
@@ -14985,7 +14994,7 @@ begin
     end if;
     return metered._completed_json(row(of_tenant, of_id, null, issued, null, null, marker, standing,
         false, name, jobs)::metered.new_command, of_fingerprint, of_result, metered._with_total(of_scope,
-        key, units, max_units, win, note, total_scope, total_key, total_units, total_note, total_first),
+        key, units, max_units, win, note, whole, total_scope, total_key, total_units, total_note, total_first),
         ahead, wait_ms);
 end
 $$;
@@ -14994,7 +15003,7 @@ $$;
 create function metered.run_command_total(of_tenant text, of_id text, id_key bigint,
     of_fingerprint bytea, issued timestamptz, max_future interval, of_result bytea, name text,
     of_scope text, key bigint, units bigint, max_units bigint, win interval, note jsonb,
-    standing boolean, total_scope text, total_key bigint, total_units bigint, total_note jsonb, total_first boolean,
+    whole text, standing boolean, total_scope text, total_key bigint, total_units bigint, total_note jsonb, total_first boolean,
     ahead interval, wait_ms int) returns json
 language plpgsql volatile
 security definer
@@ -15017,6 +15026,7 @@ begin
         or octet_length(of_result) > 1048576
         or pg_column_size(note) > 8196
         or pg_column_compression(note) is not null and octet_length(note::text) > 8192
+        or octet_length(whole) > 2048
         or pg_column_size(total_note) > 8196
         or pg_column_compression(total_note) is not null and octet_length(total_note::text) > 8192
         or wait_ms > 3600000 then
@@ -15099,7 +15109,7 @@ begin
     answer := metered.begin_command_plain(of_tenant, of_id, id_key, issued, max_future, null, 'whole',
         wait_ms, false);
     return coalesce(answer, metered.complete_command_total(of_tenant, of_id, 'whole', of_fingerprint,
-        issued, of_result, name, null, of_scope, key, units, max_units, win, note, standing,
+        issued, of_result, name, null, of_scope, key, units, max_units, win, note, whole, standing,
         total_scope, total_key, total_units, total_note, total_first, ahead, wait_ms));
 end
 $$;
@@ -17124,7 +17134,7 @@ begin
         marker => 'v1', of_fingerprint => decode(of ->> 2, 'hex'),
         issued => metered._v1_issued(of ->> 1), of_result => convert_to(answer::text, 'UTF8'),
         name => null, jobs => null, of_scope => null, key => null, units => null,
-        max_units => null, win => null, note => null, standing => false,
+        max_units => null, win => null, note => null, whole => null, standing => false,
         ahead => interval '1 minute', wait_ms => 5000);
     unused := set_config('metered_tx.v1', '', true);
     return '{"ok": true}';
@@ -17612,14 +17622,14 @@ comment on function metered.begin_command(boolean, boolean, metered.new_command,
 comment on function metered.complete_command(metered.new_command, metered.fingerprint, bytea, json, metered.new_charge[], interval, int, boolean) is 'Ends a command: charges, records the operation, and lets COMMIT pass. A refusal raises, because COMMIT follows in the same flush. Without finishing, finish_command lets COMMIT pass later. With of_refusal it records that the command was refused and rolled back, with an empty result.';
 comment on function metered.finish_command(text) is 'Lets COMMIT pass for a command that was completed without finishing, if this is still its transaction.';
 comment on function metered.purge_operations(timestamptz, timestamptz, int, int) is 'Deletes records of operations completed and issued before cutoff, at most max_rows, oldest first, and moves the horizon to the latest time that their ids carry, in the same transaction. A horizon beyond these would refuse new ids, after a clock was ahead, for as long. after is the last of the batch before, as in purge_tokens. It waits for another purge''s move, as long as wait_ms. It also deletes at most max_rows newest events of keys that took effect before cutoff, which deleted does not count.';
-comment on function metered.charge_plain(text, bigint, bigint, bigint, interval, jsonb, boolean, interval, int) is 'A charge of one scope without a command, as charge makes it: JSON, [seq, time in microseconds, held units, used units], or charge''s answer as an object. It has at most one limit: max_units in each win, or in its lifetime, if win is 0. The columns that it leaves out are null in a usual scope.';
+comment on function metered.charge_plain(text, bigint, bigint, bigint, interval, jsonb, text, boolean, interval, int) is 'A charge of one scope without a command, as charge makes it: JSON, [seq, time in microseconds, held units, used units], or charge''s answer as an object. It has at most one limit: max_units in each win, or in its lifetime, if win is 0. The columns that it leaves out are null in a usual scope.';
 comment on function metered.begin_command_plain(text, text, bigint, timestamptz, interval, int, text, int, boolean) is 'Claims the id of a command without a token and without charges to look at. Null: it is new, and begun. Else begin_command''s answer, whose arguments these are, or with raising an error, after which the server skips the rest of the flush. Then the marker begins with a minus, and there is no guard.';
-comment on function metered.complete_command_plain(text, text, text, bytea, timestamptz, bytea, text, bigint[], text, bigint, bigint, bigint, interval, jsonb, boolean, interval, int) is 'Ends a command that has at most one charge of its own, as complete_command does with finishing: JSON, the time of the record in microseconds and the array of charge_plain, or complete_command''s answer as an object.';
-comment on function metered.run_command_plain(text, text, bigint, bytea, timestamptz, interval, bytea, text, text, bigint, bigint, bigint, interval, jsonb, boolean, interval, int) is 'A whole command that does nothing but its one charge: the answer of begin_command_plain, if that is not null, or else that of complete_command_plain. The short way needs no guard against a COMMIT, since nobody gets at the transaction before it is complete.';
+comment on function metered.complete_command_plain(text, text, text, bytea, timestamptz, bytea, text, bigint[], text, bigint, bigint, bigint, interval, jsonb, text, boolean, interval, int) is 'Ends a command that has at most one charge of its own, as complete_command does with finishing: JSON, the time of the record in microseconds and the array of charge_plain, or complete_command''s answer as an object.';
+comment on function metered.run_command_plain(text, text, bigint, bytea, timestamptz, interval, bytea, text, text, bigint, bigint, bigint, interval, jsonb, text, boolean, interval, int) is 'A whole command that does nothing but its one charge: the answer of begin_command_plain, if that is not null, or else that of complete_command_plain. The short way needs no guard against a COMMIT, since nobody gets at the transaction before it is complete.';
 comment on function metered.run_command(metered.new_command, bytea, bytea, metered.new_charge[], interval, int) is 'A whole command that does nothing but its charges, of any kind, as run_command_plain does it, by the full functions.';
-comment on function metered.charge_total(text, bigint, bigint, bigint, interval, jsonb, boolean, text, bigint, bigint, jsonb, boolean, interval, int) is 'Two charges without a command, as charge makes them: JSON, the array of charge_plain and the seq of the tally, which is less than 0 and has its time, or charge''s answer as an object.';
-comment on function metered.complete_command_total(text, text, text, bytea, timestamptz, bytea, text, bigint[], text, bigint, bigint, bigint, interval, jsonb, boolean, text, bigint, bigint, jsonb, boolean, interval, int) is 'Ends a command that has two such charges, as complete_command_plain ends one with one: JSON, the time of the record in microseconds and the array of charge_total, or complete_command''s answer as an object.';
-comment on function metered.run_command_total(text, text, bigint, bytea, timestamptz, interval, bytea, text, text, bigint, bigint, bigint, interval, jsonb, boolean, text, bigint, bigint, jsonb, boolean, interval, int) is 'A whole command that does nothing but two such charges, as run_command_plain does it.';
+comment on function metered.charge_total(text, bigint, bigint, bigint, interval, jsonb, text, boolean, text, bigint, bigint, jsonb, boolean, interval, int) is 'Two charges without a command, as charge makes them: JSON, the array of charge_plain and the seq of the tally, which is less than 0 and has its time, or charge''s answer as an object.';
+comment on function metered.complete_command_total(text, text, text, bytea, timestamptz, bytea, text, bigint[], text, bigint, bigint, bigint, interval, jsonb, text, boolean, text, bigint, bigint, jsonb, boolean, interval, int) is 'Ends a command that has two such charges, as complete_command_plain ends one with one: JSON, the time of the record in microseconds and the array of charge_total, or complete_command''s answer as an object.';
+comment on function metered.run_command_total(text, text, bigint, bytea, timestamptz, interval, bytea, text, text, bigint, bigint, bigint, interval, jsonb, text, boolean, text, bigint, bigint, jsonb, boolean, interval, int) is 'A whole command that does nothing but two such charges, as run_command_plain does it.';
 comment on function metered.open_session(metered.new_command, metered.new_hold, metered.new_charge[], interval, int, metered.origin, text) is 'Opens a session of an operation: places its hold, unless the operation is on record, or another session of it is open. The id of a session''s hold is that of its operation, as a digest in 41 characters, and some of its own. status as place has it, or open (this very session was opened before, and its hold is stored), replay (the operation is on record), retired and future, as begin_command has them, running (another session is open, until deadline, as seen at placed_at) or busy (a session of another command is open).';
 comment on function metered.place_plain(text, text, bigint, text, bytea, timestamptz, interval, interval, interval, json, text, bigint, bigint, bigint, interval, jsonb, text, text, interval, int, text, boolean) is 'Places a hold of one line, as place does: JSON, [seq, time in microseconds], or place''s answer as an object. id_key is null if the id was made up for this call.';
 comment on function metered.open_session_plain(text, bigint, timestamptz, interval, text, text, text, bytea, timestamptz, interval, interval, interval, json, text, bigint, bigint, bigint, interval, jsonb, text, text, interval, int, text) is 'Opens a session whose hold has one line, as open_session does: JSON, as place_plain has it.';

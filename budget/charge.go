@@ -111,12 +111,12 @@ from metered.charge($1::metered.new_charge[], $2::interval, $3::int, $4::bool)`
 
 // chargePlainSQL is chargeSQL the short way.
 const chargePlainSQL = `
-select metered.charge_plain($1::text, $2::bigint, $3::bigint, $4::bigint, $5::interval, $6::jsonb, $7::bool, $8::interval, $9::int)`
+select metered.charge_plain($1::text, $2::bigint, $3::bigint, $4::bigint, $5::interval, $6::jsonb, $7::text, $8::bool, $9::interval, $10::int)`
 
 // chargeTotalSQL is chargePlainSQL for a charge with a limit, and one without.
 const chargeTotalSQL = `
-select metered.charge_total($1::text, $2::bigint, $3::bigint, $4::bigint, $5::interval, $6::jsonb, $7::bool,
-    $8::text, $9::bigint, $10::bigint, $11::jsonb, $12::bool, $13::interval, $14::int)`
+select metered.charge_total($1::text, $2::bigint, $3::bigint, $4::bigint, $5::interval, $6::jsonb, $7::text, $8::bool,
+    $9::text, $10::bigint, $11::bigint, $12::jsonb, $13::bool, $14::interval, $15::int)`
 
 // prepareCharge validates charges as Charge does. They go the short way, if there is one.
 func (l *Ledger) prepareCharge(charges ...Charge) (*ledger.Call[Receipt], error) {
@@ -128,7 +128,7 @@ func (l *Ledger) prepareCharge(charges ...Charge) (*ledger.Call[Receipt], error)
 		return nil, err
 	}
 	call := &ledger.Call[Receipt]{Locks: c.Locks, Queries: c.Queries}
-	sql, _ := c.Short(l.sql.chargePlain, l.sql.chargeTotal, nil)
+	sql, _ := c.Short(l.sql.chargePlain, l.sql.chargeTotal, nil, false)
 	if sql == "" {
 		call.SQL, call.Scan = l.sql.charge, c.Scan
 		call.Args = func(s ledger.Sending) []any {
@@ -139,7 +139,7 @@ func (l *Ledger) prepareCharge(charges ...Charge) (*ledger.Call[Receipt], error)
 	}
 	call.SQL = sql
 	call.Args = func(s ledger.Sending) []any {
-		_, args := c.Short(l.sql.chargePlain, l.sql.chargeTotal, make([]any, 0, 14))
+		_, args := c.Short(l.sql.chargePlain, l.sql.chargeTotal, make([]any, 0, 15), s.Telling)
 		return append(args, c.Tolerance, s.WaitMS)
 	}
 	call.Scan = func(row pgx.Row) (Receipt, error) {

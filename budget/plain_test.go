@@ -2,6 +2,8 @@ package budget_test
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"testing"
 	"time"
 
@@ -58,7 +60,7 @@ func TestChargePlain_HasTheScopesLockAndNotThatOfTheLastEntry(t *testing.T) {
 	for _, standing := range []bool{false, true} {
 		scope := fmt.Sprint(standing)
 		charged := func(keyOf string) string {
-			return pgtest.Value[string](t, pool, `select metered.charge_plain($1, metered._scope_key($2), 1, 10, '1 hour', null, $3, '1 minute', 1000)::text`,
+			return pgtest.Value[string](t, pool, `select metered.charge_plain($1, metered._scope_key($2), 1, 10, '1 hour', null, null, $3, '1 minute', 1000)::text`,
 				scope, keyOf, standing)
 		}
 		rowsLocked := func() int {
@@ -73,6 +75,24 @@ func TestChargePlain_HasTheScopesLockAndNotThatOfTheLastEntry(t *testing.T) {
 	}
 }
 
+// A limit with thresholds goes the short way until one is reached, and the full one while it stays
+// reported.
+func TestChargePlain_GoesShortBelowTheNextThreshold(t *testing.T) {
+	t.Parallel()
+	pool, l, _ := openReporting(t, budget.Config{})
+	for _, quiet := range []bool{false, true} {
+		c := budget.Charge{Scope: fmt.Sprint(quiet), Amount: 1, NoStandings: quiet,
+			Limits: []budget.Limit{budget.PerWindow(10, time.Hour).WithThresholds(eighty()...)}}
+		for i := range 10 {
+			_, err := l.ChargeNow(t.Context(), pool, c)
+			require.NoError(t, err)
+			locked := pgtest.Value[int](t, pool, "select count(*) from metered.ledger where scope = $1 and xmax::text <> '0'", c.Scope)
+			require.Equal(t, max(0, i-6), locked, "the full way locks the last entry: from the 8th charge on")
+		}
+		require.Equal(t, []string{"80%", "used up"}, reported(t, pool, c.Scope))
+	}
+}
+
 // The short way and the full way answer alike, entry by entry, whatever the scope has been through.
 func TestChargePlain_AnswersAsTheFullFunctionDoes(t *testing.T) {
 	t.Parallel()
@@ -84,7 +104,7 @@ func TestChargePlain_AnswersAsTheFullFunctionDoes(t *testing.T) {
 	}
 	var worlds []world
 	for _, full := range []bool{false, true} {
-		pool, l, clock := open(t)
+		pool, l, clock := openReporting(t, budget.Config{})
 		if full {
 			theFullWay(t, pool)
 		}
@@ -106,21 +126,30 @@ func TestChargePlain_AnswersAsTheFullFunctionDoes(t *testing.T) {
 	berlin, origin := location(t, "Europe/Berlin"), time.Date(2020, 1, 1, 0, 0, 0, 0, time.UTC)
 	day := budget.Per(pgtest.Sizes[int64](150, 1200, 1200), budget.Day, berlin, time.Time{})
 	limits := [][]budget.Limit{nil, {budget.PerWindow(40, time.Hour)}, {budget.PerWindow(9, time.Minute)}, {budget.Lifetime(90)}, {budget.Prepaid(50)},
-		{day}, {budget.PerWindow(1000, time.Hour), budget.PerPeriod(100, 10*time.Minute, origin)}} // the full way, in one chain
-	seq := int64(0)
-	admitted, refused := make([]int, len(limits)), make([]int, len(limits))
+		{day}, {budget.PerWindow(1000, time.Hour), budget.PerPeriod(100, 10*time.Minute, origin)}, // the full way, in one chain
+		// Each of these has a chain of its own: the full way is taken while a threshold stays reported.
+		{budget.PerWindow(40, time.Hour).WithThresholds(eighty()...)}, {budget.PerWindow(9, time.Minute).WithThresholds(budget.Threshold{Name: "low", Left: 3, Rearm: 2})},
+		{budget.Lifetime(40).WithThresholds(budget.Threshold{Name: "spent", Used: 30, Spent: true})}}
+	seqs := map[string]int64{}
+	const chained = 7 // have one chain
+	admitted, refused, crossed := make([]int, len(limits)), make([]int, len(limits)), make([]int, len(limits))
 	for step := range pgtest.Sizes(40, 120, 120) {
 		for i, set := range limits {
 			for _, quiet := range []bool{false, true} {
-				c := budget.Charge{Scope: "a", Amount: int64(1 + step%3), Limits: set, NoStandings: quiet}
+				scope := "a"
+				if i >= chained {
+					scope = fmt.Sprint(i)
+				}
+				c := budget.Charge{Scope: scope, Amount: int64(1 + step%3), Limits: set, NoStandings: quiet}
 				if step%4 == i {
 					c.Note = budget.Note{Actor: "ann"}
 				}
 				both(fmt.Sprintf("step %d, limits %d, quiet %v", step, i, quiet), func(w world, tx pgx.Tx) (any, error) {
 					r, err := w.l.Charge(ctx, tx, c)
 					if err == nil {
-						seq = r.Entries[0].Seq
+						seqs[scope] = r.Entries[0].Seq
 						admitted[i]++
+						crossed[i] += len(r.Crossed)
 					} else {
 						refused[i]++
 					}
@@ -128,23 +157,26 @@ func TestChargePlain_AnswersAsTheFullFunctionDoes(t *testing.T) {
 				})
 			}
 		}
-		switch step % 8 {
-		case 3:
-			both("refund", func(w world, tx pgx.Tx) (any, error) {
-				return w.l.Refund(ctx, tx, budget.Refund{Scope: "a", Seq: seq, Amount: 1})
-			})
-		case 5:
-			both("credit", func(w world, tx pgx.Tx) (any, error) {
-				return w.l.Credit(ctx, tx, budget.Credit{Scope: "a", Amount: 20})
-			})
+		for _, scope := range slices.Sorted(maps.Keys(seqs)) {
+			switch step % 8 {
+			case 3:
+				both("refund", func(w world, tx pgx.Tx) (any, error) {
+					return w.l.Refund(ctx, tx, budget.Refund{Scope: scope, Seq: seqs[scope], Amount: 1})
+				})
+			case 5:
+				both("credit", func(w world, tx pgx.Tx) (any, error) {
+					return w.l.Credit(ctx, tx, budget.Credit{Scope: scope, Amount: 20})
+				})
+			}
 		}
 		for _, w := range worlds {
 			w.clock.Advance(time.Duration(step%7) * 13 * time.Second)
 		}
 	}
-	require.Greater(t, seq, int64(pgtest.Sizes(70, 200, 200)))
+	require.Greater(t, seqs["a"], int64(pgtest.Sizes(70, 200, 200)))
 	for i, set := range limits {
 		require.Positive(t, admitted[i], set)
+		require.Equal(t, i >= chained, crossed[i] > 0, set)
 		require.True(t, set == nil || refused[i] > 0, set)
 	}
 }

@@ -133,6 +133,7 @@ var all = []Mutant{
 	{"the short way is taken in a cell", "internal/schema/macros.go", " and not metered._in_cell()\n", "\n", "./cells", "TestMove_WaitsForAChargeOfATransactionThatDidNotEnter"},
 	{"plans do not learn that the schema is a cell", "cells/cells.go", "if !known {", "if false {", "./cells", "TestSetUp_IsKnownToSessionsThatChargedBefore"},
 	{"the short way appends to an old snapshot", "internal/schema/macros.go", "_key_fits(key, of_scope) and current_setting('transaction_isolation') = 'read committed'`", "_key_fits(key, of_scope)`", "./budget", "TestCharge_OldSnapshotNeverGetsPastAPurge"},
+	{"the short way reaches a threshold", "internal/ledger/plain.go", "*limit.TellAt-1)", "*limit.TellAt)", "./budget", "TestChargePlain_GoesShortBelowTheNextThreshold"},
 	{"the short way passes due minima", "internal/schema/macros.go", "($tip.next_due <= $at) is not true and ", "", "./holds", "TestAtLeast_IsChargedOnceByTheFirstWriter"},
 	{"the short way draws of no lot", "internal/schema/macros.go", "is not true and $tip.lots_end is null", "is not true", "./wallet", "TestCharge_KeepsTheLimitsThatItNames"},
 	{"the short way bounds a window by any anchor", "internal/schema/macros.go", "case when $tip.anchor_at <= $since then", "case when $tip.anchor_at is not null then", "./budget", "TestCharge_AnAnchorServesNoWindowThatBeginsBeforeIt"},

@@ -384,13 +384,13 @@ from metered.complete_command($1::metered.new_command, $2::bytea, $3::bytea, $4:
 // completePlainSQL is completeSQL the short way.
 const completePlainSQL = `
 select metered.complete_command_plain($1::text, $2::text, $3::text, $4::bytea, $5::timestamptz, $6::bytea, $7::text, $8::bigint[],
-    $9::text, $10::bigint, $11::bigint, $12::bigint, $13::interval, $14::jsonb, $15::bool, $16::interval, $17::int)`
+    $9::text, $10::bigint, $11::bigint, $12::bigint, $13::interval, $14::jsonb, $15::text, $16::bool, $17::interval, $18::int)`
 
 // completeTotalSQL is completePlainSQL for a charge with a limit, and one without.
 const completeTotalSQL = `
 select metered.complete_command_total($1::text, $2::text, $3::text, $4::bytea, $5::timestamptz, $6::bytea, $7::text, $8::bigint[],
-    $9::text, $10::bigint, $11::bigint, $12::bigint, $13::interval, $14::jsonb, $15::bool,
-    $16::text, $17::bigint, $18::bigint, $19::jsonb, $20::bool, $21::interval, $22::int)`
+    $9::text, $10::bigint, $11::bigint, $12::bigint, $13::interval, $14::jsonb, $15::text, $16::bool,
+    $17::text, $18::bigint, $19::bigint, $20::jsonb, $21::bool, $22::interval, $23::int)`
 
 // finishSQL lets COMMIT pass where complete_command did not, because subscribers come first.
 const finishSQL = `select metered.finish_command($1::text)`
@@ -482,7 +482,7 @@ func (e *Engine) complete(ctx context.Context, f *flush, op *Operation, end Endi
 		} else {
 			args = append(args, nil)
 		}
-		if sql, args := end.Charges.Short(e.sql.completePlain, e.sql.completeTotal, args); sql != "" {
+		if sql, args := end.Charges.Short(e.sql.completePlain, e.sql.completeTotal, args, false); sql != "" {
 			f.json(func(answer []byte) (err error) {
 				rec.At, err = rec.ScanCompleted(answer, end.Charges)
 				return err

@@ -12,13 +12,13 @@ import (
 
 const runPlainSQL = `
 select metered.run_command_plain($1::text, $2::text, $3::bigint, $4::bytea, $5::timestamptz, $6::interval, $7::bytea, $8::text,
-    $9::text, $10::bigint, $11::bigint, $12::bigint, $13::interval, $14::jsonb, $15::bool, $16::interval, $17::int)`
+    $9::text, $10::bigint, $11::bigint, $12::bigint, $13::interval, $14::jsonb, $15::text, $16::bool, $17::interval, $18::int)`
 
 // runTotalSQL is runPlainSQL for a charge with a limit, and one without.
 const runTotalSQL = `
 select metered.run_command_total($1::text, $2::text, $3::bigint, $4::bytea, $5::timestamptz, $6::interval, $7::bytea, $8::text,
-    $9::text, $10::bigint, $11::bigint, $12::bigint, $13::interval, $14::jsonb, $15::bool,
-    $16::text, $17::bigint, $18::bigint, $19::jsonb, $20::bool, $21::interval, $22::int)`
+    $9::text, $10::bigint, $11::bigint, $12::bigint, $13::interval, $14::jsonb, $15::text, $16::bool,
+    $17::text, $18::bigint, $19::bigint, $20::jsonb, $21::bool, $22::interval, $23::int)`
 
 const runSQL = `
 select metered.run_command($1::metered.new_command, $2::bytea, $3::bytea, $4::metered.new_charge[], $5::interval, $6::int)`
@@ -50,7 +50,7 @@ func (e *Engine) whole(ctx context.Context, op *Operation, conn *pgxpool.Conn) (
 	wait, _ := e.timeouts(ctx)
 	read := func(answer []byte) error { return b.readWhole(answer, end) }
 	args := append(make([]any, 0, mostArgs), op.Tenant, op.ID, op.Key, op.Fingerprint, op.issued(), e.future, end.Result, op.named())
-	if sql, args := end.Charges.Short(e.sql.runPlain, e.sql.runTotal, args); sql != "" {
+	if sql, args := end.Charges.Short(e.sql.runPlain, e.sql.runTotal, args, false); sql != "" {
 		f.json(read, sql, append(args, toleranceOf(end.Charges), wait)...)
 	} else {
 		command := e.sent(op, newMarker())
@@ -104,7 +104,7 @@ func (b *begun) readWhole(answer []byte, end Ending) (err error) {
 func standings(c *ledger.Charging) bool { return c != nil && c.Standing }
 
 // mostArgs are the most arguments of a statement of the short way.
-const mostArgs = 22
+const mostArgs = 23
 
 // claimArgs are the arguments of begin_command_plain.
 func (e *Engine) claimArgs(op *Operation, timeoutMS *int32, marker string, wait int32, raising bool) []any {

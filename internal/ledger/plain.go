@@ -24,12 +24,14 @@ func (c *Charging) Plain() bool {
 // Short is the statement by which charges go the short way, and args with their arguments: plain,
 // for those that are Plain, or total, for a plain one with a limit and one without limits, such as
 // a total of all users. It is "" for others.
-func (c *Charging) Short(plain, total string, args []any) (sql string, all []any) {
+//
+// With telling, the thresholds of its limit are reported: only the full function does that.
+func (c *Charging) Short(plain, total string, args []any, telling bool) (sql string, all []any) {
 	switch {
 	case c.Plain():
-		return plain, c.appendPlain(args)
+		return plain, c.appendPlain(args, telling)
 	case c.withTotal():
-		return total, c.appendTotal(args)
+		return total, c.appendTotal(args, telling)
 	}
 	return "", nil
 }
@@ -56,29 +58,47 @@ func (c *Charging) totalFirst() bool { return len(c.Charges[0].Limits) == 0 }
 
 // appendTotal appends the arguments of two charges with a total: those of appendPlain for the one
 // with a limit, and the total's scope, key, amount and note, and whether it comes first.
-func (c *Charging) appendTotal(args []any) []any {
+func (c *Charging) appendTotal(args []any, telling bool) []any {
 	own, total := c.pair()
-	args = append(own.appendPlain(args), c.Standing, total.Scope, total.Key, total.Amount)
+	args = append(own.appendTelling(args, telling), c.Standing, total.Scope, total.Key, total.Amount)
 	return append(args, orNull(total.Note), c.totalFirst())
 }
 
 // PlainHold is Plain for a placement, all of whose units are held.
 func (c *Charging) PlainHold() bool {
-	return len(c.Charges) == 1 && c.Charges[0].Held == c.Charges[0].Amount && c.Charges[0].plain()
+	return len(c.Charges) == 1 && c.Charges[0].Held == c.Charges[0].Amount && c.Charges[0].plain() &&
+		!tells(c.Charges[0].Limits)
 }
 
 func (x *Charge) plain() bool {
-	return x.Lease == nil && !x.MustExist && x.Use == "" && !tells(x.Limits) &&
+	return x.Lease == nil && !x.MustExist && x.Use == "" &&
 		(len(x.Limits) == 0 || len(x.Limits) == 1 && x.Limits[0].Period.IsZero())
 }
 
 // appendPlain appends the arguments of a plain charge, and whether standings are asked for. All are
 // null without charges.
-func (c *Charging) appendPlain(args []any) []any {
+func (c *Charging) appendPlain(args []any, telling bool) []any {
 	if c == nil || len(c.Charges) == 0 {
-		return append(args, nil, nil, nil, nil, nil, nil, false)
+		return append(args, nil, nil, nil, nil, nil, nil, nil, false)
 	}
-	return append(c.Charges[0].appendPlain(args), c.Standing)
+	return append(c.Charges[0].appendTelling(args, telling), c.Standing)
+}
+
+// appendTelling is appendPlain with the limit itself, where it has thresholds. The most units are
+// then too few to reach the lowest of them. Without a window the short way admits nothing.
+func (x *Charge) appendTelling(args []any, telling bool) []any {
+	args = x.appendPlain(args)
+	if !tells(x.Limits) {
+		return append(args, nil)
+	}
+	limit, most, window := x.Limits[0], len(args)-3, len(args)-2
+	if limit.TellAt != nil {
+		args[most] = min(limit.Max, *limit.TellAt-1)
+	}
+	if limit.Telling = telling; telling {
+		args[window] = nil
+	}
+	return append(args, limit.String())
 }
 
 // appendPlain appends scope, key, amount, the most units and the window of the limit, and the note.

@@ -105,16 +105,21 @@ func Limits(of []Limit) string { return limits(of) }
 func limits(of []Limit) string {
 	rows := make([]string, len(of))
 	for i, l := range of {
-		window, period, tellAt, thresholds, telling := interval(l.Window), "", "", "", ""
-		if !l.Period.IsZero() {
-			window, period = "", text(l.Period.String())
-		}
-		if l.Thresholds != "" {
-			tellAt, thresholds, telling = numberOrNull(l.TellAt), text(l.Thresholds), boolean(l.Telling)
-		}
-		rows[i] = composite(number(l.Max), window, period, tellAt, thresholds, telling)
+		rows[i] = l.String()
 	}
 	return array(rows)
+}
+
+// String is the limit as text.
+func (l Limit) String() string {
+	window, period, tellAt, thresholds, telling := interval(l.Window), "", "", "", ""
+	if !l.Period.IsZero() {
+		window, period = "", text(l.Period.String())
+	}
+	if l.Thresholds != "" {
+		tellAt, thresholds, telling = numberOrNull(l.TellAt), text(l.Thresholds), boolean(l.Telling)
+	}
+	return composite(number(l.Max), window, period, tellAt, thresholds, telling)
 }
 
 // Tells reports whether some limit of charges has thresholds.

@@ -46,6 +46,7 @@ var Bounds = []Bound{
 	{"parking resting args", 16 << 20, Bytes, ""},
 	{"of_result of_refusal given content answer", 1 << 20, Bytes, ""},
 	{"fingerprint of_fingerprint digest token_digest of_digest", 33, Bytes, ""},
+	{"whole", 2048, Bytes, ""}, // a limit with its thresholds
 	{"thresholds", 1536, Bytes, ""},
 	{"thresholds", 8, Lines, ""},
 

@@ -36,13 +36,14 @@ as $$
     select (extract(epoch from t) * 1000000)::bigint
 $$;
 
--- A charge with at most one limit by window or lifetime, as the full functions take it.
+-- A charge with at most one limit by window or lifetime, as the full functions take it. whole is the limit itself,
+-- a charge_limit, where it has thresholds.
 create function metered._as_charges(of_scope text, key bigint, units bigint, max_units bigint, win interval,
-    note jsonb) returns metered.new_charge[]
-language sql immutable
+    note jsonb, whole text) returns metered.new_charge[]
+language sql stable
 as $$
-    select array[row(of_scope, key, units, 0, case when max_units is not null
-            then array[row(max_units, win, null, null, null, null)::metered.charge_limit] end,
+    select array[row(of_scope, key, units, 0, case when whole is not null then array[whole::metered.charge_limit]
+            when max_units is not null then array[row(max_units, win, null, null, null, null)::metered.charge_limit] end,
         note, null, null, null)::metered.new_charge]
 $$;
 
@@ -59,8 +60,11 @@ $$;
 -- A charge of one scope without a command, as charge makes it: JSON, [seq, time in microseconds, held units, used
 -- units], or charge's answer as an object. It has at most one limit: max_units in each win, or in its lifetime, if win is
 -- 0. The columns that it leaves out are null in a usual scope.
+--
+-- Where the limit has thresholds, whole is the limit itself, which the full function is given, and max_units is less than
+-- the lowest of them: the short way reaches none.
 create function metered.charge_plain(of_scope text, key bigint, units bigint, max_units bigint, win interval,
-    note jsonb, standing boolean, ahead interval, wait_ms int) returns json
+    note jsonb, whole text, standing boolean, ahead interval, wait_ms int) returns json
 language plpgsql volatile
 as $$
 declare
@@ -78,7 +82,7 @@ begin
         end if;
     end if;
     return metered._charged_json(metered.charge(
-        metered._as_charges(of_scope, key, units, max_units, win, note), ahead, wait_ms, standing));
+        metered._as_charges(of_scope, key, units, max_units, win, note, whole), ahead, wait_ms, standing));
 end
 $$;
 
@@ -145,7 +149,7 @@ $$;
 -- the time of the record in microseconds and the array of charge_plain, or complete_command's answer as an object.
 create function metered.complete_command_plain(of_tenant text, of_id text, marker text,
     of_fingerprint bytea, issued timestamptz, of_result bytea, name text, jobs bigint[], of_scope text,
-    key bigint, units bigint, max_units bigint, win interval, note jsonb, standing boolean,
+    key bigint, units bigint, max_units bigint, win interval, note jsonb, whole text, standing boolean,
     ahead interval, wait_ms int) returns json
 language plpgsql volatile
 as $$
@@ -179,7 +183,7 @@ begin
     return metered._completed_json(row(of_tenant, of_id, null, issued, null, null, marker, standing, false,
         name, jobs)::metered.new_command, of_fingerprint, of_result,
         case when of_scope is null then '{}'
-            else metered._as_charges(of_scope, key, units, max_units, win, note) end, ahead, wait_ms);
+            else metered._as_charges(of_scope, key, units, max_units, win, note, whole) end, ahead, wait_ms);
 end
 $$;
 
@@ -189,7 +193,7 @@ $$;
 create function metered.run_command_plain(of_tenant text, of_id text, id_key bigint,
     of_fingerprint bytea, issued timestamptz, max_future interval, of_result bytea, name text,
     of_scope text, key bigint, units bigint, max_units bigint, win interval, note jsonb,
-    standing boolean, ahead interval, wait_ms int) returns json
+    whole text, standing boolean, ahead interval, wait_ms int) returns json
 language plpgsql volatile
 as $$
 declare
@@ -223,7 +227,7 @@ begin
     end if;
     answer := metered.begin_command_plain(of_tenant, of_id, id_key, issued, max_future, null, 'whole', wait_ms, false);
     return coalesce(answer, metered.complete_command_plain(of_tenant, of_id, 'whole', of_fingerprint, issued,
-        of_result, name, null, of_scope, key, units, max_units, win, note, standing, ahead,
+        of_result, name, null, of_scope, key, units, max_units, win, note, whole, standing, ahead,
         wait_ms));
 end
 $$;

@@ -5,22 +5,22 @@
 
 -- Both charges, as the full functions take them, in the order of their caller.
 create function metered._with_total(of_scope text, key bigint, units bigint, max_units bigint,
-    win interval, note jsonb, total_scope text, total_key bigint, total_units bigint,
+    win interval, note jsonb, whole text, total_scope text, total_key bigint, total_units bigint,
     total_note jsonb, total_first boolean)
 returns metered.new_charge[]
-language sql immutable
+language sql stable
 as $$
     select case when total_first
-        then metered._as_charges(total_scope, total_key, total_units, null, null, total_note)
-            || metered._as_charges(of_scope, key, units, max_units, win, note)
-        else metered._as_charges(of_scope, key, units, max_units, win, note)
-            || metered._as_charges(total_scope, total_key, total_units, null, null, total_note) end
+        then metered._as_charges(total_scope, total_key, total_units, null, null, total_note, null)
+            || metered._as_charges(of_scope, key, units, max_units, win, note, whole)
+        else metered._as_charges(of_scope, key, units, max_units, win, note, whole)
+            || metered._as_charges(total_scope, total_key, total_units, null, null, total_note, null) end
 $$;
 
 -- Two charges without a command, as charge makes them: JSON, the array of charge_plain and the seq
 -- of the tally, which is less than 0 and has its time, or charge's answer as an object.
 create function metered.charge_total(of_scope text, key bigint, units bigint, max_units bigint,
-    win interval, note jsonb, standing boolean, total_scope text, total_key bigint,
+    win interval, note jsonb, whole text, standing boolean, total_scope text, total_key bigint,
     total_units bigint, total_note jsonb, total_first boolean, ahead interval, wait_ms int) returns json
 language plpgsql volatile
 as $$
@@ -36,7 +36,7 @@ begin
         end if;
     end if;
     return metered._charged_json(metered.charge(metered._with_total(of_scope, key, units, max_units,
-        win, note, total_scope, total_key, total_units, total_note, total_first), ahead, wait_ms, standing));
+        win, note, whole, total_scope, total_key, total_units, total_note, total_first), ahead, wait_ms, standing));
 end
 $$;
 
@@ -46,7 +46,7 @@ $$;
 create function metered.complete_command_total(of_tenant text, of_id text, marker text,
     of_fingerprint bytea, issued timestamptz, of_result bytea, name text, jobs bigint[],
     of_scope text, key bigint, units bigint, max_units bigint, win interval, note jsonb,
-    standing boolean,
+    whole text, standing boolean,
     total_scope text, total_key bigint, total_units bigint, total_note jsonb, total_first boolean,
     ahead interval, wait_ms int) returns json
 language plpgsql volatile
@@ -74,7 +74,7 @@ begin
     end if;
     return metered._completed_json(row(of_tenant, of_id, null, issued, null, null, marker, standing,
         false, name, jobs)::metered.new_command, of_fingerprint, of_result, metered._with_total(of_scope,
-        key, units, max_units, win, note, total_scope, total_key, total_units, total_note, total_first),
+        key, units, max_units, win, note, whole, total_scope, total_key, total_units, total_note, total_first),
         ahead, wait_ms);
 end
 $$;
@@ -83,7 +83,7 @@ $$;
 create function metered.run_command_total(of_tenant text, of_id text, id_key bigint,
     of_fingerprint bytea, issued timestamptz, max_future interval, of_result bytea, name text,
     of_scope text, key bigint, units bigint, max_units bigint, win interval, note jsonb,
-    standing boolean, total_scope text, total_key bigint, total_units bigint, total_note jsonb, total_first boolean,
+    whole text, standing boolean, total_scope text, total_key bigint, total_units bigint, total_note jsonb, total_first boolean,
     ahead interval, wait_ms int) returns json
 language plpgsql volatile
 as $$
@@ -108,7 +108,7 @@ begin
     answer := metered.begin_command_plain(of_tenant, of_id, id_key, issued, max_future, null, 'whole',
         wait_ms, false);
     return coalesce(answer, metered.complete_command_total(of_tenant, of_id, 'whole', of_fingerprint,
-        issued, of_result, name, null, of_scope, key, units, max_units, win, note, standing,
+        issued, of_result, name, null, of_scope, key, units, max_units, win, note, whole, standing,
         total_scope, total_key, total_units, total_note, total_first, ahead, wait_ms));
 end
 $$;

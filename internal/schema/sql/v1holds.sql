@@ -198,7 +198,7 @@ begin
         marker => 'v1', of_fingerprint => decode(of ->> 2, 'hex'),
         issued => metered._v1_issued(of ->> 1), of_result => convert_to(answer::text, 'UTF8'),
         name => null, jobs => null, of_scope => null, key => null, units => null,
-        max_units => null, win => null, note => null, standing => false,
+        max_units => null, win => null, note => null, whole => null, standing => false,
         ahead => interval '1 minute', wait_ms => 5000);
     unused := set_config('metered_tx.v1', '', true);
     return '{"ok": true}';
