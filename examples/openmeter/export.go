@@ -16,6 +16,9 @@ import (
 	"github.com/pgmetered/metered/budget"
 )
 
+// exportSQL has a row for each event from before it is sent until the place in the feed has passed it.
+const exportSQL = `create table openmeter_attempts (number bigint primary key, id text not null);`
+
 // event is a CloudEvent of version 1.0. Its source and id name an entry for good: a receiver that
 // has seen both knows the event.
 type event struct {
@@ -55,7 +58,11 @@ func (x *exporter) run(ctx context.Context) error {
 
 // page sends a page as one batch. The place in the feed moves once the receiver has it. If the
 // process dies in between, the batch comes again, with the same ids.
-func (x *exporter) page(ctx context.Context, _ pgx.Tx, entries []budget.FeedEntry) error {
+func (x *exporter) page(ctx context.Context, tx pgx.Tx, entries []budget.FeedEntry) error {
+	ids, err := x.begin(ctx, entries)
+	if err != nil {
+		return err
+	}
 	var batch []event
 	for _, e := range entries {
 		units := e.Amount
@@ -67,14 +74,53 @@ func (x *exporter) page(ctx context.Context, _ pgx.Tx, entries []budget.FeedEntr
 			continue
 		}
 		batch = append(batch, event{
-			SpecVersion: "1.0", ID: id(e), Source: x.source, Type: x.typ,
+			SpecVersion: "1.0", ID: ids[e.Number], Source: x.source, Type: x.typ,
 			Subject: e.Scope, Time: e.At, ContentType: "application/json",
 			Data: usage{Units: units, Kind: string(e.Kind), Number: e.Number},
 		})
 	}
-	if len(batch) == 0 {
-		return nil
+	if len(batch) > 0 {
+		if err := x.send(ctx, batch); err != nil {
+			return err
+		}
 	}
+	_, err = tx.Exec(ctx, "delete from openmeter_attempts where number = any ($1)", numbers(entries))
+	return err
+}
+
+// begin writes down, in a transaction of its own, as what each event was tried first: a pseudonym that
+// a scope gets meanwhile changes no id.
+func (x *exporter) begin(ctx context.Context, entries []budget.FeedEntry) (map[int64]string, error) {
+	first := make([]string, len(entries))
+	for i, e := range entries {
+		first[i] = id(e)
+	}
+	_, err := x.db.Exec(ctx, "insert into openmeter_attempts select * from unnest($1::bigint[], $2::text[]) on conflict do nothing",
+		numbers(entries), first)
+	if err != nil {
+		return nil, err
+	}
+	rows, err := x.db.Query(ctx, "select number, id from openmeter_attempts where number = any ($1)", numbers(entries))
+	if err != nil {
+		return nil, err
+	}
+	ids := make(map[int64]string)
+	var number int64
+	var tried string
+	_, err = pgx.ForEachRow(rows, []any{&number, &tried}, func() error { ids[number] = tried; return nil })
+	return ids, err
+}
+
+func numbers(entries []budget.FeedEntry) []int64 {
+	all := make([]int64, len(entries))
+	for i, e := range entries {
+		all[i] = e.Number
+	}
+	return all
+}
+
+// send sends a batch until the receiver has it.
+func (x *exporter) send(ctx context.Context, batch []event) error {
 	body, err := json.Marshal(batch)
 	if err != nil {
 		return err

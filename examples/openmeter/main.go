@@ -21,7 +21,7 @@ import (
 )
 
 func main() {
-	exampledb.With("openmeter", exampledb.Options{}, story)
+	exampledb.With("openmeter", exampledb.Options{SQL: exportSQL}, story)
 }
 
 // newExporter names this ledger by source: give each ledger one of its own.

@@ -19,7 +19,7 @@ func TestMain(m *testing.M) { exampletest.Main(m, main) }
 func open(t *testing.T) (*exporter, *fake) {
 	t.Helper()
 	receiver := newFake("om_test")
-	x, err := newExporter(pgtest.Open(t), exampletest.Serve(t, receiver), "om_test")
+	x, err := newExporter(exampletest.Open(t, exportSQL), exampletest.Serve(t, receiver), "om_test")
 	require.NoError(t, err)
 	x.pause = time.Microsecond
 	return x, receiver
@@ -66,6 +66,25 @@ func TestExport_CountsEachEntryOnce(t *testing.T) {
 	require.Positive(t, deaths)
 	require.Equal(t, want, receiver.sums)
 	require.Positive(t, receiver.again)
+	require.Zero(t, pgtest.Count(t, x.db, "openmeter_attempts"))
+}
+
+// The answer was lost, and before the batch is sent again its scope has an alias: the receiver knows the event by its first id.
+func TestExport_SendsAnEventAgainAsWhatItWasSent(t *testing.T) {
+	t.Parallel()
+	x, receiver := open(t)
+	x.tries = 1
+	_, err := x.ledger.ChargeNow(t.Context(), x.db, budget.Charge{Scope: "org/acme/user/ann", Amount: 5})
+	require.NoError(t, err)
+	receiver.breaks = func() (bool, bool) { return false, true }
+	require.ErrorContains(t, x.run(t.Context()), "502 after 1 tries")
+	receiver.breaks = func() (bool, bool) { return false, false }
+	for _, table := range []string{"ledger", "feed", "feed_scopes"} { // as module privacy does
+		pgtest.Execute(t, x.db, "begin; set local session_replication_role = replica; update metered."+table+" set scope = 'org/acme/gone/7f3a'; commit")
+	}
+	require.NoError(t, x.run(t.Context()))
+	require.Equal(t, 1, receiver.again)
+	require.Equal(t, map[string]int64{"org/acme/user/ann": 5}, receiver.sums)
 }
 
 func TestExport_AWrongKeyLosesNothing(t *testing.T) {
