@@ -20,25 +20,27 @@ create function metered._v1_limit(given jsonb) returns metered.charge_limit
 language plpgsql stable
 as $$
 declare
-    kind text := case when given ? 'window' then 'window' when given ? 'period' then 'period'
-        when given ? 'prepaid' then 'prepaid' else 'lifetime' end;
-    most bigint := coalesce((given ->> 'max')::bigint, case kind when 'prepaid' then 0 end);
-    win  interval := case kind when 'window' then {v1 window: of = given} when 'period' then null else interval '0' end;
+    l    metered.charge_limit;
+    fits boolean;
 begin
-    if (most >= 0 and given - (case kind when 'period' then '{name,max,period,time_zone,anchor}'
-            else array['name', 'max', kind] end)::text[] = '{}'
-        and case kind when 'window' then win > interval '0' and win <= interval '3660 days'
-            when 'period' then not given ? 'time_zone' or octet_length(given ->> 'time_zone') <= 64
-                and given ->> 'time_zone'
-                    ~ '^(UTC|Etc/GMT[+-][0-9]{1,2}|[A-Z][A-Za-z]+(/[A-Z][A-Za-z_-]*)+)$'
-            else given -> kind = 'true' end) is not true
-    then
+    l.max := given ->> 'max';
+    if given - '{name,max,window}'::text[] = '{}' then
+        l.win := {v1 window: of = given};
+        fits := l.win > interval '0' and l.win <= interval '3660 days';
+    elsif given - '{name,max,period,time_zone,anchor}'::text[] = '{}' then
+        l.period := row(case when given ->> 'period' in ('day', 'week', 'month', 'year') then '1 ' else '' end
+            || (given ->> 'period'), given ->> 'anchor', given ->> 'time_zone');
+        fits := given ? 'period' and (not given ? 'time_zone' or octet_length(given ->> 'time_zone') <= 64
+            and given ->> 'time_zone' ~ '^(UTC|Etc/GMT[+-][0-9]{1,2}|[A-Z][A-Za-z]+(/[A-Z][A-Za-z_-]*)+)$');
+    else
+        l.max := coalesce(l.max, case when given ? 'prepaid' then 0 end);
+        l.win := interval '0';
+        fits := given - '{name,max}'::text[] in ('{"lifetime": true}', '{"prepaid": true}');
+    end if;
+    if (l.max >= 0 and fits) is not true then
         perform metered._require(false, 'limits');
     end if;
-    return row(most, win, case kind when 'period' then row(
-            case when given ->> 'period' in ('day', 'week', 'month', 'year') then '1 ' else '' end
-                || (given ->> 'period'), (given ->> 'anchor')::timestamptz, given ->> 'time_zone')::metered.period
-        end, null, null, null)::metered.charge_limit;
+    return l;
 end
 $$;
 
@@ -189,12 +191,14 @@ create function metered.v1_usage(scope text, limits jsonb default '[]') returns 
 language plpgsql stable
 as $$
 declare
-    asked  metered.charge_limit := row(0, interval '0', null, null, null, null);
+    asked  metered.charge_limit;
     now_in record;
     stand  text := '';
 begin
     for nth in 0..greatest(1, jsonb_array_length(coalesce(limits, '0'))) - 1 loop
-        if limits <> '[]' then
+        if limits = '[]' then
+            asked.win := interval '0';
+        else
             asked := metered._v1_limit(limits -> nth);
         end if;
         select y.used, y.held + y.leased as held, y.spent, y.refunded, y.credited, y.charges into now_in
