@@ -7,12 +7,15 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/pgtest"
+	"github.com/pgmetered/metered/internal/schema"
+	"github.com/pgmetered/metered/internal/sweep"
 )
 
 // minimaAgree expects that the minima of a pile of n holds count at their own times, whoever has written how many of them, in months and in
@@ -181,6 +184,77 @@ func TestBacklog_MinimaOfOneInstantAreWrittenInSteps(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, map[budget.EntryKind]int{"hold": 60, "capture": 60, "expire": 1, "charge": 1}, f.entries("a"))
 	require.Equal(t, 120, queryRow[int](t, f.pool, "select sum(amount) from metered.ledger where scope = 'a' and kind = 'u' and at = $1", noon.Add(time.Minute)))
+	_, err = f.book.Sweep(t.Context(), f.pool, holds.SweepOptions{})
+	require.NoError(t, err)
+	f.verify()
+}
+
+// flushes counts the steps of each flush.
+type flushes []int
+
+func (s *flushes) TraceBatchStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceBatchStartData) context.Context {
+	*s = append(*s, data.Batch.Len()/3)
+	return ctx
+}
+
+func (s *flushes) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryData) {}
+func (s *flushes) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData)     {}
+func (s *flushes) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
+	return ctx
+}
+func (s *flushes) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+
+// Steps go out 1, 2, 4 and then 8 at a time, a transaction each. Where one fails, those before it stay, and the connection is usable.
+func TestBacklog_StepsGoOutSeveralAtATime(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, holds.Config{})
+	f.pile("a", 10_000, true)
+	f.clock.Advance(time.Hour)
+	var sent flushes
+	pool := pgtest.Reopen(t, f.pool, func(c *pgxpool.Config) { c.ConnConfig.Tracer = &sent; c.MaxConns = 1 })
+	name, err := schema.Parse("metered")
+	require.NoError(t, err)
+	pid := queryRow[int](t, pool, "select pg_backend_pid()")
+	steps := func() int {
+		t.Helper()
+		require.Equal(t, 0, queryRow[int](t, f.pool, "select count(*) % 25 from metered.ledger where kind = 'u'"), "whole steps")
+		return queryRow[int](t, f.pool, "select count(distinct xmin::text) from metered.ledger where kind = 'u'")
+	}
+
+	// The fourth step fails: it is the first one of the third flush.
+	execute(t, f.pool, `create function boom() returns trigger language plpgsql as 'begin raise exception ''boom''; end'`)
+	execute(t, f.pool, `create trigger boom after insert on metered.ledger for each row when (new.hold = 'a/1010') execute function boom()`)
+	err = sweep.CatchUp(t.Context(), pool, name, time.Minute, "a")
+	require.ErrorContains(t, err, "boom")
+	require.Equal(t, flushes{1, 2, 4}, sent)
+	require.Equal(t, 4, steps(), "100 minima")
+	require.Equal(t, pid, queryRow[int](t, pool, "select pg_backend_pid()"), "no transaction is left on the connection")
+	execute(t, f.pool, `drop trigger boom on metered.ledger`)
+
+	// A call that is cancelled while it waits for the lock has done nothing.
+	lock, err := f.pool.Begin(t.Context())
+	require.NoError(t, err)
+	require.NoError(t, f.ledger.Lock(t.Context(), lock, "a"))
+	ctx, cancel := context.WithCancel(t.Context())
+	failed := make(chan error, 1)
+	go func() { failed <- sweep.CatchUp(ctx, pool, name, time.Minute, "a") }()
+	require.Eventually(t, func() bool {
+		return 0 < queryRow[int](t, f.pool, "select count(*) from pg_locks where not granted")
+	}, time.Minute, time.Millisecond)
+	cancel()
+	require.ErrorIs(t, <-failed, context.Canceled)
+	require.NoError(t, lock.Rollback(t.Context()))
+	require.Eventually(t, func() bool {
+		return 0 == queryRow[int](t, f.pool, "select count(*) from pg_locks where not granted")
+	}, time.Minute, time.Millisecond)
+
+	sent = nil
+	require.NoError(t, sweep.CatchUp(t.Context(), pool, name, time.Minute, "a"))
+	require.Equal(t, flushes{1, 2, 4, 8, 8, 8, 8}, sent)
+	require.Equal(t, 4+35, steps(), "the last 25 minima are left to a call, and what goes out after that writes nothing")
+	_, err = f.charge(budget.Charge{Scope: "a", Amount: 1, Limits: []budget.Limit{budget.Lifetime(1_001)}})
+	require.NoError(t, err)
+	f.minimaAgree("a", 10_000, 1)
 	_, err = f.book.Sweep(t.Context(), f.pool, holds.SweepOptions{})
 	require.NoError(t, err)
 	f.verify()

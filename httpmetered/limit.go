@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -12,6 +13,9 @@ import (
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/commit"
 	"github.com/pgmetered/metered/internal/fault"
+	"github.com/pgmetered/metered/internal/lend"
+	"github.com/pgmetered/metered/internal/schema"
+	"github.com/pgmetered/metered/internal/sweep"
 	"github.com/pgmetered/metered/leases"
 )
 
@@ -47,24 +51,33 @@ type LimitConfig struct {
 // If one limit refuses, nothing is charged, and Policies.Write answers.
 //
 // Answers have RateLimit-Policy and RateLimit. With both Limits and Shared a request costs three
-// round trips, else one.
+// round trips, else one. What is due in a scope and more than one call writes is written first, in
+// transactions that stay.
 func Limit(db *pgxpool.Pool, ledger *budget.Ledger, cfg LimitConfig) (func(http.Handler) http.Handler, error) {
 	if err := cmp.Or(fault.NotNil(errArgument, "db", db),
 		fault.NotNil(errArgument, "ledger", ledger)); err != nil {
 		return nil, err
 	}
+	name, wait, _ := inBudget.Settings(ledger)
 	return newLimiter(cfg, func(ctx context.Context, charges []budget.Charge) (receipt budget.Receipt, err error) {
 		if len(charges) == 1 {
 			posted, err := ledger.ChargeNow(ctx, db, charges[0])
 			return budget.Receipt{Entries: []budget.Posted{posted}}, err
 		}
-		err = commit.InTx(ctx, db, pgx.TxOptions{}, func(tx pgx.Tx) error {
-			receipt, err = ledger.Charge(ctx, tx, charges...)
-			return err
+		err = sweep.Through(ctx, db, name, wait, func() error {
+			return commit.InTx(ctx, db, pgx.TxOptions{}, func(tx pgx.Tx) (err error) {
+				receipt, err = ledger.Charge(ctx, tx, charges...)
+				return err
+			})
 		})
 		return receipt, err
 	})
 }
+
+// inBudget is what package budget lends.
+var inBudget = lend.Borrow[interface {
+	Settings(l *budget.Ledger) (name schema.Name, wait time.Duration, actor bool)
+}]("budget")
 
 // LimitLeased is Limit from memory (leases.Pool.Allow). RateLimit shows this process's view.
 func LimitLeased(pool *leases.Pool, cfg LimitConfig) (func(http.Handler) http.Handler, error) {

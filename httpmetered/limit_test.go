@@ -2,6 +2,7 @@ package httpmetered_test
 
 import (
 	"errors"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"strconv"
@@ -9,11 +10,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/httpmetered"
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/leases"
@@ -145,6 +148,43 @@ func TestLimit_FailOpenIsNotForADatabaseThatIsBusy(t *testing.T) {
 	require.Equal(t, 503, r.status)
 	require.Equal(t, "busy", r.code())
 	require.Equal(t, "1", r.header.Get("Retry-After"))
+}
+
+// Requests go through minima that fell due in the scope of a client, and in that of all.
+func TestLimit_GoesThroughABacklogOfMinima(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Open(t)
+	clock := pgtest.SetClock(t, pool, pgtest.Tomorrow(9))
+	cfg := httpmetered.LimitConfig{Key: byHeader, Limits: []budget.Limit{budget.Lifetime(61).Named("own")}}
+	both := cfg
+	both.Shared = []budget.Limit{budget.Lifetime(62).Named("everyone")}
+	alone, pair := ways(t, pool, cfg)["exact"], ways(t, pool, both)["exact"]
+	ledger, err := budget.New(budget.Config{})
+	require.NoError(t, err)
+	book, err := holds.New(ledger, holds.Config{})
+	require.NoError(t, err)
+	require.NoError(t, pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
+		for n := range 60 {
+			for _, scope := range []string{"exact/client/ann", "exact/client/ben", "exact/all"} {
+				_, err := book.Place(t.Context(), tx, holds.Placement{ID: fmt.Sprint(scope, n), TTL: time.Minute,
+					Lines: []holds.Line{{Scope: scope, Amount: 2, AtLeast: 1}}})
+				require.NoError(t, err)
+			}
+		}
+		return nil
+	}))
+	clock.Advance(time.Hour)
+	require.Equal(t, 418, serve(t, alone)("ann", 1).status)
+	require.Equal(t, 409, serve(t, alone)("ann", 1).status, "there is no room, ever")
+	require.Equal(t, 418, serve(t, pair)("ben", 1).status)
+	r := serve(t, pair)("ben", 1)
+	require.Equal(t, 409, r.status)
+	require.Contains(t, r.body, `"violated-policies":["own"]`)
+	for _, scope := range []string{"exact/client/ann", "exact/client/ben", "exact/all"} {
+		var used, held int64
+		require.NoError(t, pool.QueryRow(t.Context(), "select spent, held from metered.ledger where scope = $1 order by seq desc limit 1", scope).Scan(&used, &held))
+		require.Equal(t, []int64{61, 0}, []int64{used, held}, scope)
+	}
 }
 
 func TestLimit_RefusesUnusableArguments(t *testing.T) {

@@ -2,6 +2,7 @@ package sweep
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -33,26 +34,60 @@ func Through(ctx context.Context, pool *pgxpool.Pool, name schema.Name, wait tim
 	}
 }
 
-// CatchUp writes what is due in such a scope, until a call writes the rest.
+// mostSteps is how many steps go out in one flush, at most. A call that is cancelled leaves no more
+// of them to a server that does not hear of it.
+const mostSteps = 8
+
+// CatchUp writes what is due in such a scope, until a call writes the rest. Each step is a
+// transaction that lets the scope's lock go, and stays. The flushes have 1, 2, 4 and then 8 steps,
+// which wait for no round trip in between. A step that finds nothing more to write writes nothing.
 func CatchUp(ctx context.Context, pool *pgxpool.Pool, name schema.Name, wait time.Duration,
 	scope string) error {
+	err := pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error {
+		for steps, more := 1, true; more; steps = min(2*steps, mostSteps) {
+			var err error
+			if more, err = takeSteps(ctx, conn.Conn(), name, wait, scope, steps); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return fault.Failed("metered", "catch up", err)
+	}
+	return nil
+}
+
+// takeSteps sends so many steps in one flush. more: the last of them left something.
+func takeSteps(ctx context.Context, conn *pgx.Conn, name schema.Name, wait time.Duration,
+	scope string, steps int) (more bool, err error) {
 	sql := name.SQL(catchUpSQL)
-	for more := true; more; {
-		step := &pgx.Batch{} // in one round trip
-		step.Queue("begin isolation level read committed")
-		step.Queue(sql, scope, int32(wait.Milliseconds()))
-		step.Queue("commit")
-		results := pool.SendBatch(ctx, step)
-		_, err := results.Exec()
+	flush := &pgx.Batch{}
+	for range steps {
+		flush.Queue("begin isolation level read committed")
+		flush.Queue(sql, scope, int32(wait.Milliseconds()))
+		flush.Queue("commit")
+	}
+	results := conn.SendBatch(ctx, flush)
+	for range steps {
+		_, err = results.Exec()
 		if err == nil {
 			err = results.QueryRow().Scan(&more)
 		}
-		if closing := results.Close(); err == nil {
-			err = closing
+		if err == nil {
+			_, err = results.Exec()
 		}
 		if err != nil {
-			return fault.Failed("metered", "catch up", err)
+			break
 		}
 	}
-	return nil
+	if closing := results.Close(); err == nil {
+		err = closing
+	}
+	if err != nil && !conn.IsClosed() && conn.PgConn().TxStatus() != 'I' { // the step that failed is still open
+		if _, undone := conn.Exec(ctx, "rollback"); undone != nil {
+			return false, errors.Join(err, undone)
+		}
+	}
+	return more, err
 }
