@@ -48,7 +48,7 @@ func TestRole_ApplicationCanMakeEveryCallButPurge(t *testing.T) {
 		`select * from metered.holds for update`,
 		`select nextval(pg_get_serial_sequence('metered.holds', 'no'))`,
 		`select metered._release_lines(array[1], null, 'x', now(), null, null)`,
-		`select metered._expire_rows(array[1], now(), null)`,
+		`select metered._end_rows(array[1], now(), null, false)`,
 		`select metered._end_due(array['a'], now(), 1)`,
 		`select metered._lock_holds(('', array['open'], array[null::timestamptz], ''), 'h', 1)`,
 		`select metered._announce('c', '', 'open', 1, 'x')`,

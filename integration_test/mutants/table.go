@@ -313,7 +313,7 @@ var all = []Mutant{
 	{"a draw leaves the rest of its lot", "_take_lots", "l.rest - part,", "l.rest,", "./wallet", "TestVerify_FindsEachDamageToLots"},
 	{"a purge takes the units of a lot with its moves", "_purge_lots", "update metered.lot_rows r set last_seq = stays.last_seq, rest = stays.rest, drawn = stays.drawn, held = stays.held, kept = stays.kept where r.no = stays.no;", "null;", "./wallet", "TestPurge_ChangesNoBalance"},
 	{"a refund goes to another lot", "_refund_parts", "y.kind in ('t', 'u') and y.amount > y.back order by y.nth desc", "y.kind in ('t', 'u') and y.amount > y.back order by y.nth", "./wallet", "TestWallets_AgreeWithTheModel"},
-	{"a refund to an ended lot lasts", "_given_back", "if lots[pos].expires_at <= tip.at then", "if false then", "./wallet", "TestRefund_ToALotThatHasEndedFollowsItsPolicy"},
+	{"a refund to an ended lot lasts", "_given_back", "or lots[pos].expires_at > tip.at and (lots[pos].plan).uses is null;", "or (lots[pos].plan).uses is null;", "./wallet", "TestRefund_ToALotThatHasEndedFollowsItsPolicy"},
 	{"a refund forgets the end of its lot", "refund", "e.lots_end := least(e.lots_end, fate.ends);", "", "./wallet", "TestLot_EndsAtItsTimeThoughARefundBroughtItsUnitsBack"},
 	{"a refund of overdraft makes credit", "_refund_parts", "bare := bare + case when lot = 0 then units else 0 end;", "", "./wallet", "TestRefund_OfOverdraftMakesNoCreditThatNeverEnds"},
 	{"a capture forgets the priority of lots", "_captured", "order by x.priority, x.expires_at, x.age", "order by x.expires_at, x.age", "./wallet", "TestCapture_FollowsPriorityBeforeTheEndOfLots"},
@@ -338,12 +338,12 @@ var all = []Mutant{
 	{"a rollover takes all units", "_rolls", "least(l.rest + l.kept, l.roll_cap)", "l.rest + l.kept", "./wallet", "TestWallets_AgreeWithTheModel"},
 	{"a lot pays for another use", "_apply_lots", "and y.expires_at > e.at and (y.plan).uses @> array[use]", "and y.expires_at > e.at", "./wallet", "TestUses_ADrawTakesLotsForItsUseInTheOrderOfAllLots"},
 	{"a refusal keeps units applied", "_write_for_uses", "if posted.refused is not null then\n            raise exception using errcode = 'MT100';", "if false then\n            null;", "./wallet", "TestUses_ADrawTakesLotsForItsUseInTheOrderOfAllLots"},
-	{"freed units of a use are for all", "_given_back", "elsif (lots[pos].plan).uses is not null then", "elsif false then", "./wallet", "TestUses_AHoldGivesUnitsBackToTheirUse"},
-	{"refunded units of a use are for all", "_given_back", "elsif (lots[pos].plan).uses is not null then", "elsif false then", "./wallet", "TestUses_ARefundGoesBackToTheLotsThatPaid"},
+	{"freed units of a use are for all", "_given_back", "or lots[pos].expires_at > tip.at and (lots[pos].plan).uses is null;", "or lots[pos].expires_at > tip.at;", "./wallet", "TestUses_AHoldGivesUnitsBackToTheirUse"},
+	{"refunded units of a use are for all", "_given_back", "or lots[pos].expires_at > tip.at and (lots[pos].plan).uses is null;", "or lots[pos].expires_at > tip.at;", "./wallet", "TestUses_ARefundGoesBackToTheLotsThatPaid"},
 	{"an overdrawn wallet draws no lot for a use", "_use_lots", "_take_lots(of_scope, at_seq, units,", "_take_lots(of_scope, at_seq, covered,", "./wallet", "TestUses_OverdraftIsUsedWhenNoLotForTheUseIsLeft"},
 	{"a call ends all lots for a use", "_load_due", "and y.expires_at <= until order by y.expires_at, y.age limit max_lots)", "and y.expires_at <= until order by y.expires_at, y.age)", "./wallet", "TestUses_AnEndedLotPaysNothingSweptOrNot"},
 	{"a wallet that lags forgets a debt", "_write_due", "if metered._lags(e) and spent > 0 then", "if false then", "./wallet", "TestWallet_ABacklogOfLotsThatEndedIsLeftToLaterCalls"},
-	{"a due hold gives to a lot that has ended", "_given_back", "if lots[pos].expires_at <= tip.at then", "if false then", "./wallet", "TestReservation_FreedUnitsOfAnEndedLotLapseAtOnce"},
+	{"a due hold gives to a lot that has ended", "_given_back", "or lots[pos].expires_at > tip.at and (lots[pos].plan).uses is null;", "or (lots[pos].plan).uses is null;", "./wallet", "TestReservation_FreedUnitsOfAnEndedLotLapseAtOnce"},
 
 	// What time does to a wallet: holds fall due, with minima, and lots begin, end, roll over and
 	// renew.
@@ -357,7 +357,7 @@ var all = []Mutant{
 	{"a sum of due holds passes the end of a lot", "_sum_lines", "width_bucket(coalesce(s.due, s.taken_due), coalesce(e.own, '{}')) as span", "0 as span", "./wallet", "TestDueHolds_ASumEndsWithTheLotOfItsUnits"},
 	{"a sweep leaves the parts of a sum", "_clear_freed", "delete from metered.lot_holds o where o.scope = lines.scope and o.seq = any (seqs);", "", "./wallet", "TestDueHolds_OfAWalletEndTogether"},
 	{"a sum is freed again by a sweep", "_release_lines", "perform metered._clear_freed(nos, array[w.scope]);", "", "./wallet", "TestDueHolds_OfOneInstantAreSweptTogether"},
-	{"a due hold gives to a lot that ends in its instant", "_given_back", "if lots[pos].expires_at <= tip.at then", "if lots[pos].expires_at < tip.at then", "./wallet", "TestDueHolds_OfTheInstantOfAnEndComeAfterIt"},
+	{"a due hold gives to a lot that ends in its instant", "_given_back", "or lots[pos].expires_at > tip.at and (lots[pos].plan).uses is null;", "or lots[pos].expires_at >= tip.at and (lots[pos].plan).uses is null;", "./wallet", "TestDueHolds_OfTheInstantOfAnEndComeAfterIt"},
 	{"a lot rolls over once", "_gone_on", "if (l.plan).roll_again <> 0 then", "if false then", "./wallet", "TestWallets_AgreeWithTheModel"},
 	{"a lot that ends counts as revoked", "_end_lot", "metered._taken(tip, l, units, 'e');", "metered._taken(tip, l, units, 'v');", "./wallet", "TestExpire_AnnouncesEachBreakageOnce"},
 	{"units that go on are young again", "_gone_on", "child.age := l.age[1:2] || at_seq;", "child.age := array[(extract(epoch from child.granted_at) * 1000000)::bigint, at_seq, at_seq];", "./wallet", "TestOrderOf_UnitsThatRolledOverIsByTheirFirstGrant"},

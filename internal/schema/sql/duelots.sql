@@ -48,17 +48,20 @@ begin
 end
 $$;
 
--- Units leave a lot, in an entry after tip: they lapse (e), are revoked (v), or roll over (o).
+-- Units leave a lot, in an entry after tip, those of its rest first: they lapse (e), are revoked (v),
+-- or roll over (o), or are kept for its uses again (b).
 create function metered._taken(inout tip metered.ledger, inout l metered.lots, units bigint,
     as_kind "char", out move metered.lot_moves)
 language plpgsql immutable
 as $$
 declare
-    rest bigint := case when (l.plan).uses is null then units else 0 end;
+    rest bigint := least(units, l.rest);
     m    record;
 begin
-    tip := metered._lot_entry(tip, case when rest > 0 then as_kind else 's' end, units, -rest);
-    m := metered._moved(l, tip.scope, tip.seq, 1, as_kind, units, -rest, rest - units);
+    tip := metered._lot_entry(tip, case when as_kind = 'b' then 'o' when rest > 0 then as_kind
+        else 's' end, units, -rest);
+    m := metered._moved(l, tip.scope, tip.seq, 1, as_kind, units, -rest,
+        case when as_kind = 'b' then units else rest - units end);
     l := m.l;
     move := m.move;
 end
@@ -291,18 +294,12 @@ begin
         m := metered._moved(lots[pos], tip.scope, at_seq, nth, as_kind, part, part, 0);
         lots[pos] := m.l;
         moves := moves || m.move;
-        continue when lots[pos].no is null;
-        if lots[pos].expires_at <= tip.at then
-            tip := metered._lot_entry(metered._own_entry(tip, tip.at),
-                case when as_kind = 'g' and lots[pos].late is not null then 'o' else 'e' end,
-                part, -part);
-            m := metered._moved(lots[pos], tip.scope, tip.seq, 1, tip.kind, part, -part, 0);
-        elsif (lots[pos].plan).uses is not null then
-            tip := metered._lot_entry(metered._own_entry(tip, tip.at), 'o', part, -part);
-            m := metered._moved(lots[pos], tip.scope, tip.seq, 1, 'b', part, -part, part);
-        else
-            continue;
-        end if;
+        continue when lots[pos].no is null
+            or lots[pos].expires_at > tip.at and (lots[pos].plan).uses is null;
+        m := metered._taken(metered._own_entry(tip, tip.at), lots[pos], part,
+            case when lots[pos].expires_at > tip.at then 'b'
+            when as_kind = 'g' and lots[pos].late is not null then 'o' else 'e' end::"char");
+        tip := m.tip;
         lots[pos] := m.l;
         moves := moves || m.move;
         entries := entries || tip;

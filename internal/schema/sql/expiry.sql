@@ -182,15 +182,6 @@ begin
 end
 $$;
 
--- The same where all are still to be announced.
-create function metered._expire_rows(nos bigint[], clk timestamptz, note jsonb) returns void
-language plpgsql volatile
-as $$
-begin
-    perform metered._end_rows(nos, clk, note, false);
-end
-$$;
-
 -- Frees the units of due lines of a scope by one entry after tip: minima are captured before it, each
 -- at its time. Where more of these are due than one step writes, a call fails (_refuse_behind), and a
 -- step of catch_up leaves the others, with all that falls due after the first of them. The scope is
@@ -297,7 +288,7 @@ begin
         select h.no from metered.holds h
         where h.no = any (nos) and (h.due <= clk) is true order by h.no for no key update) y);
     before := metered._unbound_lock_wait(before);
-    perform metered._expire_rows(nos, clk, (metered._by_system()).note);
+    perform metered._end_rows(nos, clk, (metered._by_system()).note, false);
     if cardinality(few) > 1 then
         perform metered._clear_freed(nos, few);
     end if;
@@ -342,8 +333,9 @@ begin
         when h.state = 'h' and h.due > clk then 'due_later' end;
     if status is null then
         origin := row(null, null, nullif(note, '')::jsonb);
-        perform metered._expire_rows(array[of_no], clk, origin.note);
-        perform metered._end_minima_of(array[of_no], clk, wait_ms);
+        perform metered._end_rows(array[of_no], clk, origin.note, false);
+        perform metered._end_minima(array(select distinct l.scope from metered.hold_lines l
+            where l.hold = of_no and l.open <> 0), of_no, clk, wait_ms);
         perform metered._clear_freed(array[of_no], null);
         perform metered._release_lines(array[of_no], null, 'x', clk, of_id, origin);
         update metered.holds y set pending = false where y.no = of_no returning y.version into h;

@@ -297,7 +297,7 @@ begin
         perform metered._require(false, 'ttl');
     end if;
     if over is not null then    -- its units may have been freed with a sum, and its row left
-        perform metered._expire_rows(array[over], clk, (metered._by_system()).note);
+        perform metered._end_rows(array[over], clk, (metered._by_system()).note, false);
     end if;
     {new hold: at = place.placed_at, ttl = hold.ttl, due_in = due_in, lifetime = hold.lifetime, issued = hold.issued_at, tenant = hold.tenant,
         id = hold.id, holder = hold.holder, claim = hold.claim, fingerprint = hold.fingerprint, keys = line_keys, metadata = hold.metadata}

@@ -276,11 +276,8 @@ as $$
 declare
     general boolean := plan.uses is null;
 begin
-    entry := tip;
-    entry.seq := tip.seq + 1;
-    entry.kind := case when general then 'd' else 's' end;
-    entry.amount := lot.amount;
-    entry.credited := tip.credited + case when general then lot.amount else 0 end;
+    entry := metered._lot_entry(tip, case when general then 'd' else 's' end, lot.amount,
+        case when general then lot.amount else 0 end);
     entry.lots_end := least(coalesce(tip.lots_end, 'infinity'), lot.expires_at);
     if entry.crossed is not null and of_lot is null and general then    -- a rollover brings no units
         entry.crossed := metered._rearmed(entry);

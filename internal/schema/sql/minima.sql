@@ -279,15 +279,6 @@ begin
 end
 $$;
 
--- _end_minima for the scopes of holds, whose rows are locked too.
-create function metered._end_minima_of(nos bigint[], clk timestamptz, wait_ms int) returns boolean
-language plpgsql volatile
-as $$
-begin
-    return metered._end_minima(array(select distinct l.scope from metered.hold_lines l where l.hold = any (nos) and l.open <> 0), nos[1], clk, wait_ms);
-end
-$$;
-
 -- _end_minima for the entry e of _next_entry. In a wallet, _settle ends due holds.
 create function metered._after_minima(e metered.ledger, wait_ms int) returns metered.ledger
 language plpgsql volatile

@@ -62,8 +62,9 @@ begin
 end
 $$;
 
--- Notes the lot of the next period if l renews, which began with the entry at_seq. It has no reference if another lot has that one.
-create function metered._renew_lot(l metered.lots, at_seq bigint) returns void
+-- Notes the lot of the next period if l renews, which began with the entry at_seq, and returns its number. It has no
+-- reference if another lot has that one.
+create function metered._renew_lot(l metered.lots, at_seq bigint) returns bigint
 language plpgsql volatile
 as $$
 declare
@@ -76,11 +77,12 @@ begin
         if exists (select from metered.lot_rows y where y.scope = l.scope and y.reference = follows.reference) then
             follows.reference := null;
         end if;
-        perform metered._note_lot(follows);
+        follows.no := metered._note_lot(follows);
         l.plan.renews := null;
         l.plan.renew_amount := null;
         update metered.lot_rows y set plan = l.plan where y.no = l.no;
     end if;
+    return follows.no;
 end
 $$;
 
@@ -150,7 +152,7 @@ begin
             nos := array(select y.no from (
                 select h.no from metered.holds h where h.no = any (nos) and (h.due <= clk) is true
                 order by h.no for no key update) y);
-            perform metered._expire_rows(nos, clk, (metered._by_system()).note);
+            perform metered._end_rows(nos, clk, (metered._by_system()).note, false);
         end if;
         before := metered._unbound_lock_wait(before);
         if (nos = '{}') is not true then

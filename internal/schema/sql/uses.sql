@@ -3,7 +3,7 @@
 -- Such a lot has its units as kept. They are no credit of the ledger, so no other balance, limit or lapse counts them. They pay an overdraft that was drawn for their uses: see debts.sql. A call for a
 -- use credits as many as it takes of these lots, in one entry (apply), and then charges the whole amount like any call. The applied units
 -- are rests of their lots in between, so the order of lots is the same for all. Units that a hold frees, or a refund gives back, go back to
--- kept by a later entry (keep_back), as units of a lot that has ended lapse. What happens to kept units moves no units of the ledger:
+-- kept by a later entry (_taken), as units of a lot that has ended lapse. What happens to kept units moves no units of the ledger:
 -- its entries are of the kind s, and the moves say what they did.
 
 -- Whether these are uses as a plan has them.
@@ -24,23 +24,6 @@ begin
     l.rest := l.rest + l.kept;
     l.kept := 0;
     return l;
-end
-$$;
-
--- Units that are the rest of a lot are kept for its uses again. Appends the entry after tip, and returns it.
-create function metered._keep_back(tip metered.ledger, of_lot bigint, units bigint) returns metered.ledger
-language plpgsql volatile
-as $$
-declare
-    entry metered.ledger := tip;
-begin
-    entry.seq := tip.seq + 1;
-    entry.kind := 'o';
-    entry.amount := units;
-    entry.credited := tip.credited - units;
-    perform metered._append(entry);
-    perform metered._move_lot(tip.scope, entry.seq, 1, of_lot, 'b', units, -units, units);
-    return entry;
 end
 $$;
 
@@ -183,10 +166,7 @@ begin
     limits := array(select row(l.max, l.win, l.period, case when l.win is distinct from interval '0' then l.tell_at end,
         case when l.win is distinct from interval '0' then l.thresholds end, l.telling)::metered.charge_limit
         from unnest(metered._raised(c.limits, 0, stood)) with ordinality l(max, win, period, tell_at, thresholds, telling, n) order by l.n);
-    e.seq := e.seq + 1;
-    e.kind := 'd';
-    e.amount := taken;
-    e.credited := e.credited + taken;
+    e := metered._lot_entry(e, 'd', taken, taken);
     e.ref := null;
     e.hold := null;
     e.operation_tenant := origin.tenant;
@@ -248,7 +228,7 @@ begin
             end if;
         end loop;
         for l in select y.* from metered.lots y where y.no = any (nos) and y.rest > 0 order by y.no loop
-            perform metered._keep_back(metered._own_entry(metered._entry_for_write(l.scope), clk), l.no, l.rest);
+            perform metered._take_units(metered._own_entry(metered._entry_for_write(l.scope), clk), l, l.rest, 'b');
         end loop;
     exception when sqlstate 'MT100' then
         null;

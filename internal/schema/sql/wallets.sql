@@ -56,16 +56,12 @@ $$;
 create function metered._empty_lot(e metered.ledger, empty metered.lots, out entry metered.ledger, out no bigint)
 language plpgsql volatile
 as $$
-declare
-    follows bigint;
 begin
     entry := metered._schedule(e, (empty.plan).renew_amount, case when empty.expires_at > e.at then empty.expires_at end);
     empty.granted_seq := entry.seq;
     empty.last_seq := entry.seq;
     empty.no := metered._note_lot(empty);
-    perform metered._renew_lot(empty, entry.seq);
-    follows := (select y.no from metered.lot_rows y where y.scope = e.scope and y.pending > 0 and y.granted_seq = entry.seq);
-    perform metered._move_lot(e.scope, entry.seq, 1, follows, 's', entry.amount, 0, 0);
+    perform metered._move_lot(e.scope, entry.seq, 1, metered._renew_lot(empty, entry.seq), 's', entry.amount, 0, 0);
     no := empty.no;
 end
 $$;
