@@ -2554,8 +2554,11 @@ as $$
 declare
     general boolean := plan.uses is null;
 begin
-    entry := metered._lot_entry(tip, case when general then 'd' else 's' end, lot.amount,
-        case when general then lot.amount else 0 end);
+    entry := tip;
+    entry.seq := tip.seq + 1;
+    entry.kind := case when general then 'd' else 's' end;
+    entry.amount := lot.amount;
+    entry.credited := tip.credited + case when general then lot.amount else 0 end;
     entry.lots_end := least(coalesce(tip.lots_end, 'infinity'), lot.expires_at);
     if entry.crossed is not null and of_lot is null and general then    -- a rollover brings no units
         entry.crossed := metered._rearmed(entry);
@@ -2776,20 +2779,17 @@ begin
 end
 $$;
 
--- Units leave a lot, in an entry after tip, those of its rest first: they lapse (e), are revoked (v),
--- or roll over (o), or are kept for its uses again (b).
+-- Units leave a lot, in an entry after tip: they lapse (e), are revoked (v), or roll over (o).
 create function metered._taken(inout tip metered.ledger, inout l metered.lots, units bigint,
     as_kind "char", out move metered.lot_moves)
 language plpgsql immutable
 as $$
 declare
-    rest bigint := least(units, l.rest);
+    rest bigint := case when (l.plan).uses is null then units else 0 end;
     m    record;
 begin
-    tip := metered._lot_entry(tip, case when as_kind = 'b' then 'o' when rest > 0 then as_kind
-        else 's' end, units, -rest);
-    m := metered._moved(l, tip.scope, tip.seq, 1, as_kind, units, -rest,
-        case when as_kind = 'b' then units else rest - units end);
+    tip := metered._lot_entry(tip, case when rest > 0 then as_kind else 's' end, units, -rest);
+    m := metered._moved(l, tip.scope, tip.seq, 1, as_kind, units, -rest, rest - units);
     l := m.l;
     move := m.move;
 end
@@ -3022,12 +3022,18 @@ begin
         m := metered._moved(lots[pos], tip.scope, at_seq, nth, as_kind, part, part, 0);
         lots[pos] := m.l;
         moves := moves || m.move;
-        continue when lots[pos].no is null
-            or lots[pos].expires_at > tip.at and (lots[pos].plan).uses is null;
-        m := metered._taken(metered._own_entry(tip, tip.at), lots[pos], part,
-            case when lots[pos].expires_at > tip.at then 'b'
-            when as_kind = 'g' and lots[pos].late is not null then 'o' else 'e' end::"char");
-        tip := m.tip;
+        continue when lots[pos].no is null;
+        if lots[pos].expires_at <= tip.at then
+            tip := metered._lot_entry(metered._own_entry(tip, tip.at),
+                case when as_kind = 'g' and lots[pos].late is not null then 'o' else 'e' end,
+                part, -part);
+            m := metered._moved(lots[pos], tip.scope, tip.seq, 1, tip.kind, part, -part, 0);
+        elsif (lots[pos].plan).uses is not null then
+            tip := metered._lot_entry(metered._own_entry(tip, tip.at), 'o', part, -part);
+            m := metered._moved(lots[pos], tip.scope, tip.seq, 1, 'b', part, -part, part);
+        else
+            continue;
+        end if;
         lots[pos] := m.l;
         moves := moves || m.move;
         entries := entries || tip;
@@ -4084,9 +4090,8 @@ begin
 end
 $$;
 
--- Notes the lot of the next period if l renews, which began with the entry at_seq, and returns its number. It has no
--- reference if another lot has that one.
-create function metered._renew_lot(l metered.lots, at_seq bigint) returns bigint
+-- Notes the lot of the next period if l renews, which began with the entry at_seq. It has no reference if another lot has that one.
+create function metered._renew_lot(l metered.lots, at_seq bigint) returns void
 language plpgsql volatile
 as $$
 declare
@@ -4099,12 +4104,11 @@ begin
         if exists (select from metered.lot_rows y where y.scope = l.scope and y.reference = follows.reference) then
             follows.reference := null;
         end if;
-        follows.no := metered._note_lot(follows);
+        perform metered._note_lot(follows);
         l.plan.renews := null;
         l.plan.renew_amount := null;
         update metered.lot_rows y set plan = l.plan where y.no = l.no;
     end if;
-    return follows.no;
 end
 $$;
 
@@ -4174,7 +4178,7 @@ begin
             nos := array(select y.no from (
                 select h.no from metered.holds h where h.no = any (nos) and (h.due <= clk) is true
                 order by h.no for no key update) y);
-            perform metered._end_rows(nos, clk, (metered._by_system()).note, false);
+            perform metered._expire_rows(nos, clk, (metered._by_system()).note);
         end if;
         before := metered._unbound_lock_wait(before);
         if (nos = '{}') is not true then
@@ -5519,12 +5523,16 @@ $$;
 create function metered._empty_lot(e metered.ledger, empty metered.lots, out entry metered.ledger, out no bigint)
 language plpgsql volatile
 as $$
+declare
+    follows bigint;
 begin
     entry := metered._schedule(e, (empty.plan).renew_amount, case when empty.expires_at > e.at then empty.expires_at end);
     empty.granted_seq := entry.seq;
     empty.last_seq := entry.seq;
     empty.no := metered._note_lot(empty);
-    perform metered._move_lot(e.scope, entry.seq, 1, metered._renew_lot(empty, entry.seq), 's', entry.amount, 0, 0);
+    perform metered._renew_lot(empty, entry.seq);
+    follows := (select y.no from metered.lot_rows y where y.scope = e.scope and y.pending > 0 and y.granted_seq = entry.seq);
+    perform metered._move_lot(e.scope, entry.seq, 1, follows, 's', entry.amount, 0, 0);
     no := empty.no;
 end
 $$;
@@ -6352,7 +6360,7 @@ $$;
 -- Such a lot has its units as kept. They are no credit of the ledger, so no other balance, limit or lapse counts them. They pay an overdraft that was drawn for their uses: see debts.sql. A call for a
 -- use credits as many as it takes of these lots, in one entry (apply), and then charges the whole amount like any call. The applied units
 -- are rests of their lots in between, so the order of lots is the same for all. Units that a hold frees, or a refund gives back, go back to
--- kept by a later entry (_taken), as units of a lot that has ended lapse. What happens to kept units moves no units of the ledger:
+-- kept by a later entry (keep_back), as units of a lot that has ended lapse. What happens to kept units moves no units of the ledger:
 -- its entries are of the kind s, and the moves say what they did.
 
 -- Whether these are uses as a plan has them.
@@ -6373,6 +6381,23 @@ begin
     l.rest := l.rest + l.kept;
     l.kept := 0;
     return l;
+end
+$$;
+
+-- Units that are the rest of a lot are kept for its uses again. Appends the entry after tip, and returns it.
+create function metered._keep_back(tip metered.ledger, of_lot bigint, units bigint) returns metered.ledger
+language plpgsql volatile
+as $$
+declare
+    entry metered.ledger := tip;
+begin
+    entry.seq := tip.seq + 1;
+    entry.kind := 'o';
+    entry.amount := units;
+    entry.credited := tip.credited - units;
+    perform metered._append(entry);
+    perform metered._move_lot(tip.scope, entry.seq, 1, of_lot, 'b', units, -units, units);
+    return entry;
 end
 $$;
 
@@ -6515,7 +6540,10 @@ begin
     limits := array(select row(l.max, l.win, l.period, case when l.win is distinct from interval '0' then l.tell_at end,
         case when l.win is distinct from interval '0' then l.thresholds end, l.telling)::metered.charge_limit
         from unnest(metered._raised(c.limits, 0, stood)) with ordinality l(max, win, period, tell_at, thresholds, telling, n) order by l.n);
-    e := metered._lot_entry(e, 'd', taken, taken);
+    e.seq := e.seq + 1;
+    e.kind := 'd';
+    e.amount := taken;
+    e.credited := e.credited + taken;
     e.ref := null;
     e.hold := null;
     e.operation_tenant := origin.tenant;
@@ -6577,7 +6605,7 @@ begin
             end if;
         end loop;
         for l in select y.* from metered.lots y where y.no = any (nos) and y.rest > 0 order by y.no loop
-            perform metered._take_units(metered._own_entry(metered._entry_for_write(l.scope), clk), l, l.rest, 'b');
+            perform metered._keep_back(metered._own_entry(metered._entry_for_write(l.scope), clk), l.no, l.rest);
         end loop;
     exception when sqlstate 'MT100' then
         null;
@@ -8276,6 +8304,7 @@ declare
     opens bigint[];     -- how many they are
     dues  bigint[];
     aparts bigint[];
+    lapsed bigint[];    -- units of a wallet, before each time after tip
     t    timestamptz;
 begin
     if octet_length(of_scope) > 255
@@ -8293,6 +8322,7 @@ begin
     dues := case when due is not null then metered._due_minima(tip, times, clk, true) end;
     apart := case when tip.tallied then metered._tallies_before(tip, times, false) end;
     aparts := case when apart is not null then metered._tallies_before(tip, times, true) end;
+    lapsed := case when tip.lots_end is not null then metered._lapsing_before(tip, times, clk) end;
     for i in 1..cardinality(times) loop
         t := times[i] - interval '1 microsecond';       -- an entry at an edge is after it
         unsettled := coalesce(open[i], 0);
@@ -8301,7 +8331,7 @@ begin
             seq := tip.seq;
             spent := tip.spent + coalesce(due[i], 0) + coalesce(apart[i], 0);
             refunded := tip.refunded;
-            credited := tip.credited;
+            credited := tip.credited - coalesce(lapsed[i], 0);
             refunded_after := 0;
             charges := tip.seq - coalesce(int8smaller(tip.others, tip.seq), 0) + coalesce(dues[i], 0) + coalesce(aparts[i], 0);
             return next;
@@ -8318,7 +8348,7 @@ begin
             return next;
             return;
         end if;
-        credited := case when tip.credited = 0 then 0 else
+        credited := case when tip.credited = 0 and tip.lots_end is null then 0 else
             coalesce((select l.credited from metered.ledger l where l.scope = of_scope and l.seq = usage_before.seq), 0) end;
         -- The rows of refund_sum that a purge took are of charges before seq.
         refunded_after := case when refunded = tip.refunded then 0 when seq = 0 then tip.refunded
@@ -8349,6 +8379,41 @@ begin
     end if;
     return query select u.seq, u.spent, u.refunded, u.credited, u.refunded_after, u.unsettled, u.known_from
         from metered.usage_before(of_scope, times) u;
+end
+$$;
+
+-- How many units of a wallet have lapsed, unwritten, before each of the times, which ascend, less those that
+-- began: 0 before its entry tip. From one event of the wallet to the next one it is the same.
+create function metered._lapsing_before(tip metered.ledger, times timestamptz[], clk timestamptz) returns bigint[]
+language plpgsql stable
+as $$
+declare
+    units  bigint[] := array_fill(0::bigint, array[cardinality(times)]);
+    at     timestamptz;
+    until  timestamptz;
+    comes  timestamptz := '-infinity';      -- the next event
+    due    record;
+    lapsed bigint;
+begin
+    for i in 1..cardinality(times) loop
+        at := least(clk, times[i] - interval '1 microsecond');
+        continue when times[i] <= tip.at;
+        if at >= comes then
+            until := greatest(at, tip.at);
+            due := metered._due_lots(tip, at);
+            lapsed := metered._lapsing_after(tip, at, due.lots, due.lapsed, due.debt);
+            comes := least(metered._next_end(tip.scope, until),
+                (select min(metered._turn_at(x)) from unnest(due.lots) x
+                 where x.pending + x.rest + x.kept + x.held > 0 and metered._turn_at(x) > until),
+                (select min(y.roll_end) from metered.lot_rows y
+                 where y.scope = tip.scope and y.open and y.roll_cap is not null
+                   and y.expires_at <= until and y.roll_end > until),
+                (select l.due from metered.hold_lines l
+                 where l.scope = tip.scope and l.open > 0 and l.due > at order by l.due limit 1));
+        end if;
+        units[i] := lapsed;
+    end loop;
+    return units;
 end
 $$;
 
@@ -9604,6 +9669,15 @@ begin
 end
 $$;
 
+-- The same where all are still to be announced.
+create function metered._expire_rows(nos bigint[], clk timestamptz, note jsonb) returns void
+language plpgsql volatile
+as $$
+begin
+    perform metered._end_rows(nos, clk, note, false);
+end
+$$;
+
 -- Frees the units of due lines of a scope by one entry after tip: minima are captured before it, each
 -- at its time. Where more of these are due than one step writes, a call fails (_refuse_behind), and a
 -- step of catch_up leaves the others, with all that falls due after the first of them. The scope is
@@ -9710,7 +9784,7 @@ begin
         select h.no from metered.holds h
         where h.no = any (nos) and (h.due <= clk) is true order by h.no for no key update) y);
     before := metered._unbound_lock_wait(before);
-    perform metered._end_rows(nos, clk, (metered._by_system()).note, false);
+    perform metered._expire_rows(nos, clk, (metered._by_system()).note);
     if cardinality(few) > 1 then
         perform metered._clear_freed(nos, few);
     end if;
@@ -9765,9 +9839,8 @@ begin
         when h.state = 'h' and h.due > clk then 'due_later' end;
     if status is null then
         origin := row(null, null, nullif(note, '')::jsonb);
-        perform metered._end_rows(array[of_no], clk, origin.note, false);
-        perform metered._end_minima(array(select distinct l.scope from metered.hold_lines l
-            where l.hold = of_no and l.open <> 0), of_no, clk, wait_ms);
+        perform metered._expire_rows(array[of_no], clk, origin.note);
+        perform metered._end_minima_of(array[of_no], clk, wait_ms);
         perform metered._clear_freed(array[of_no], null);
         perform metered._release_lines(array[of_no], null, 'x', clk, of_id, origin);
         update metered.holds y set pending = false where y.no = of_no returning y.version into h;
@@ -10168,6 +10241,15 @@ begin
     end if;
     perform metered._end_due(scopes, clk, wait_ms);
     return true;
+end
+$$;
+
+-- _end_minima for the scopes of holds, whose rows are locked too.
+create function metered._end_minima_of(nos bigint[], clk timestamptz, wait_ms int) returns boolean
+language plpgsql volatile
+as $$
+begin
+    return metered._end_minima(array(select distinct l.scope from metered.hold_lines l where l.hold = any (nos) and l.open <> 0), nos[1], clk, wait_ms);
 end
 $$;
 
@@ -11340,7 +11422,7 @@ begin
         perform metered._require(false, 'ttl');
     end if;
     if over is not null then    -- its units may have been freed with a sum, and its row left
-        perform metered._end_rows(array[over], clk, (metered._by_system()).note, false);
+        perform metered._expire_rows(array[over], clk, (metered._by_system()).note);
     end if;
     loop
         insert into metered.holds (placed_at, deadline, due, ceiling, issued_at, version, state,
@@ -15316,7 +15398,18 @@ begin
             returning l.amount - l.captured, metered._line_json(l.scope, l.amount, l.captured, 0, l.refunded, l.at_least)
             into rest, line;
             if rest > 0 then
-                perform metered._free_rest(at_scope, rest, was.clk, of_id, row(op_tenant, operation, note));
+                -- After the entry above, which nobody else has seen: its row needs no lock.
+                insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind,
+                    scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, crossed, others)
+                select t.seq + 1, rest, t.at, t.spent, t.refunded, t.credited, t.held - rest, t.epoch, 'l',
+                    t.scope, case when t.held - rest > 0 then case when t.seq & 15 < 2 and t.next_due > '-infinity'
+            then metered._later_due(t.scope, t.next_due, t.at) else t.next_due end end, t.hold, t.operation_tenant, t.operation,
+                    t.note, t.anchor_at, t.anchor_spent, t.crossed, coalesce(int8smaller(t.others, t.seq), 0) + 1
+                from metered.ledger t where t.scope = at_scope and t.seq = at_seq
+                on conflict do nothing;
+                if not found then
+                    perform metered._collided();
+                end if;
             end if;
             update metered.holds y set version = y.version + 1, entity = coalesce(capture_holds_plain.entity, y.entity), state = 'c',
                 ended_at = was.clk, pending = false
@@ -15327,7 +15420,7 @@ begin
                 jsonb_build_array(jsonb_build_object('scope', at_scope, 'amount', taken, 'seq', at_seq, 'at', was.clk)),
                 note, op_tenant, operation)
             returning exists (select from metered.parked_scopes p where p.scope = at_scope) into waited;
-            if waited and rest = 0 then
+            if waited then
                 perform metered._mark_freed(at_scope);
             end if;
             if channel is not null or operation is not null then
@@ -15344,22 +15437,6 @@ begin
         row(true, 'refuse', entity)::metered.capture_terms, interval '0', wait_ms, row(op_tenant, operation, note)::metered.origin,
         channel, raising);
     return json_build_array(was.refused::text, was.holds::text[], was.crossed);
-end
-$$;
-
--- Appends the entry that frees the rest of a hold's line after its capture, in the same call.
-create function metered._free_rest(of_scope text, units bigint, clk timestamptz, of_hold text, origin metered.origin) returns void
-language plpgsql volatile
-as $$
-begin
-    insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed, tallied, others)
-    select t.seq + 1, units, clk, t.spent, t.refunded, t.credited, t.held - units, t.epoch, 'l', t.scope, metered._due_after(t.scope, t.seq, t.held - units, t.next_due, clk), of_hold, origin.tenant, origin.operation, origin.note, t.anchor_at, t.anchor_spent, t.lots_end, t.crossed, t.tallied, coalesce(int8smaller(t.others, t.seq), 0) + 1
-    from (select * from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1 for key share) t
-    on conflict do nothing;
-    if not found then
-        perform metered._collided();
-    end if;
-    perform metered._mark_freed(of_scope);
 end
 $$;
 
@@ -17721,10 +17798,10 @@ begin
             _expire_due,_expire_rows,_explain_charges,_family,_feed_needs,_feed_server,_find_lot,_find_skipped,
             _first_due,_first_for_write,_first_lot,_first_minima,_fits,_fits_at,_fits_origin,_fold,_fold_all,
             _fold_of,_foreseen,_foreseen_later,_foreseen_next,_foreseen_on,_free_first,_free_in_sum,_free_lines,
-            _free_lots,_free_rest,_fresh,_give_back,_given_back,_goes_on,_goes_short,_gone_on,_has_number,
-            _held_here,_hold_as_json,_hold_before,_hold_of_job,_hold_text,_hours_between,_in_cell,_in_us,
-            _is_idle,_is_job,_join_line,_kept_for,_kept_reports,_key_fits,_keys_of_job,_known_zone,_lags,
-            _lapsing,_lapsing_after,_largest_number,_last_entry,_later_due,_lease_key,_lease_to_settle,
+            _free_lots,_fresh,_give_back,_given_back,_goes_on,_goes_short,_gone_on,_has_number,_held_here,
+            _hold_as_json,_hold_before,_hold_of_job,_hold_text,_hours_between,_in_cell,_in_us,_is_idle,
+            _is_job,_join_line,_keep_back,_kept_for,_kept_reports,_key_fits,_keys_of_job,_known_zone,_lags,
+            _lapsing,_lapsing_after,_lapsing_before,_largest_number,_last_entry,_later_due,_lease_key,_lease_to_settle,
             _leased,_leased_units,_leases_channel,_leave_line,_leaves_at,_limits_trouble,_line_before,_line_json,
             _lines,_lines_per_step,_lines_until,_load_debt,_load_debts,_load_due,_load_lines,_load_rolling,
             _lock_all_scopes,_lock_charges,_lock_due,_lock_each,_lock_holds,_lock_key,_lock_keys,_lock_keys_there,

@@ -38,8 +38,11 @@ type Reservation struct {
 	Tenant string
 
 	Name     string
-	Input    any
 	IssuedAt time.Time
+
+	// Input is as in Command. Settle asks for it if its function charges, credits, refunds or calls
+	// holds, and then refuses a session without one: the work is done by then.
+	Input any
 
 	// Lines are the estimate. They are held until Settle.
 	Lines []holds.Line

@@ -107,7 +107,7 @@ func issuedAt(id string) *time.Time {
 		switch generation, ok := strings.CutPrefix(id, prefix); {
 		case ok && len(generation) == 69:
 			id = generation[33:]
-		case ok && len(generation) == 55:
+		case ok && len(generation) == 49:
 			return uuidv7.TimeOfShort(generation[33:])
 		}
 	}

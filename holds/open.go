@@ -15,8 +15,8 @@ import (
 	"github.com/pgmetered/metered/internal/uuidv7"
 )
 
-// sessionPrefix begins the ids of the holds of sessions. A digest of the operation's id, "_" and a
-// UUID of the session follow, in 22 characters of base64. 0.1.0 wrote the UUID in 36.
+// sessionPrefix begins the ids of the holds of sessions. A digest of the operation's id, "_" and
+// 16 characters of the session's own follow (uuidv7.NewShort). 0.1.0 wrote a UUID there.
 const sessionPrefix = "session_"
 
 const openSQL = `

@@ -37,12 +37,12 @@ func TestTimeOfShort_IsThatOfNewShortAlone(t *testing.T) {
 	t.Parallel()
 	before := time.Now().Truncate(time.Millisecond)
 	id := uuidv7.NewShort()
-	require.Len(t, id, 22)
+	require.Len(t, id, 16)
 	at := uuidv7.TimeOfShort(id)
 	require.NotNil(t, at)
 	require.False(t, at.Before(before))
 	require.False(t, at.After(time.Now()))
-	require.Nil(t, uuidv7.Time(id), "a caller's id of 22 characters may be anything")
+	require.Nil(t, uuidv7.Time(id), "a caller's id of 16 characters may be anything")
 	for _, other := range []string{"", id[1:], id + "A", uuidv7.New(), "*" + id[1:], id[:8] + "A" + id[9:], id[:10] + "AAA" + id[13:], "\n" + id[1:]} {
 		require.Nil(t, uuidv7.TimeOfShort(other), other)
 	}

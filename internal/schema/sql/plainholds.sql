@@ -144,7 +144,17 @@ begin
             returning l.amount - l.captured, metered._line_json(l.scope, l.amount, l.captured, 0, l.refunded, l.at_least)
             into rest, line;
             if rest > 0 then
-                perform metered._free_rest(at_scope, rest, was.clk, of_id, row(op_tenant, operation, note));
+                -- After the entry above, which nobody else has seen: its row needs no lock.
+                insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind,
+                    scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, crossed, others)
+                select t.seq + 1, rest, t.at, t.spent, t.refunded, t.credited, t.held - rest, t.epoch, 'l',
+                    t.scope, {due: tip = t, at = t.at, held = t.held - rest}, t.hold, t.operation_tenant, t.operation,
+                    t.note, t.anchor_at, t.anchor_spent, t.crossed, coalesce({others: tip = t}, 0) + 1
+                from metered.ledger t where t.scope = at_scope and t.seq = at_seq
+                on conflict do nothing;
+                if not found then
+                    perform metered._collided();
+                end if;
             end if;
             update metered.holds y set version = y.version + 1, entity = coalesce(capture_holds_plain.entity, y.entity), state = 'c',
                 ended_at = was.clk, pending = false
@@ -155,7 +165,7 @@ begin
                 jsonb_build_array(jsonb_build_object('scope', at_scope, 'amount', taken, 'seq', at_seq, 'at', was.clk)),
                 note, op_tenant, operation)
             returning exists (select from metered.parked_scopes p where p.scope = at_scope) into waited;
-            if waited and rest = 0 then
+            if waited then
                 perform metered._mark_freed(at_scope);
             end if;
             if channel is not null or operation is not null then
@@ -172,23 +182,5 @@ begin
         row(true, 'refuse', entity)::metered.capture_terms, interval '0', wait_ms, row(op_tenant, operation, note)::metered.origin,
         channel, raising);
     return json_build_array(was.refused::text, was.holds::text[], was.crossed);
-end
-$$;
-
--- Appends the entry that frees the rest of a hold's line after its capture, in the same call.
-create function metered._free_rest(of_scope text, units bigint, clk timestamptz, of_hold text, origin metered.origin) returns void
-language plpgsql volatile
-as $$
-begin
-    insert into metered.ledger ({entry columns})
-    select {entry of t: seq = t.seq + 1, amount = units, at = clk, held = t.held - units, kind = 'l',
-        next_due = metered._due_after(t.scope, t.seq, t.held - units, t.next_due, clk), hold = of_hold,
-        operation_tenant = origin.tenant, operation = origin.operation, note = origin.note}
-    from (select * from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1 for key share) t
-    on conflict do nothing;
-    if not found then
-        perform metered._collided();
-    end if;
-    perform metered._mark_freed(of_scope);
 end
 $$;
