@@ -5114,7 +5114,7 @@ begin
     -- The last lot of a plan has its period.
     select (y.plan).* into plan from metered.lot_rows y
     where y.scope = of_scope and (y.plan).renewal = of_renewal and ((y.plan).renews).every is not null
-    order by y.no desc limit 1;
+    order by y.age desc limit 1;
     begin
         named := began::timestamptz;
         span := metered._period_at(plan.renews, named + interval '999999 microseconds');
@@ -5133,7 +5133,7 @@ begin
 end
 $$;
 
--- A lot, and all lots that its units went on in, by number.
+-- A lot, and all lots that its units went on in.
 create function metered._family(of_no bigint) returns bigint[]
 language plpgsql stable
 as $$
@@ -5142,7 +5142,7 @@ declare
     more bigint[] := nos;
 begin
     while more <> '{}' loop
-        more := array(select y.no from metered.lot_rows y where y.from_lot = any (more) order by y.no);
+        more := array(select y.no from metered.lot_rows y where y.from_lot = any (more));
         nos := nos || more;
     end loop;
     return nos;
@@ -5833,7 +5833,7 @@ begin
     for last in
         select y.no from metered.lot_rows y
         where y.scope = of_scope and ((y.plan).renewal = of_reference or (y.plan).of_reference = of_reference)
-        order by y.no
+        order by y.age
     loop
         update metered.lot_rows y set plan.renews = null, plan.renew_amount = null, plan.roll_to = null, plan.roll_again = null
         where y.no = last;
@@ -6038,7 +6038,7 @@ begin
     expires_at := nullif((named.lot).expires_at, 'infinity');
     nos := metered._family(no);
     reinstated := 0;
-    for l in select y.* from metered.lots y where y.no = any (nos) and y.revoked > 0 and y.expires_at > e.at order by y.no loop
+    for l in select y.* from metered.lots y where y.no = any (nos) and y.revoked > 0 and y.expires_at > e.at order by y.age loop
         part := least(units - reinstated, l.revoked);
         exit when part = 0;
         perform metered._refuse_closed(e);
@@ -6105,7 +6105,7 @@ begin
     -- The last lot of a plan has it. Those before passed it on.
     select y.* into l from metered.lots y
     where y.scope = of_scope and ((y.plan).renews).every is not null and (y.plan).renewal = of_reference
-    order by y.no desc limit 1;
+    order by y.age desc limit 1;
     no := l.no;
     expires_at := nullif(l.expires_at, 'infinity');
     if l.pending > 0 then
@@ -6219,11 +6219,11 @@ begin
     end if;
     -- In the order of its index first, which keeps the planner from the lots that have ended.
     select x.begun, x.expires_at into starts, ends from (
-        select y.no, coalesce(y.starts_at, y.granted_at) as begun, y.expires_at from metered.lot_rows y
+        select y.age, coalesce(y.starts_at, y.granted_at) as begun, y.expires_at from metered.lot_rows y
         where y.scope = of_scope and (y.plan).renewal = of_plan and y.origin = 'g' and ((y.plan).renews).every is null
           and y.pending = 0 and coalesce(y.starts_at, y.granted_at) <= at and y.expires_at > at
         order by y.expires_at, y.no) x
-    order by x.no desc limit 1;
+    order by x.age desc limit 1;
     -- The period's first moment, also where the plan was granted later: or that of the change which brought the plan.
     if starts is not null and (follows.renews).every is not null then
         starts := greatest((metered._period_at(follows.renews, at))[1],
@@ -6234,7 +6234,7 @@ begin
         select of_plan collate "C"
         union
         select c.plan from metered.plan_changes c join chain n on c.to_plan = n.plan where c.scope = of_scope and c.kind = 'changed')
-    select array_agg(y.no order by y.no), sum(y.held) into lots, held
+    select array_agg(y.no order by y.age), sum(y.held) into lots, held
     from metered.lots y join chain n on (y.plan).renewal = n.plan
     where y.scope = of_scope and y.origin = 'g' and ((y.plan).renews).every is null
       and y.pending = 0 and coalesce(y.starts_at, y.granted_at) <= at and y.expires_at > at;
@@ -6297,12 +6297,12 @@ begin
     end if;
     perform metered._require(coalesce(metered._key_fits(key, of_scope), true) and (octet_length(of_plan) between 1 and 255) is true
         and coalesce(isfinite(during), true), 'plan_overage');
-    select null::bigint as no into l;
+    select null::bigint as no, null::bigint[] as age into l;
     e := metered._next_entry(of_scope, key, wait_ms, null);
     during := coalesce(during, e.at);
     -- Lots that end later begin later, but for those whose end was set.
     for near in
-        select x.no, x.granted_seq, x.expires_at, x.category, x.priority, (x.plan).uses as uses,
+        select x.no, x.age, x.granted_seq, x.expires_at, x.category, x.priority, (x.plan).uses as uses,
             coalesce(x.starts_at, x.granted_at) as begun
         from metered.lot_rows x
         where x.scope = of_scope and x.expires_at > during and (x.plan).renewal = of_plan
@@ -6311,7 +6311,7 @@ begin
     loop
         if near.begun > during then
             exit when l.no is not null;
-        elsif (l.no > near.no) is not true then
+        elsif (l.age > near.age) is not true then
             l := near;
         end if;
     end loop;
@@ -6604,7 +6604,7 @@ begin
                 posted.crossed := coalesce(posted.crossed, '[]') || metered._crossed_at(told[i], array[posted.seqs[i]]);
             end if;
         end loop;
-        for l in select y.* from metered.lots y where y.no = any (nos) and y.rest > 0 order by y.no loop
+        for l in select y.* from metered.lots y where y.no = any (nos) and y.rest > 0 order by y.age loop
             perform metered._keep_back(metered._own_entry(metered._entry_for_write(l.scope), clk), l.no, l.rest);
         end loop;
     exception when sqlstate 'MT100' then

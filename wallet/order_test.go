@@ -141,3 +141,29 @@ func TestOrderOf_PlansThatRenewTogetherIsByTheirBeginnings(t *testing.T) {
 		})
 	}
 }
+
+// Units that were revoked come back to the oldest of the lots that had them first, also where a younger one has a lower
+// number, as in a wallet that moved to another cell.
+func TestOrderOf_LotsThatGetRevokedUnitsBackIsByAge(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, wallet.Config{})
+	number := func(no int) {
+		_, err := f.pool.Exec(t.Context(), "select setval(pg_get_serial_sequence('metered.lot_rows', 'no'), $1)", no)
+		require.NoError(t, err)
+	}
+	number(1000)
+	first := f.grant(wallet.Grant{Amount: 10, Reference: "a", Ends: wallet.After(5 * day)})
+	number(10)
+	f.clock.Advance(time.Hour)
+	second := f.rollover(wallet.Rollover{Reference: "a", Cap: 4, For: 10 * day})
+	require.EqualValues(t, 4, second.Amount)
+	require.Less(t, second.Lot, first.Lot)
+	taken, err := f.revoke(wallet.Revoke{Reference: "a"})
+	require.NoError(t, err)
+	require.EqualValues(t, 10, taken.Amount)
+	_, err = f.reinstate(wallet.Revoke{Reference: "a", Amount: 6})
+	require.NoError(t, err)
+	lots := f.balance().Lots
+	require.Len(t, lots, 1, "all of them come back to the first one")
+	require.Equal(t, first.Lot, lots[0].Lot)
+}

@@ -73,6 +73,7 @@ var all = []Mutant{
 	{"a repair begins no epoch", "repair_clock", "e.epoch := e.epoch + 1;", "", "./budget", "TestClock_RepairLetsChargesPassAndNothingLeaveEarly"},
 	{"a series takes another day than the server's", "budget/series.go", "if differs != nil {", "if false && differs != nil {", "./budget", "TestSeries_OfAZoneThatTheServerShowsOtherwiseIsAnError"},
 	{"an anchor outlives a repair", "repair_clock", "e.anchor_at := null;", "", "./budget", "TestCharge_AnAnchorEndsWithTheClockItIsOf"},
+	{"revoked units come back by number", "reinstate_lot", "y.expires_at > e.at order by y.age loop", "y.expires_at > e.at order by y.no loop", "./wallet", "TestOrderOf_LotsThatGetRevokedUnitsBackIsByAge"},
 	{"a series has what has lapsed", "usage_before", "tip.credited - coalesce(lapsed[i], 0)", "tip.credited", "./wallet", wholeSeries},
 	{"a wallet that has lapsed was credited nothing", "usage_before", "tip.credited = 0 and tip.lots_end is null", "tip.credited = 0", "./wallet", wholeSeries},
 	{"a series folds what was due first", "_lapsing_before", "if at >= comes then", "if comes = '-infinity' then", "./wallet", wholeSeries},

@@ -74,11 +74,11 @@ begin
     end if;
     -- In the order of its index first, which keeps the planner from the lots that have ended.
     select x.begun, x.expires_at into starts, ends from (
-        select y.no, coalesce(y.starts_at, y.granted_at) as begun, y.expires_at from metered.lot_rows y
+        select y.age, coalesce(y.starts_at, y.granted_at) as begun, y.expires_at from metered.lot_rows y
         where y.scope = of_scope and (y.plan).renewal = of_plan and y.origin = 'g' and ((y.plan).renews).every is null
           and y.pending = 0 and coalesce(y.starts_at, y.granted_at) <= at and y.expires_at > at
         order by y.expires_at, y.no) x
-    order by x.no desc limit 1;
+    order by x.age desc limit 1;
     -- The period's first moment, also where the plan was granted later: or that of the change which brought the plan.
     if starts is not null and (follows.renews).every is not null then
         starts := greatest((metered._period_at(follows.renews, at))[1],
@@ -89,7 +89,7 @@ begin
         select of_plan collate "C"
         union
         select c.plan from metered.plan_changes c join chain n on c.to_plan = n.plan where c.scope = of_scope and c.kind = 'changed')
-    select array_agg(y.no order by y.no), sum(y.held) into lots, held
+    select array_agg(y.no order by y.age), sum(y.held) into lots, held
     from metered.lots y join chain n on (y.plan).renewal = n.plan
     where y.scope = of_scope and y.origin = 'g' and ((y.plan).renews).every is null
       and y.pending = 0 and coalesce(y.starts_at, y.granted_at) <= at and y.expires_at > at;
@@ -134,12 +134,12 @@ declare
 begin
     perform metered._require(coalesce(metered._key_fits(key, of_scope), true) and (octet_length(of_plan) between 1 and 255) is true
         and coalesce(isfinite(during), true), 'plan_overage');
-    select null::bigint as no into l;
+    select null::bigint as no, null::bigint[] as age into l;
     e := metered._next_entry(of_scope, key, wait_ms, null);
     during := coalesce(during, e.at);
     -- Lots that end later begin later, but for those whose end was set.
     for near in
-        select x.no, x.granted_seq, x.expires_at, x.category, x.priority, (x.plan).uses as uses,
+        select x.no, x.age, x.granted_seq, x.expires_at, x.category, x.priority, (x.plan).uses as uses,
             coalesce(x.starts_at, x.granted_at) as begun
         from metered.lot_rows x
         where x.scope = of_scope and x.expires_at > during and (x.plan).renewal = of_plan
@@ -148,7 +148,7 @@ begin
     loop
         if near.begun > during then
             exit when l.no is not null;
-        elsif (l.no > near.no) is not true then
+        elsif (l.age > near.age) is not true then
             l := near;
         end if;
     end loop;

@@ -33,7 +33,7 @@ begin
     -- The last lot of a plan has its period.
     select (y.plan).* into plan from metered.lot_rows y
     where y.scope = of_scope and (y.plan).renewal = of_renewal and ((y.plan).renews).every is not null
-    order by y.no desc limit 1;
+    order by y.age desc limit 1;
     begin
         named := began::timestamptz;
         span := metered._period_at(plan.renews, named + interval '999999 microseconds');
@@ -52,7 +52,7 @@ begin
 end
 $$;
 
--- A lot, and all lots that its units went on in, by number.
+-- A lot, and all lots that its units went on in.
 create function metered._family(of_no bigint) returns bigint[]
 language plpgsql stable
 as $$
@@ -61,7 +61,7 @@ declare
     more bigint[] := nos;
 begin
     while more <> '{}' loop
-        more := array(select y.no from metered.lot_rows y where y.from_lot = any (more) order by y.no);
+        more := array(select y.no from metered.lot_rows y where y.from_lot = any (more));
         nos := nos || more;
     end loop;
     return nos;

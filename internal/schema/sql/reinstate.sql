@@ -59,7 +59,7 @@ begin
     expires_at := nullif((named.lot).expires_at, 'infinity');
     nos := metered._family(no);
     reinstated := 0;
-    for l in select y.* from metered.lots y where y.no = any (nos) and y.revoked > 0 and y.expires_at > e.at order by y.no loop
+    for l in select y.* from metered.lots y where y.no = any (nos) and y.revoked > 0 and y.expires_at > e.at order by y.age loop
         part := least(units - reinstated, l.revoked);
         exit when part = 0;
         perform metered._refuse_closed(e);
@@ -111,7 +111,7 @@ begin
     -- The last lot of a plan has it. Those before passed it on.
     select y.* into l from metered.lots y
     where y.scope = of_scope and ((y.plan).renews).every is not null and (y.plan).renewal = of_reference
-    order by y.no desc limit 1;
+    order by y.age desc limit 1;
     no := l.no;
     expires_at := nullif(l.expires_at, 'infinity');
     if l.pending > 0 then

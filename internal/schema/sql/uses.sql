@@ -227,7 +227,7 @@ begin
                 posted.crossed := coalesce(posted.crossed, '[]') || metered._crossed_at(told[i], array[posted.seqs[i]]);
             end if;
         end loop;
-        for l in select y.* from metered.lots y where y.no = any (nos) and y.rest > 0 order by y.no loop
+        for l in select y.* from metered.lots y where y.no = any (nos) and y.rest > 0 order by y.age loop
             perform metered._take_units(metered._own_entry(metered._entry_for_write(l.scope), clk), l, l.rest, 'b');
         end loop;
     exception when sqlstate 'MT100' then

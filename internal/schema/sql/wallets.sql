@@ -315,7 +315,7 @@ begin
     for last in
         select y.no from metered.lot_rows y
         where y.scope = of_scope and ((y.plan).renewal = of_reference or (y.plan).of_reference = of_reference)
-        order by y.no
+        order by y.age
     loop
         update metered.lot_rows y set plan.renews = null, plan.renew_amount = null, plan.roll_to = null, plan.roll_again = null
         where y.no = last;
