@@ -2554,11 +2554,8 @@ as $$
 declare
     general boolean := plan.uses is null;
 begin
-    entry := tip;
-    entry.seq := tip.seq + 1;
-    entry.kind := case when general then 'd' else 's' end;
-    entry.amount := lot.amount;
-    entry.credited := tip.credited + case when general then lot.amount else 0 end;
+    entry := metered._lot_entry(tip, case when general then 'd' else 's' end, lot.amount,
+        case when general then lot.amount else 0 end);
     entry.lots_end := least(coalesce(tip.lots_end, 'infinity'), lot.expires_at);
     if entry.crossed is not null and of_lot is null and general then    -- a rollover brings no units
         entry.crossed := metered._rearmed(entry);
@@ -2779,17 +2776,20 @@ begin
 end
 $$;
 
--- Units leave a lot, in an entry after tip: they lapse (e), are revoked (v), or roll over (o).
+-- Units leave a lot, in an entry after tip, those of its rest first: they lapse (e), are revoked (v),
+-- or roll over (o), or are kept for its uses again (b).
 create function metered._taken(inout tip metered.ledger, inout l metered.lots, units bigint,
     as_kind "char", out move metered.lot_moves)
 language plpgsql immutable
 as $$
 declare
-    rest bigint := case when (l.plan).uses is null then units else 0 end;
+    rest bigint := least(units, l.rest);
     m    record;
 begin
-    tip := metered._lot_entry(tip, case when rest > 0 then as_kind else 's' end, units, -rest);
-    m := metered._moved(l, tip.scope, tip.seq, 1, as_kind, units, -rest, rest - units);
+    tip := metered._lot_entry(tip, case when as_kind = 'b' then 'o' when rest > 0 then as_kind
+        else 's' end, units, -rest);
+    m := metered._moved(l, tip.scope, tip.seq, 1, as_kind, units, -rest,
+        case when as_kind = 'b' then units else rest - units end);
     l := m.l;
     move := m.move;
 end
@@ -3022,18 +3022,12 @@ begin
         m := metered._moved(lots[pos], tip.scope, at_seq, nth, as_kind, part, part, 0);
         lots[pos] := m.l;
         moves := moves || m.move;
-        continue when lots[pos].no is null;
-        if lots[pos].expires_at <= tip.at then
-            tip := metered._lot_entry(metered._own_entry(tip, tip.at),
-                case when as_kind = 'g' and lots[pos].late is not null then 'o' else 'e' end,
-                part, -part);
-            m := metered._moved(lots[pos], tip.scope, tip.seq, 1, tip.kind, part, -part, 0);
-        elsif (lots[pos].plan).uses is not null then
-            tip := metered._lot_entry(metered._own_entry(tip, tip.at), 'o', part, -part);
-            m := metered._moved(lots[pos], tip.scope, tip.seq, 1, 'b', part, -part, part);
-        else
-            continue;
-        end if;
+        continue when lots[pos].no is null
+            or lots[pos].expires_at > tip.at and (lots[pos].plan).uses is null;
+        m := metered._taken(metered._own_entry(tip, tip.at), lots[pos], part,
+            case when lots[pos].expires_at > tip.at then 'b'
+            when as_kind = 'g' and lots[pos].late is not null then 'o' else 'e' end::"char");
+        tip := m.tip;
         lots[pos] := m.l;
         moves := moves || m.move;
         entries := entries || tip;
@@ -4090,8 +4084,9 @@ begin
 end
 $$;
 
--- Notes the lot of the next period if l renews, which began with the entry at_seq. It has no reference if another lot has that one.
-create function metered._renew_lot(l metered.lots, at_seq bigint) returns void
+-- Notes the lot of the next period if l renews, which began with the entry at_seq, and returns its number. It has no
+-- reference if another lot has that one.
+create function metered._renew_lot(l metered.lots, at_seq bigint) returns bigint
 language plpgsql volatile
 as $$
 declare
@@ -4104,11 +4099,12 @@ begin
         if exists (select from metered.lot_rows y where y.scope = l.scope and y.reference = follows.reference) then
             follows.reference := null;
         end if;
-        perform metered._note_lot(follows);
+        follows.no := metered._note_lot(follows);
         l.plan.renews := null;
         l.plan.renew_amount := null;
         update metered.lot_rows y set plan = l.plan where y.no = l.no;
     end if;
+    return follows.no;
 end
 $$;
 
@@ -4178,7 +4174,7 @@ begin
             nos := array(select y.no from (
                 select h.no from metered.holds h where h.no = any (nos) and (h.due <= clk) is true
                 order by h.no for no key update) y);
-            perform metered._expire_rows(nos, clk, (metered._by_system()).note);
+            perform metered._end_rows(nos, clk, (metered._by_system()).note, false);
         end if;
         before := metered._unbound_lock_wait(before);
         if (nos = '{}') is not true then
@@ -5523,16 +5519,12 @@ $$;
 create function metered._empty_lot(e metered.ledger, empty metered.lots, out entry metered.ledger, out no bigint)
 language plpgsql volatile
 as $$
-declare
-    follows bigint;
 begin
     entry := metered._schedule(e, (empty.plan).renew_amount, case when empty.expires_at > e.at then empty.expires_at end);
     empty.granted_seq := entry.seq;
     empty.last_seq := entry.seq;
     empty.no := metered._note_lot(empty);
-    perform metered._renew_lot(empty, entry.seq);
-    follows := (select y.no from metered.lot_rows y where y.scope = e.scope and y.pending > 0 and y.granted_seq = entry.seq);
-    perform metered._move_lot(e.scope, entry.seq, 1, follows, 's', entry.amount, 0, 0);
+    perform metered._move_lot(e.scope, entry.seq, 1, metered._renew_lot(empty, entry.seq), 's', entry.amount, 0, 0);
     no := empty.no;
 end
 $$;
@@ -6360,7 +6352,7 @@ $$;
 -- Such a lot has its units as kept. They are no credit of the ledger, so no other balance, limit or lapse counts them. They pay an overdraft that was drawn for their uses: see debts.sql. A call for a
 -- use credits as many as it takes of these lots, in one entry (apply), and then charges the whole amount like any call. The applied units
 -- are rests of their lots in between, so the order of lots is the same for all. Units that a hold frees, or a refund gives back, go back to
--- kept by a later entry (keep_back), as units of a lot that has ended lapse. What happens to kept units moves no units of the ledger:
+-- kept by a later entry (_taken), as units of a lot that has ended lapse. What happens to kept units moves no units of the ledger:
 -- its entries are of the kind s, and the moves say what they did.
 
 -- Whether these are uses as a plan has them.
@@ -6381,23 +6373,6 @@ begin
     l.rest := l.rest + l.kept;
     l.kept := 0;
     return l;
-end
-$$;
-
--- Units that are the rest of a lot are kept for its uses again. Appends the entry after tip, and returns it.
-create function metered._keep_back(tip metered.ledger, of_lot bigint, units bigint) returns metered.ledger
-language plpgsql volatile
-as $$
-declare
-    entry metered.ledger := tip;
-begin
-    entry.seq := tip.seq + 1;
-    entry.kind := 'o';
-    entry.amount := units;
-    entry.credited := tip.credited - units;
-    perform metered._append(entry);
-    perform metered._move_lot(tip.scope, entry.seq, 1, of_lot, 'b', units, -units, units);
-    return entry;
 end
 $$;
 
@@ -6540,10 +6515,7 @@ begin
     limits := array(select row(l.max, l.win, l.period, case when l.win is distinct from interval '0' then l.tell_at end,
         case when l.win is distinct from interval '0' then l.thresholds end, l.telling)::metered.charge_limit
         from unnest(metered._raised(c.limits, 0, stood)) with ordinality l(max, win, period, tell_at, thresholds, telling, n) order by l.n);
-    e.seq := e.seq + 1;
-    e.kind := 'd';
-    e.amount := taken;
-    e.credited := e.credited + taken;
+    e := metered._lot_entry(e, 'd', taken, taken);
     e.ref := null;
     e.hold := null;
     e.operation_tenant := origin.tenant;
@@ -6605,7 +6577,7 @@ begin
             end if;
         end loop;
         for l in select y.* from metered.lots y where y.no = any (nos) and y.rest > 0 order by y.age loop
-            perform metered._keep_back(metered._own_entry(metered._entry_for_write(l.scope), clk), l.no, l.rest);
+            perform metered._take_units(metered._own_entry(metered._entry_for_write(l.scope), clk), l, l.rest, 'b');
         end loop;
     exception when sqlstate 'MT100' then
         null;
@@ -6969,6 +6941,59 @@ begin
 end
 $$;
 
+-- Who holds the held units of a scope that a limit refuses: this transaction, or the holds of_nos (own),
+-- leases until leases_end (leased), and others. falls_due is when the first unit becomes free that is not own.
+create function metered._who_holds(tip metered.ledger, held bigint, of_nos bigint[], clk timestamptz,
+    out own bigint, out leased bigint, out falls_due timestamptz, out leases_end timestamptz)
+language plpgsql stable
+as $$
+declare
+    here record;
+    open_leases record;
+begin
+    here := metered._held_here(tip, of_nos);
+    own := here.units;
+    leased := 0;
+    if held <= own then
+        return;
+    end if;
+    open_leases := metered._leased_units(tip.scope, here.leased);
+    leased := open_leases.units;
+    if held > own + leased then
+        falls_due := metered._others_fall_due(tip, of_nos, clk);
+    end if;
+    if leased > 0 then
+        -- One that has ended waits for its settlement: pools look every 2 seconds.
+        leases_end := case when open_leases.ends_at > clk then open_leases.ends_at else clk + interval '2 s' end;
+        falls_due := least(falls_due, leases_end);
+    end if;
+end
+$$;
+
+-- When a limit by period admits units that find no room before their period ends: then, or when enough of
+-- the units that are still held then, and of minima of that very moment, have left. own and so on are as in _who_holds.
+create function metered._fits_after_period(tip metered.ledger, lim metered.charge_limit, units bigint, period_end timestamptz,
+    own bigint, leased bigint, leases_end timestamptz, clk timestamptz, of_nos bigint[]) returns timestamptz
+language plpgsql stable
+as $$
+declare
+    minima    record;
+    held_then bigint;
+begin
+    minima := metered._minima_leave(tip, lim, period_end, period_end + interval '1 microsecond', clk, of_nos);
+    held_then := tip.held - case when leases_end <= period_end then leased else 0 end
+        - case when tip.next_due <= period_end then metered._due_units(tip.scope, tip.next_due, period_end) else 0 end
+        + coalesce(minima.units[1], 0);
+    if greatest(held_then, own) <= lim.max - units then
+        return period_end;
+    end if;
+    minima := metered._minima_leave(tip, lim, period_end, 'infinity', clk, of_nos);
+    return metered._fits_at(tip, lim, lim.max - own - units, 0, null,
+        coalesce(metered._first_due(tip.scope, tip.next_due, period_end), greatest(period_end, leases_end)),
+        minima.units, minima.leave);
+end
+$$;
+
 -- The use of a limit that refuses nothing, where its window or period begins before the entries that a purge has kept. A known
 -- use of either is 0 or more.
 create function metered._unknown_use() returns bigint
@@ -7007,11 +7032,9 @@ declare
     base_spent bigint := known.base_spent;
     retry timestamptz;
     falls_due timestamptz;  -- the first unit that others hold
-    lease  record;
     leased bigint;
     leases_end timestamptz;
     p      timestamptz[];   -- of a limit by period
-    held_then bigint;       -- at the period's end
     m     record;           -- minima, and when they leave
     fits  timestamptz;
     spent bigint;
@@ -7035,11 +7058,9 @@ begin
             p := case when l.win is null then metered._period_at(l.period, greatest(clk, tip.at)) end;
             since := null;
             apart := 0;
-            if u is not null then
-                null;
-            elsif l.win = interval '0' then
+            if u is null and l.win = interval '0' then
                 u := tip.spent - tip.refunded - tip.credited;
-            else
+            elsif u is null then
                 if (tip.at <= clk + ahead) is not true and l.max < 9223372036854775807 then
                     raise exception 'the last entry is ahead of the clock'
                         using errcode = 'MT003', detail = jsonb_build_object('scope', tip.scope,
@@ -7069,25 +7090,15 @@ begin
             used[n] := u;
             continue when u <= l.max - held[i] - c.amount;
             own := 0;
-            if held[i] > 0 then
-                w := metered._held_here(tip, of_nos);
-                own := w.units;
-            end if;
-            falls_due := null;
             leased := 0;
+            falls_due := null;
             leases_end := null;
-            if held[i] > own then
-                lease := metered._leased_units(c.scope, w.leased);
-                leased := lease.units;
-                leases_end := lease.ends_at;
-                if held[i] > own + leased then
-                    falls_due := metered._others_fall_due(tip, of_nos, clk);
-                end if;
-                if leased > 0 then
-                    -- One that has ended waits for its settlement: pools look every 2 seconds.
-                    leases_end := case when leases_end > clk then leases_end else clk + interval '2 s' end;
-                    falls_due := least(falls_due, leases_end);
-                end if;
+            if held[i] > 0 then
+                w := metered._who_holds(tip, held[i], of_nos, clk);
+                own := w.own;
+                leased := w.leased;
+                falls_due := w.falls_due;
+                leases_end := w.leases_end;
             end if;
             retry := null;
             room := l.max - held[i] - c.amount;
@@ -7110,16 +7121,7 @@ begin
                 retry := least(retry, case when p is null or fits < p[2] then fits end);
             end if;
             if l.win is null and room >= 0 and retry is null then
-                -- At the period's end only units held by then are left, and minima of that very moment.
-                m := metered._minima_leave(tip, l, p[2], p[2] + interval '1 microsecond', clk, of_nos);
-                held_then := tip.held - case when leases_end <= p[2] then leased else 0 end
-                    - case when tip.next_due <= p[2] then metered._due_units(tip.scope, tip.next_due, p[2]) else 0 end + coalesce(m.units[1], 0);
-                retry := p[2];
-                if greatest(held_then, own) > l.max - c.amount then
-                    m := metered._minima_leave(tip, l, p[2], 'infinity', clk, of_nos);
-                    retry := metered._fits_at(tip, l, room, 0, row(n, 0, 0),
-                        coalesce(metered._first_due(tip.scope, tip.next_due, p[2]), greatest(p[2], leases_end)), m.units, m.leave);
-                end if;
+                retry := metered._fits_after_period(tip, l, c.amount, p[2], own, leased, leases_end, clk, of_nos);
             end if;
             refused := coalesce(refused, '[]') || jsonb_build_object(
                 'limit', n - 1, 'used', u, 'held', held[i] - own - leased, 'own', own, 'leased', leased,
@@ -7566,62 +7568,62 @@ $$;
 -- the window's base is looked up, and becomes the anchor (ADR 4).
 create function metered._write_charges(charges metered.new_charge[], ahead interval, wait_ms int,
     origin metered.origin, mode text, hold metered.hold_terms, standing boolean,
-    out seqs bigint[], out ats timestamptz[], out used bigint[], out held bigint[], out refused jsonb, out at timestamptz,
-    out periods timestamptz[], out crossed jsonb)
+    out seqs bigint[], out ats timestamptz[], out used bigint[], out held bigint[],
+    out refused jsonb, out at timestamptz, out periods timestamptz[], out crossed jsonb)
 language plpgsql volatile
 as $$
 declare
-    c     metered.new_charge;
-    l     metered.charge_limit;
-    tip   metered.ledger;
-    tips  metered.ledger[];
-    i     int;              -- charges so far, or null
-    n     int;              -- limits so far, or null
-    u     bigint;           -- units that count against a limit
-    since timestamptz;
+    charge  metered.new_charge;
+    lim     metered.charge_limit;
+    tip     metered.ledger;
+    tips    metered.ledger[];
+    nth     int;            -- charges so far, or null
+    nth_limit int;          -- limits so far, or null
+    counts  bigint;         -- units that count against a limit
+    since   timestamptz;
     base_seq      bigint;   -- the last entry before the window
     base_spent    bigint;
     base_refunded bigint;
-    w     record;
-    look  boolean := mode = 'look';
-    plain boolean := true;
-    due   boolean;
-    p     timestamptz[];    -- the start and the end of a limit's period
-    absent jsonb;           -- scopes that must exist and are missing
-    verdict record;
-    units bigint;
+    part    record;
+    look    boolean := mode = 'look';
+    plain   boolean := true;
+    due     boolean;
+    span    timestamptz[];  -- the start and the end of a limit's period
+    absent  jsonb;          -- scopes that must exist and are missing
+    units   bigint;
     tallies timestamptz[];  -- the times of charges that are tallies
-    sums  text[];           -- scopes of charges without limits, which have tallies from now on if this one had to wait
-    waited boolean;
+    -- Scopes of charges without limits. They have tallies from now on if this charge had to wait.
+    sums    text[];
+    waited  boolean;
 begin
-    foreach c in array charges loop
-        i := coalesce(i, 0) + 1;
-        if c.limits is null then    -- a mere sum
+    foreach charge in array charges loop
+        nth := coalesce(nth, 0) + 1;
+        if charge.limits is null then
             if not look and not metered._sharded() and not metered._one_snapshot() then
-                at := metered._tally(c, origin, hold.id);
+                at := metered._tally(charge, origin, hold.id);
                 if at is not null then
-                    tallies[i] := at;
+                    tallies[nth] := at;
                 end if;
             end if;
-            sums := sums || c.scope;
+            sums := sums || charge.scope;
         end if;
     end loop;
+    for which in 1..case when sums is not null and tallies is null then nth else 0 end loop
+        charges[which].limits := coalesce(charges[which].limits, '{}');
+    end loop;
+    nth := null;
     if tallies is not null then
-        w := metered._write_others(charges, tallies, ahead, wait_ms, origin, mode, hold, standing);
-        seqs := w.seqs;
-        ats := w.ats;
-        used := w.used;
-        held := w.held;
-        refused := w.refused;
-        at := w.at;
-        periods := w.periods;
-        crossed := w.crossed;
+        part := metered._write_others(charges, tallies, ahead, wait_ms, origin, mode, hold, standing);
+        seqs := part.seqs;
+        ats := part.ats;
+        used := part.used;
+        held := part.held;
+        refused := part.refused;
+        at := coalesce(part.at, at);
+        periods := part.periods;
+        crossed := part.crossed;
         return;
     end if;
-    for nth in 1..case when sums is not null then i else 0 end loop
-        charges[nth].limits := coalesce(charges[nth].limits, '{}');
-    end loop;
-    i := null;
     if hold.at is null then
         -- One lock needs no order.
         if not look and (cardinality(charges) > 1 or metered._try_lock(charges[1].key) is not true) then
@@ -7631,33 +7633,36 @@ begin
     else
         at := hold.at;
     end if;
-    foreach c in array charges loop
-        i := coalesce(i, 0) + 1;
-        if (c.amount between 1 and 9007199254740992 and c.held between 0 and c.amount and octet_length(c.scope) between 1 and 255
-            and coalesce(pg_column_size(c.note), 0) <= 8192 and pg_column_compression(c.note) is null and cardinality(c.limits) <= 16
-            and c.must_exist is not true and ((c.note ? 'use') is not true or mode in ('look', 'applied'))) is not true then
-            if c.note ? 'use' and mode not in ('look', 'applied') then
-                w := metered._write_for_uses(charges, ahead, wait_ms, origin, mode, hold, standing, at);
-                seqs := w.seqs;
-                ats := w.ats;
-                used := w.used;
-                held := w.held;
-                refused := w.refused;
-                periods := w.periods;
-                crossed := w.crossed;
+    foreach charge in array charges loop
+        nth := coalesce(nth, 0) + 1;
+        if (charge.amount between 1 and 9007199254740992 and charge.held between 0 and charge.amount
+            and octet_length(charge.scope) between 1 and 255 and coalesce(pg_column_size(charge.note), 0) <= 8192
+            and pg_column_compression(charge.note) is null and cardinality(charge.limits) <= 16
+            and charge.must_exist is not true
+            and ((charge.note ? 'use') is not true or mode in ('look', 'applied'))) is not true then
+            if charge.note ? 'use' and mode not in ('look', 'applied') then
+                part := metered._write_for_uses(charges, ahead, wait_ms, origin, mode, hold, standing, at);
+                seqs := part.seqs;
+        ats := part.ats;
+        used := part.used;
+        held := part.held;
+        refused := part.refused;
+        at := coalesce(part.at, at);
+        periods := part.periods;
+        crossed := part.crossed;
                 return;
             end if;
-            absent := metered._admit(c, absent, look, wait_ms);
+            absent := metered._admit(charge, absent, look, wait_ms);
             plain := plain and absent is null;
         end if;
         if look then
-            select * into tip from metered.ledger y where y.scope = c.scope order by y.seq desc limit 1;
+            select * into tip from metered.ledger y where y.scope = charge.scope order by y.seq desc limit 1;
         else
-            -- _entry_for_write, without the call where there is an entry.
-            select * into tip from metered.ledger y where y.scope = c.scope order by y.seq desc limit 1 for key share;
+            select * into tip from metered.ledger y where y.scope = charge.scope
+            order by y.seq desc limit 1 for key share;
         end if;
         if not found then
-            tip := case when look then metered._fresh(c.scope) else metered._first_for_write(c.scope) end;
+            tip := case when look then metered._fresh(charge.scope) else metered._first_for_write(charge.scope) end;
         end if;
         if tip.tallied then
             if look then
@@ -7665,194 +7670,238 @@ begin
             else
                 tip := metered._fold(tip);
             end if;
-        elsif c.scope = any (sums) and (waited or current_setting('metered_tx.waited', true) = 'true') and tip.seq > 0 and tip.epoch = 0
-            and tip.lots_end is null and not metered._sharded() then
+        elsif charge.scope = any (sums) and (waited or current_setting('metered_tx.waited', true) = 'true')
+            and tip.seq > 0 and tip.epoch = 0 and tip.lots_end is null and not metered._sharded() then
             tip.tallied := true;
         end if;
         if tip.at > at or tip.next_due <= at or tip.lots_end <= at or tip.crossed is not null then
             plain := plain and (tip.at > at or tip.next_due <= at or tip.lots_end <= at) is not true;
             due := due or tip.next_due <= at or tip.lots_end <= greatest(at, tip.at);
             if tip.crossed is not null then
-                c.limits := metered._untold(c.limits, tip.crossed, tip.spent - tip.refunded, tip.held, tip.credited, at);
+                charge.limits := metered._untold(charge.limits, tip.crossed, tip.spent - tip.refunded,
+                    tip.held, tip.credited, at);
             end if;
         end if;
-        foreach l in array c.limits loop
+        foreach lim in array charge.limits loop
             exit when plain is not true;
-            n := coalesce(n, 0) + 1;
-            continue when standing is not true and l.win > interval '0'
-                and tip.spent - case when tip.anchor_at <= at - l.win then tip.anchor_spent else 0 end <= least(l.max, l.tell_at - 1) - tip.held - c.amount;
-            since := at - l.win;
+            nth_limit := coalesce(nth_limit, 0) + 1;
+            continue when standing is not true and lim.win > interval '0'
+                and tip.spent - case when tip.anchor_at <= at - lim.win then tip.anchor_spent else 0 end <= least(lim.max, lim.tell_at - 1) - tip.held - charge.amount;
+            since := at - lim.win;
             if since = at then
-                u := tip.spent - tip.refunded - tip.credited;
+                counts := tip.spent - tip.refunded - tip.credited;
             elsif tip.at <= since then
-                u := 0;
+                counts := 0;
             else
-                if since is null then   -- a limit by period. The bound is tried twice, since a period is dear to find
-                    continue when standing is not true and tip.spent <= least(l.max, l.tell_at - 1) - tip.held - c.amount;
-                    p := metered._period_at(l.period, at);
-                    since := p[1] - interval '0.000001';
+                if since is null then   -- a limit by period
+                    continue when standing is not true and tip.spent <= least(lim.max, lim.tell_at - 1) - tip.held - charge.amount;
+                    span := metered._period_at(lim.period, at);
+                    since := span[1] - interval '0.000001';
                     continue when standing is not true and tip.anchor_at <= since
-                        and tip.spent - tip.anchor_spent <= least(l.max, l.tell_at - 1) - tip.held - c.amount;
-                    periods := periods || p;
+                        and tip.spent - tip.anchor_spent <= least(lim.max, lim.tell_at - 1) - tip.held - charge.amount;
+                    periods := periods || span;
                 end if;
-                -- _spent_since where the base is in the newest epoch, or all that was ever
-                -- spent is inside: base_seq is 0 if entry 2 says that nothing was purged.
-                select coalesce(b.seq, (select 0 from metered.ledger y where y.scope = c.scope and y.seq = 2)),
+                select coalesce(b.seq, (select 0 from metered.ledger y where y.scope = charge.scope and y.seq = 2)),
                     coalesce(b.spent, 0), coalesce(b.refunded, 0) into base_seq, base_spent, base_refunded
                 from (values (1)) one left join lateral (
                     select base.seq, base.spent, base.refunded
                     from (select y.seq from metered.ledger y
-                where y.scope = c.scope and y.epoch = tip.epoch and y.at <= since and (y.seq & 15 = 1 or y.kind = 'k')
+                where y.scope = charge.scope and y.epoch = tip.epoch and y.at <= since and (y.seq & 15 = 1 or y.kind = 'k')
                 order by y.at desc, y.seq desc limit 1) mark,
             lateral (select y.seq, y.spent, y.refunded from metered.ledger y
-                where y.scope = c.scope and y.seq between mark.seq and mark.seq + 15 and y.epoch = tip.epoch and y.at <= since
+                where y.scope = charge.scope and y.seq between mark.seq and mark.seq + 15 and y.epoch = tip.epoch and y.at <= since
                 order by y.seq desc limit 1) base) b on true;
                 if base_seq > 1 or tip.epoch = 0 and (base_seq = 0 or base_seq is null and tip.seq <= 16) then
-                    u := tip.spent - base_spent - case when base_refunded = tip.refunded then 0
-                        else metered._refunds_after(c.scope, tip.seq, coalesce(base_seq, 0)) end;
-                elsif l.max = 9223372036854775807 then     -- it refuses nothing: _check_limits looks whether its use is known
-                    plain := false;
+                    counts := tip.spent - base_spent - case when base_refunded = tip.refunded then 0
+                        else metered._refunds_after(charge.scope, tip.seq, coalesce(base_seq, 0)) end;
+                elsif lim.max = 9223372036854775807 then
+                    plain := false;     -- it refuses nothing: _check_limits looks whether its use is known
                     exit;
                 else
-                    w := metered._spent_since(tip, since);
-                    base_seq := w.base_seq;
-                    base_spent := w.base_spent;
-                    u := w.used;
+                    part := metered._spent_since(tip, since);
+                    base_seq := part.base_seq;
+                    base_spent := part.base_spent;
+                    counts := part.used;
                 end if;
                 if standing is not true and base_spent > 0 then
                     tip.anchor_at := since;
                     tip.anchor_spent := base_spent;
                 end if;
             end if;
-            used[n] := u;
-            plain := u <= least(l.max, l.tell_at - 1) - tip.held - c.amount;
+            used[nth_limit] := counts;
+            plain := counts <= least(lim.max, lim.tell_at - 1) - tip.held - charge.amount;
         end loop;
-        if plain and i = cardinality(charges) and i = 1 and c.held = 0 and not look then
-            -- One charge, let in: the loop below, for it alone.
+        if plain and nth = cardinality(charges) and nth = 1 and charge.held = 0 and not look then
             if tip.held > 0 then
-                tip.next_due := metered._due_after(c.scope, tip.seq, tip.held, tip.next_due, at);
+                tip.next_due := metered._due_after(charge.scope, tip.seq, tip.held, tip.next_due, at);
             end if;
             insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed, tallied, others)
-            values (tip.seq + 1, c.amount, _write_charges.at, tip.spent + c.amount, tip.refunded, tip.credited, tip.held, tip.epoch, 'c', c.scope, tip.next_due, hold.id, origin.tenant, origin.operation, c.note, tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed, tip.tallied, int8smaller(tip.others, tip.seq))
+            values (tip.seq + 1, charge.amount, _write_charges.at, tip.spent + charge.amount, tip.refunded, tip.credited, tip.held, tip.epoch, 'c', charge.scope, tip.next_due, hold.id, origin.tenant, origin.operation, charge.note, tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed, tip.tallied, int8smaller(tip.others, tip.seq))
             on conflict do nothing
-            returning array[y.seq], array[y.at], array[y.held], case when standing then used end into seqs, ats, held, used;
+            returning array[y.seq], array[y.at], array[y.held], case when standing then used end
+            into seqs, ats, held, used;
             if seqs is null then
                 perform metered._collided();
             elsif tip.lots_end is not null then
-                perform metered._use_lots(c.scope, tip.seq + 1, c.amount, metered._balance(tip), 't', c.note ->> 'use');
+                perform metered._use_lots(charge.scope, tip.seq + 1, charge.amount, metered._balance(tip), 't',
+                    charge.note ->> 'use');
             end if;
             return;
         end if;
-        tips[i] := tip;
-        held[i] := tip.held;
+        tips[nth] := tip;
+        held[nth] := tip.held;
     end loop;
-    if look or plain is not true then
-        if look and plain then
+    if look and plain then
+        return;
+    elsif plain is not true then
+        -- The last limit looked at is the first that may refuse.
+        part := metered._judge_charges(charges, tips, held, used, at, ahead, wait_ms, hold.nos, mode,
+            standing, absent, due, row(coalesce(nth_limit, 0), coalesce(base_seq, 0), coalesce(base_spent, 0)));
+        refused := part.refused;
+        used := part.used;
+        if refused is not null or look then
             return;
         end if;
-        if absent is not null then
-            refused := absent;
-            used := null;
-            if mode = 'raise' then
-                raise exception 'a scope does not exist' using errcode = 'MT001', detail = refused;
-            end if;
-            return;
-        end if;
-        -- A refusal, or an error of the clock, must rest on all that is committed by now.
-        if metered._one_snapshot() then
-            if look then
-                perform metered._lock_charges(charges, wait_ms);
-            end if;
-            perform metered._refuse_stale(tips);
-        end if;
-        if look then
-            verdict := metered._check_now(charges, tips, at, ahead);
-        elsif due then
-            verdict := metered._expire_and_check(charges, tips, at, ahead, wait_ms, hold.nos);
-            tips := verdict.stand;
-            held := verdict.held;
-        else
-            -- The last limit looked at is the first that may refuse.
-            verdict := metered._check_limits(charges, tips, held, at, ahead, hold.nos, row(coalesce(n, 0), coalesce(base_seq, 0), coalesce(base_spent, 0)), used);
-        end if;
-        refused := verdict.refused;
-        used := case when standing then verdict.used end;
-        periods := case when standing and refused is null then metered._periods_of(charges, tips, at) end;
-        if refused is not null then
-            if mode = 'raise' then
-                raise exception 'a limit refuses the charge' using errcode = 'MT001', detail = refused;
-            end if;
-            return;
-        elsif look then
-            return;
-        end if;
-        w := metered._cross_thresholds(charges, verdict.used, held, at, tips);
-        if w.silent then
-            if mode = 'raise' then
-                perform metered._refuse_unreported();
-            end if;
-            used := null;
-            refused := '[{"crossing": true}]';
-            return;
-        end if;
-        tips := w.tips;
-        crossed := w.crossings;
+        tips := part.tips;
+        held := part.held;
+        periods := part.periods;
+        crossed := part.crossed;
     elsif standing is not true then
         used := null;
     end if;
-    i := 0;
-    foreach c in array charges loop
-        i := i + 1;
-        tip := tips[i];
+    nth := 0;
+    foreach charge in array charges loop
+        nth := nth + 1;
+        tip := tips[nth];
         if tip.lots_end <= greatest(at, tip.at) then
-            tip := metered._settle(tip, at, metered._ends_per_call(), c.amount, wait_ms);
+            tip := metered._settle(tip, at, metered._ends_per_call(), charge.amount, wait_ms);
         end if;
         if tip.held > 0 then
-            tip.next_due := metered._due_after(c.scope, tip.seq, tip.held, tip.next_due, at);
+            tip.next_due := metered._due_after(charge.scope, tip.seq, tip.held, tip.next_due, at);
         end if;
         tip.at := greatest(at, tip.at);
-        if metered._lags(tip) and not exists (select from metered.lot_rows y where y.scope = c.scope and y.open and y.expires_at <= tip.at
-                order by y.expires_at, y.age limit 1) then     -- all ends are written, and this call writes
-            tip.lots_end := metered._next_end(c.scope, tip.at);
-            delete from metered.lot_holds k where k.scope = c.scope and k.seq = 0;
+        if metered._lags(tip) then
+            tip.lots_end := metered._lots_end_caught_up(tip);
         end if;
-        units := c.amount - c.held;
-        if c.held > 0 and hold.due_in >= interval '0' then
+        units := charge.amount - charge.held;
+        if charge.held > 0 and hold.due_in >= interval '0' then
             if at + hold.due_in <= tip.at then      -- the clock was set back
                 perform metered._clear_freed_of(tip);
             end if;
             tip.seq := tip.seq + 1;
-            tip.held := tip.held + c.held;
+            tip.held := tip.held + charge.held;
             tip.next_due := least(tip.next_due, at + hold.due_in);
             insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed, tallied, others)
-            values (tip.seq, c.held, tip.at, tip.spent, tip.refunded, tip.credited, tip.held, tip.epoch, 'h', c.scope, tip.next_due, hold.id, origin.tenant, origin.operation, c.note, tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed, tip.tallied, coalesce(int8smaller(tip.others, tip.seq - 1), 0) + 1)
+            values (tip.seq, charge.held, tip.at, tip.spent, tip.refunded, tip.credited, tip.held, tip.epoch, 'h', charge.scope, tip.next_due, hold.id, origin.tenant, origin.operation, charge.note, tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed, tip.tallied, coalesce(int8smaller(tip.others, tip.seq - 1), 0) + 1)
             on conflict do nothing
             returning others into tip.others;
             if not found then
                 perform metered._collided();
             elsif tip.lots_end is not null then
-                perform metered._use_lots(c.scope, tip.seq, c.held, case when not metered._lags(tip) then metered._balance(tip) + c.held end, 'h', c.note ->> 'use');
+                perform metered._use_lots(charge.scope, tip.seq, charge.held,
+                    case when not metered._lags(tip) then metered._balance(tip) + charge.held end, 'h',
+                    charge.note ->> 'use');
             end if;
-        elsif c.held <> 0 then
+        elsif charge.held <> 0 then
             raise exception 'a charge holds nothing: place a hold' using errcode = '22023';
         end if;
         if units > 0 then
             tip.seq := tip.seq + 1;
             insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed, tallied, others)
-            values (tip.seq, units, tip.at, tip.spent + units, tip.refunded, tip.credited, tip.held, tip.epoch, 'c', c.scope, tip.next_due, hold.id, origin.tenant, origin.operation, c.note, tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed, tip.tallied, int8smaller(tip.others, tip.seq - 1))
+            values (tip.seq, units, tip.at, tip.spent + units, tip.refunded, tip.credited, tip.held, tip.epoch, 'c', charge.scope, tip.next_due, hold.id, origin.tenant, origin.operation, charge.note, tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed, tip.tallied, int8smaller(tip.others, tip.seq - 1))
             on conflict do nothing;
             if not found then
                 perform metered._collided();
             elsif tip.lots_end is not null then
-                perform metered._use_lots(c.scope, tip.seq, units, case when not metered._lags(tip) then metered._balance(tip) end, 't', c.note ->> 'use');
+                perform metered._use_lots(charge.scope, tip.seq, units,
+                    case when not metered._lags(tip) then metered._balance(tip) end, 't', charge.note ->> 'use');
             end if;
         end if;
-        seqs[i] := tip.seq;
-        ats[i] := tip.at;
+        seqs[nth] := tip.seq;
+        ats[nth] := tip.at;
     end loop;
     if crossed is not null then
         crossed := metered._crossed_at(crossed, seqs);
     end if;
+end
+$$;
+
+-- Judges charges that are not plainly let in, and ends what is due if they are. It returns the last
+-- entries of their scopes and the units held after that, the thresholds that they cross, or the refusal.
+-- absent, due, and known (see _check_limits) are what _write_charges has found.
+create function metered._judge_charges(charges metered.new_charge[], inout tips metered.ledger[],
+    inout held bigint[], inout used bigint[], clk timestamptz, ahead interval, wait_ms int,
+    of_nos bigint[], mode text, standing boolean, absent jsonb, due boolean, known metered.counted,
+    out refused jsonb, out periods timestamptz[], out crossed jsonb)
+language plpgsql volatile
+as $$
+declare
+    verdict   record;
+    crossings record;
+begin
+    if absent is not null then
+        refused := absent;
+        used := null;
+        if mode = 'raise' then
+            raise exception 'a scope does not exist' using errcode = 'MT001', detail = refused;
+        end if;
+        return;
+    end if;
+    -- A refusal, or an error of the clock, must rest on all that is committed by now.
+    if metered._one_snapshot() then
+        if mode = 'look' then
+            perform metered._lock_charges(charges, wait_ms);
+        end if;
+        perform metered._refuse_stale(tips);
+    end if;
+    if mode = 'look' then
+        verdict := metered._check_now(charges, tips, clk, ahead);
+    elsif due then
+        verdict := metered._expire_and_check(charges, tips, clk, ahead, wait_ms, of_nos);
+        tips := verdict.stand;
+        held := verdict.held;
+    else
+        verdict := metered._check_limits(charges, tips, held, clk, ahead, of_nos, known, used);
+    end if;
+    refused := verdict.refused;
+    used := case when standing then verdict.used end;
+    if refused is not null then
+        if mode = 'raise' then
+            raise exception 'a limit refuses the charge' using errcode = 'MT001', detail = refused;
+        end if;
+        return;
+    end if;
+    periods := case when standing then metered._periods_of(charges, tips, clk) end;
+    if mode = 'look' then
+        return;
+    end if;
+    crossings := metered._cross_thresholds(charges, verdict.used, held, clk, tips);
+    if crossings.silent then
+        if mode = 'raise' then
+            perform metered._refuse_unreported();
+        end if;
+        used := null;
+        refused := '[{"crossing": true}]';
+        return;
+    end if;
+    tips := crossings.tips;
+    crossed := crossings.crossings;
+end
+$$;
+
+-- When the next lot of a wallet ends, if it lags (_lags) and all ends up to its last entry are
+-- written by now. Else its lots_end, as it is.
+create function metered._lots_end_caught_up(tip metered.ledger) returns timestamptz
+language plpgsql volatile
+as $$
+begin
+    if exists (select from metered.lot_rows y where y.scope = tip.scope and y.open and y.expires_at <= tip.at
+            order by y.expires_at, y.age limit 1) then
+        return tip.lots_end;
+    end if;
+    tip.lots_end := metered._next_end(tip.scope, tip.at);
+    delete from metered.lot_holds k where k.scope = tip.scope and k.seq = 0;
+    return tip.lots_end;
 end
 $$;
 
@@ -9669,15 +9718,6 @@ begin
 end
 $$;
 
--- The same where all are still to be announced.
-create function metered._expire_rows(nos bigint[], clk timestamptz, note jsonb) returns void
-language plpgsql volatile
-as $$
-begin
-    perform metered._end_rows(nos, clk, note, false);
-end
-$$;
-
 -- Frees the units of due lines of a scope by one entry after tip: minima are captured before it, each
 -- at its time. Where more of these are due than one step writes, a call fails (_refuse_behind), and a
 -- step of catch_up leaves the others, with all that falls due after the first of them. The scope is
@@ -9784,7 +9824,7 @@ begin
         select h.no from metered.holds h
         where h.no = any (nos) and (h.due <= clk) is true order by h.no for no key update) y);
     before := metered._unbound_lock_wait(before);
-    perform metered._expire_rows(nos, clk, (metered._by_system()).note);
+    perform metered._end_rows(nos, clk, (metered._by_system()).note, false);
     if cardinality(few) > 1 then
         perform metered._clear_freed(nos, few);
     end if;
@@ -9839,8 +9879,9 @@ begin
         when h.state = 'h' and h.due > clk then 'due_later' end;
     if status is null then
         origin := row(null, null, nullif(note, '')::jsonb);
-        perform metered._expire_rows(array[of_no], clk, origin.note);
-        perform metered._end_minima_of(array[of_no], clk, wait_ms);
+        perform metered._end_rows(array[of_no], clk, origin.note, false);
+        perform metered._end_minima(array(select distinct l.scope from metered.hold_lines l
+            where l.hold = of_no and l.open <> 0), of_no, clk, wait_ms);
         perform metered._clear_freed(array[of_no], null);
         perform metered._release_lines(array[of_no], null, 'x', clk, of_id, origin);
         update metered.holds y set pending = false where y.no = of_no returning y.version into h;
@@ -10241,15 +10282,6 @@ begin
     end if;
     perform metered._end_due(scopes, clk, wait_ms);
     return true;
-end
-$$;
-
--- _end_minima for the scopes of holds, whose rows are locked too.
-create function metered._end_minima_of(nos bigint[], clk timestamptz, wait_ms int) returns boolean
-language plpgsql volatile
-as $$
-begin
-    return metered._end_minima(array(select distinct l.scope from metered.hold_lines l where l.hold = any (nos) and l.open <> 0), nos[1], clk, wait_ms);
 end
 $$;
 
@@ -11316,7 +11348,6 @@ declare
     new_no bigint;
     unused text;
     charge metered.new_charge;
-    changed int;
     n      int;
     mode   text := case when raising then 'raise' else 'answer' end;
     fewest bigint;      -- units of each line, of a hold up to so much
@@ -11378,21 +11409,9 @@ begin
         placed_at := was.at;
         over := was.over;
     end if;
-    if status = 'same' then
-        stored := metered.hold_json(was.no, clk);
-        if raising and was.state <> 'h' then
-            perform metered._refuse_hold(true, json_build_object('status', 'state', 'id', hold.id, 'state', was.state, 'hold', stored));
-        end if;
-        unused := case when origin.operation is not null then metered._remember_hold(stored) end;
-    end if;
     if status is not null then
-        if status = 'taken' and reveal then
-            stored := metered.hold_json(was.no, clk);
-        end if;
-        if raising and status <> 'same' then
-            raise exception 'the hold cannot be placed' using errcode = 'MT007', detail = json_build_object(
-                'status', status, 'id', hold.id, 'retry_us', (extract(epoch from deadline - placed_at) * 1000000)::bigint, 'hold', stored);
-        end if;
+        stored := metered._answer_before(hold.id, was.no, status, was.state, deadline - placed_at,
+            clk, origin, raising, reveal);
         return;
     end if;
     if fewest is null then
@@ -11422,7 +11441,7 @@ begin
         perform metered._require(false, 'ttl');
     end if;
     if over is not null then    -- its units may have been freed with a sum, and its row left
-        perform metered._expire_rows(array[over], clk, (metered._by_system()).note);
+        perform metered._end_rows(array[over], clk, (metered._by_system()).note, false);
     end if;
     loop
         insert into metered.holds (placed_at, deadline, due, ceiling, issued_at, version, state,
@@ -11446,14 +11465,7 @@ begin
         from rows from (unnest(charges), unnest(seqs)) l(scope, key, amount, held, limits, note, must_exist, lease, lease_offset, seq) where l.held > 0;
     end if;
     if hold.minimum is not null then
-        update metered.hold_lines l set at_least = u.amount
-        from unnest(hold.minimum) u where l.hold = new_no and l.scope = u.scope and u.amount between 1 and l.amount;
-        get diagnostics changed = row_count;
-        if changed <> cardinality(hold.minimum) then
-            perform metered._require(false, 'minimum');
-        end if;
-        lines := (select jsonb_agg(case when u.amount is null then x.line else x.line || jsonb_build_object('at_least', u.amount) end order by x.n)
-            from jsonb_array_elements(lines) with ordinality x(line, n) left join unnest(hold.minimum) u on u.scope = x.line ->> 'scope');
+        lines := metered._with_minima(new_no, hold.minimum, lines);
     end if;
     insert into metered.hold_events (hold, at, deadline, version, kind, detail, note, operation_tenant, operation)
     values (new_no, place.placed_at, place.deadline, 1, 'h', case when hold.holder = '' and coalesce(hold.claim, '') = '' then jsonb_build_object('tenant', hold.tenant, 'grace_us', (extract(epoch from hold.grace) * 1000000)::bigint, 'lifetime_us', (extract(epoch from hold.lifetime) * 1000000)::bigint, 'lines', lines)
@@ -11462,13 +11474,58 @@ begin
     if channel is not null then
         perform metered._announce(channel, hold.tenant, hold.id, 1, 'placed');
     end if;
-    if fewest is not null then
-        stored := metered.hold_json(new_no, placed_at);
-    end if;
+    stored := case when fewest is not null then metered.hold_json(new_no, placed_at) end;
     if current_setting('metered_tx.command', true) <> '' then     -- a session is opened by no command
         unused := metered._remember_hold(metered._created_json(metered.hold_json(new_no, placed_at), charges, seqs, ats));
     end if;
     status := 'placed';
+end
+$$;
+
+-- Sets the minima of a new hold's lines, which are captured when it expires, and returns the lines with them.
+create function metered._with_minima(new_no bigint, minima metered.used_units[], lines jsonb) returns jsonb
+language plpgsql volatile
+as $$
+declare
+    changed int;
+begin
+    update metered.hold_lines l set at_least = u.amount
+    from unnest(minima) u where l.hold = new_no and l.scope = u.scope and u.amount between 1 and l.amount;
+    get diagnostics changed = row_count;
+    if changed <> cardinality(minima) then
+        perform metered._require(false, 'minimum');
+    end if;
+    return (
+        select jsonb_agg(case when u.amount is null then x.line
+            else x.line || jsonb_build_object('at_least', u.amount) end order by x.n)
+        from jsonb_array_elements(lines) with ordinality x(line, n)
+             left join unnest(minima) u on u.scope = x.line ->> 'scope');
+end
+$$;
+
+-- The hold that place answers with where _hold_before has a status: the one that was placed before, or the
+-- one that has the claim, if that is revealed. If raising, all but a hold that is still placed is an exception.
+create function metered._answer_before(of_id text, of_no bigint, status text, state text, retry interval, clk timestamptz,
+    origin metered.origin, raising boolean, reveal boolean) returns json
+language plpgsql volatile
+as $$
+declare
+    stored json;
+    unused text;
+begin
+    if status = 'same' or status = 'taken' and reveal then
+        stored := metered.hold_json(of_no, clk);
+    end if;
+    if raising and status <> 'same' then
+        raise exception 'the hold cannot be placed' using errcode = 'MT007', detail = json_build_object('status', status,
+            'id', of_id, 'retry_us', (extract(epoch from retry) * 1000000)::bigint, 'hold', stored);
+    elsif status = 'same' then
+        if raising and state <> 'h' then
+            perform metered._refuse_hold(true, json_build_object('status', 'state', 'id', of_id, 'state', state, 'hold', stored));
+        end if;
+        unused := case when origin.operation is not null then metered._remember_hold(stored) end;
+    end if;
+    return stored;
 end
 $$;
 
@@ -17786,46 +17843,47 @@ begin
     for f in
         select p.oid from pg_proc p
         where p.pronamespace = to_regnamespace('metered') and p.proname = any ('{_absence,_add_leased,_add_lot,_admit,_advance,_advance_each,_after_due,_after_minima,_again,
-            _age,_announce,_append,_append_all,_append_lot,_apply_lots,_armed,_as_charges,_as_far_as_admitted,
-            _as_held,_as_rest,_as_wallet,_awake,_balance,_base,_beginning,_behind,_beyond_limits,_bound_lock_wait,
-            _by_days,_by_system,_capped,_capture_lots,_capture_minima,_captured,_change_lines,_charge_anyway,
-            _charge_of,_charged_json,_charges_upto,_check_feed,_check_limits,_check_now,_class_of,_clear_freed,
-            _clear_freed_of,_clock_changes,_close_lease,_close_scope,_closed_classes,_collided,_comes_of_kept,
-            _completed_json,_created_json,_credit_lot,_cross_captured,_cross_lowered,_cross_thresholds,
-            _crossed_at,_debt,_debt_paid,_due_after,_due_lots,_due_minima,_due_units,_empty_lot,_end_due,
-            _end_foreseen,_end_line,_end_lost,_end_lot,_end_minima,_end_minima_of,_end_named,_end_rows,
-            _end_skipped,_end_swept,_end_tallies,_ends_per_call,_entry_for_write,_events_per_step,_expire_and_check,
-            _expire_due,_expire_rows,_explain_charges,_family,_feed_needs,_feed_server,_find_lot,_find_skipped,
-            _first_due,_first_for_write,_first_lot,_first_minima,_fits,_fits_at,_fits_origin,_fold,_fold_all,
-            _fold_of,_foreseen,_foreseen_later,_foreseen_next,_foreseen_on,_free_first,_free_in_sum,_free_lines,
-            _free_lots,_fresh,_give_back,_given_back,_goes_on,_goes_short,_gone_on,_has_number,_held_here,
-            _hold_as_json,_hold_before,_hold_of_job,_hold_text,_hours_between,_in_cell,_in_us,_is_idle,
-            _is_job,_join_line,_keep_back,_kept_for,_kept_reports,_key_fits,_keys_of_job,_known_zone,_lags,
-            _lapsing,_lapsing_after,_lapsing_before,_largest_number,_last_entry,_later_due,_lease_key,_lease_to_settle,
-            _leased,_leased_units,_leases_channel,_leave_line,_leaves_at,_limits_trouble,_line_before,_line_json,
-            _lines,_lines_per_step,_lines_until,_load_debt,_load_debts,_load_due,_load_lines,_load_rolling,
-            _lock_all_scopes,_lock_charges,_lock_due,_lock_each,_lock_holds,_lock_key,_lock_keys,_lock_keys_there,
-            _lock_place,_look_again,_lot_begins,_lot_entry,_lot_from,_lots_after,_lots_now,_lots_of,_lots_until,
-            _make_room,_mark_freed,_meet_upgrade,_mend_numbers,_minima,_minima_due,_minima_leave,_minimum_is_due,
-            _missing_hold,_missing_lot,_missing_token,_move_lot,_moved,_name_lot,_named_holds,_names_kept,
-            _new_hold_id,_next_end,_next_entry,_next_lot,_next_number,_no_amount,_note_feed_server,_note_lot,
-            _nth_due,_number_scopes,_numbers,_old_lot,_on_linux,_on_spending,_one_snapshot,_open_wallet,
-            _other_lane,_others,_others_fall_due,_others_wait,_overdue,_owe,_owe_use,_owed_before,_own_entry,
-            _paid_back,_parked_channel,_parked_json,_parts_of,_pass_ended,_pay_back,_pays,_period_at,_period_name,
-            _periods_of,_placed_before,_placed_json,_places,_plan_kept,_plan_on,_purge_changes,_purge_feed,
-            _purge_lots,_queued,_raise_moved,_raise_sequence,_raised,_rearmed,_recall_leases,_recorded_events,
-            _recorded_meanwhile,_recurs,_refund_fate,_refund_hold,_refund_lots,_refund_parts,_refunds_after,
-            _refuse_behind,_refuse_closed,_refuse_hold,_refuse_moved,_refuse_old_tenant,_refuse_stale,_refuse_unreported,
-            _refusing,_reinstate,_release_job,_release_line,_release_lines,_remember_hold,_renamed_zones,
-            _renew_lot,_repaid,_repeats,_reported_after_repair,_reported_until,_require,_require_plan,_resource_for_write,
-            _roll_end,_roll_lot,_rolls,_schedule,_scope_key,_seq_of_tally,_settle,_sharded,_shorter,_sound_uses,
-            _spend_range,_spent_limits,_spent_since,_start_job,_start_lot,_step_until,_sum_lines,_sweep_lots,
-            _sweepable,_take_back,_take_lots,_take_units,_taken,_taken_of,_taken_parts,_tallied_of,_tallied_units,
-            _tallies_before,_tally,_tally_key,_tenant_key,_threshold_key,_token_fits,_told_use,_trouble_job,
-            _try_each,_try_keys,_try_lock,_try_lock_shared,_try_lock_there,_try_start_job,_turn,_turn_at,
-            _unbound_lock_wait,_under_limits,_unknown_use,_unsettled_spends,_untold,_untold_json,_usage_known_from,
-            _use_lots,_use_repaid,_v1_charge,_v1_hold,_v1_hold_no,_v1_issued,_v1_limit,_v1_no,_v1_print,
-            _v1_refused,_v1_stand,_v1_standings,_wake_releasers,_with_absent,_with_debt,_with_keys,_with_total,
+            _age,_announce,_answer_before,_append,_append_all,_append_lot,_apply_lots,_armed,_as_charges,
+            _as_far_as_admitted,_as_held,_as_rest,_as_wallet,_awake,_balance,_base,_beginning,_behind,_beyond_limits,
+            _bound_lock_wait,_by_days,_by_system,_capped,_capture_lots,_capture_minima,_captured,_change_lines,
+            _charge_anyway,_charge_of,_charged_json,_charges_upto,_check_feed,_check_limits,_check_now,
+            _class_of,_clear_freed,_clear_freed_of,_clock_changes,_close_lease,_close_scope,_closed_classes,
+            _collided,_comes_of_kept,_completed_json,_created_json,_credit_lot,_cross_captured,_cross_lowered,
+            _cross_thresholds,_crossed_at,_debt,_debt_paid,_due_after,_due_lots,_due_minima,_due_units,
+            _empty_lot,_end_due,_end_foreseen,_end_line,_end_lost,_end_lot,_end_minima,_end_minima_of,_end_named,
+            _end_rows,_end_skipped,_end_swept,_end_tallies,_ends_per_call,_entry_for_write,_events_per_step,
+            _expire_and_check,_expire_due,_expire_rows,_explain_charges,_family,_feed_needs,_feed_server,
+            _find_lot,_find_skipped,_first_due,_first_for_write,_first_lot,_first_minima,_fits,_fits_after_period,
+            _fits_at,_fits_origin,_fold,_fold_all,_fold_of,_foreseen,_foreseen_later,_foreseen_next,_foreseen_on,
+            _free_first,_free_in_sum,_free_lines,_free_lots,_fresh,_give_back,_given_back,_goes_on,_goes_short,
+            _gone_on,_has_number,_held_here,_hold_as_json,_hold_before,_hold_of_job,_hold_text,_hours_between,
+            _in_cell,_in_us,_is_idle,_is_job,_join_line,_judge_charges,_kept_for,_kept_reports,_key_fits,
+            _keys_of_job,_known_zone,_lags,_lapsing,_lapsing_after,_lapsing_before,_largest_number,_last_entry,
+            _later_due,_lease_key,_lease_to_settle,_leased,_leased_units,_leases_channel,_leave_line,_leaves_at,
+            _limits_trouble,_line_before,_line_json,_lines,_lines_per_step,_lines_until,_load_debt,_load_debts,
+            _load_due,_load_lines,_load_rolling,_lock_all_scopes,_lock_charges,_lock_due,_lock_each,_lock_holds,
+            _lock_key,_lock_keys,_lock_keys_there,_lock_place,_look_again,_lot_begins,_lot_entry,_lot_from,
+            _lots_after,_lots_end_caught_up,_lots_now,_lots_of,_lots_until,_make_room,_mark_freed,_meet_upgrade,
+            _mend_numbers,_minima,_minima_due,_minima_leave,_minimum_is_due,_missing_hold,_missing_lot,
+            _missing_token,_move_lot,_moved,_name_lot,_named_holds,_names_kept,_new_hold_id,_next_end,_next_entry,
+            _next_lot,_next_number,_no_amount,_note_feed_server,_note_lot,_nth_due,_number_scopes,_numbers,
+            _old_lot,_on_linux,_on_spending,_one_snapshot,_open_wallet,_other_lane,_others,_others_fall_due,
+            _others_wait,_overdue,_owe,_owe_use,_owed_before,_own_entry,_paid_back,_parked_channel,_parked_json,
+            _parts_of,_pass_ended,_pay_back,_pays,_period_at,_period_name,_periods_of,_placed_before,_placed_json,
+            _places,_plan_kept,_plan_on,_purge_changes,_purge_feed,_purge_lots,_queued,_raise_moved,_raise_sequence,
+            _raised,_rearmed,_recall_leases,_recorded_events,_recorded_meanwhile,_recurs,_refund_fate,_refund_hold,
+            _refund_lots,_refund_parts,_refunds_after,_refuse_behind,_refuse_closed,_refuse_hold,_refuse_moved,
+            _refuse_old_tenant,_refuse_stale,_refuse_unreported,_refusing,_reinstate,_release_job,_release_line,
+            _release_lines,_remember_hold,_renamed_zones,_renew_lot,_repaid,_repeats,_reported_after_repair,
+            _reported_until,_require,_require_plan,_resource_for_write,_roll_end,_roll_lot,_rolls,_schedule,
+            _scope_key,_seq_of_tally,_settle,_sharded,_shorter,_sound_uses,_spend_range,_spent_limits,_spent_since,
+            _start_job,_start_lot,_step_until,_sum_lines,_sweep_lots,_sweepable,_take_back,_take_lots,_take_units,
+            _taken,_taken_of,_taken_parts,_tallied_of,_tallied_units,_tallies_before,_tally,_tally_key,
+            _tenant_key,_threshold_key,_token_fits,_told_use,_trouble_job,_try_each,_try_keys,_try_lock,
+            _try_lock_shared,_try_lock_there,_try_start_job,_turn,_turn_at,_unbound_lock_wait,_under_limits,
+            _unknown_use,_unsettled_spends,_untold,_untold_json,_usage_known_from,_use_lots,_use_repaid,
+            _v1_charge,_v1_hold,_v1_hold_no,_v1_issued,_v1_limit,_v1_no,_v1_print,_v1_refused,_v1_stand,
+            _v1_standings,_wake_releasers,_who_holds,_with_absent,_with_debt,_with_keys,_with_minima,_with_total,
             _withdraw,_without_debt,_without_lapsing,_without_tallies,_write_charges,_write_debts,_write_due,
             _write_exact,_write_for_uses,_write_lines,_write_moves,_write_others,_write_plain,_write_up_to,
             _written_here,announced,begin_change,begin_command,begin_command_plain,block_commit,capture_holds,
