@@ -866,13 +866,13 @@ create function metered._lock_keys_there(keys bigint[], most_ms int) returns boo
 language plpgsql volatile
 as $$
 declare
-    k        bigint;
+    key      bigint;
     deadline timestamptz := clock_timestamp() + most_ms * interval '1 ms';
     before   text := current_setting('lock_timeout');
 begin
-    foreach k in array keys loop
+    foreach key in array keys loop
         perform set_config('lock_timeout', greatest(1, (extract(epoch from deadline - clock_timestamp()) * 1000)::int)::text, true);
-        perform pg_advisory_xact_lock(k);
+        perform pg_advisory_xact_lock(key);
     end loop;
     perform set_config('lock_timeout', before, true);
     return true;
@@ -937,7 +937,7 @@ create function metered._lock_keys(keys bigint[], wait_ms int) returns boolean
 language plpgsql volatile
 as $$
 declare
-    k        bigint;
+    key      bigint;
     deadline timestamptz;
     before   text;
     longest  int := wait_ms;
@@ -951,14 +951,14 @@ begin
         perform metered._lock_keys_there(keys, wait_ms) from metered.operations_horizon h where h.one;
         return true;
     end if;
-    foreach k in array keys loop
-        continue when pg_try_advisory_xact_lock(k);
+    foreach key in array keys loop
+        continue when pg_try_advisory_xact_lock(key);
         deadline := coalesce(deadline, clock_timestamp() + wait_ms * interval '1 ms');
         before := current_setting('lock_timeout');
         perform set_config('lock_timeout', greatest(1, least(
             (extract(epoch from deadline - clock_timestamp()) * 1000)::int,
             case when before <> '0' then (extract(epoch from before::interval) * 1000)::int end))::text, true);
-        perform pg_advisory_xact_lock(k);
+        perform pg_advisory_xact_lock(key);
         perform set_config('lock_timeout', before, true);
     end loop;
     return deadline is not null or wait_ms < longest;
@@ -1005,10 +1005,10 @@ create function metered._try_each(keys bigint[]) returns boolean
 language plpgsql volatile
 as $$
 declare
-    k bigint;
+    key bigint;
 begin
-    foreach k in array keys loop
-        if not metered._try_lock(k) then
+    foreach key in array keys loop
+        if not metered._try_lock(key) then
             return false;
         end if;
     end loop;
@@ -1044,11 +1044,11 @@ as $$
 $$;
 
 -- Whether an origin is within its bounds. Inlined wherever it stands.
-create function metered._fits_origin(o metered.origin) returns boolean
+create function metered._fits_origin(origin metered.origin) returns boolean
 language sql stable
 as $$
-    select coalesce(octet_length(o.tenant) <= 255 and octet_length(o.operation) <= 255, true)
-        and coalesce(pg_column_size(o.note) <= 8192, true)
+    select coalesce(octet_length(origin.tenant) <= 255 and octet_length(origin.operation) <= 255, true)
+        and coalesce(pg_column_size(origin.note) <= 8192, true)
 $$;
 
 -- Refuses an argument that is out of bounds, which Go never sends. Functions that commands wait
@@ -1176,8 +1176,8 @@ set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-    before text;
-    c      record;
+    before   text;
+    cell_now record;
 begin
     if octet_length(of_tenant) > 255
         or in_cell > 256
@@ -1196,12 +1196,12 @@ begin
     if metered._one_snapshot() then
         perform metered._refuse_old_tenant(of_tenant);
     end if;
-    select y.no, y.cells, t.cell, t.moves into c
+    select y.no, y.cells, t.cell, t.moves into cell_now
     from metered.cell y left join metered.tenants t on t.tenant = of_tenant where y.one;
-    if (c.no = in_cell and c.cells = of_cells) is not true then
-        raise exception 'the schema is cell % of %, and not % of %', c.no, c.cells, in_cell, of_cells using errcode = 'MT015';
-    elsif coalesce(c.cell = in_cell, home) is not true then
-        perform metered._raise_moved(of_tenant, c.cell, c.moves);
+    if (cell_now.no = in_cell and cell_now.cells = of_cells) is not true then
+        raise exception 'the schema is cell % of %, and not % of %', cell_now.no, cell_now.cells, in_cell, of_cells using errcode = 'MT015';
+    elsif coalesce(cell_now.cell = in_cell, home) is not true then
+        perform metered._raise_moved(of_tenant, cell_now.cell, cell_now.moves);
     end if;
 end
 $$;
@@ -1214,7 +1214,7 @@ as $$
 declare
     parts text[] := (string_to_array(of_scope, '/'))[1:4];
     name  text;
-    t     metered.tenants;
+    moved metered.tenants;
 begin
     for i in 1..cardinality(parts) loop
         name := array_to_string(parts[1:i], '/');
@@ -1224,9 +1224,9 @@ begin
         if metered._one_snapshot() then
             perform metered._refuse_old_tenant(name);
         end if;
-        select * into t from metered.tenants y where y.tenant = name;
-        if t.cell <> (select c.no from metered.cell c where c.one) then
-            perform metered._raise_moved(name, t.cell, t.moves);
+        select * into moved from metered.tenants y where y.tenant = name;
+        if moved.cell <> (select c.no from metered.cell c where c.one) then
+            perform metered._raise_moved(name, moved.cell, moved.moves);
         end if;
     end loop;
 end
@@ -1357,17 +1357,17 @@ create function metered._fresh(of_scope text) returns metered.ledger
 language plpgsql immutable
 as $$
 declare
-    l metered.ledger;
+    entry metered.ledger;
 begin
-    l.scope := of_scope;
-    l.seq := 0;
-    l.at := '-infinity';
-    l.spent := 0;
-    l.refunded := 0;
-    l.credited := 0;
-    l.held := 0;
-    l.epoch := 0;
-    return l;
+    entry.scope := of_scope;
+    entry.seq := 0;
+    entry.at := '-infinity';
+    entry.spent := 0;
+    entry.refunded := 0;
+    entry.credited := 0;
+    entry.held := 0;
+    entry.epoch := 0;
+    return entry;
 end
 $$;
 
@@ -1435,11 +1435,11 @@ begin
 end
 $$;
 
--- The last entry at or before t in the chain whose last entry is tip_seq: seq 0
--- if the chain begins after t, null if a purge took the answer away. Entries of an
+-- The last entry at or before moment in the chain whose last entry is tip_seq: seq 0
+-- if the chain begins after moment, null if a purge took the answer away. Entries of an
 -- earlier epoch count as made no later than the repair that ended it: that
 -- follows from looking in the newest epoch first.
-create function metered._base(of_scope text, tip_seq bigint, tip_epoch int, t timestamptz,
+create function metered._base(of_scope text, tip_seq bigint, tip_epoch int, moment timestamptz,
     out seq bigint, out spent bigint, out refunded bigint)
 language plpgsql stable
 as $$
@@ -1447,10 +1447,10 @@ begin
     for e in reverse tip_epoch..0 loop
         select base.seq, base.spent, base.refunded into _base.seq, _base.spent, _base.refunded
         from (select y.seq from metered.ledger y
-                where y.scope = of_scope and y.epoch = e and y.at <= t and (y.seq & 15 = 1 or y.kind = 'k')
+                where y.scope = of_scope and y.epoch = e and y.at <= moment and (y.seq & 15 = 1 or y.kind = 'k')
                 order by y.at desc, y.seq desc limit 1) mark,
             lateral (select y.seq, y.spent, y.refunded from metered.ledger y
-                where y.scope = of_scope and y.seq between mark.seq and mark.seq + 15 and y.epoch = e and y.at <= t
+                where y.scope = of_scope and y.seq between mark.seq and mark.seq + 15 and y.epoch = e and y.at <= moment
                 order by y.seq desc limit 1) base;
         exit when found;
     end loop;
@@ -1491,23 +1491,23 @@ begin
 end
 $$;
 
--- The units that a scope, whose last entry is tip, was charged after t, less the refunds of these
+-- The units that a scope, whose last entry is tip, was charged after since, less the refunds of these
 -- charges (used), and the base from which they are counted.
-create function metered._spent_since(tip metered.ledger, t timestamptz,
+create function metered._spent_since(tip metered.ledger, since timestamptz,
     out used bigint, out base_seq bigint, out base_spent bigint)
 language plpgsql stable
 as $$
 declare
-    b record;
+    base record;
 begin
-    b := metered._base(tip.scope, tip.seq, tip.epoch, t);
-    if b.seq is null then
+    base := metered._base(tip.scope, tip.seq, tip.epoch, since);
+    if base.seq is null then
         raise exception 'the window reaches purged entries'
             using errcode = 'MT002', detail = tip.scope;
     end if;
-    base_seq := b.seq;
-    base_spent := b.spent;
-    used := tip.spent - b.spent - case when b.refunded = tip.refunded then 0 else metered._refunds_after(tip.scope, tip.seq, b.seq) end;
+    base_seq := base.seq;
+    base_spent := base.spent;
+    used := tip.spent - base.spent - case when base.refunded = tip.refunded then 0 else metered._refunds_after(tip.scope, tip.seq, base.seq) end;
 end
 $$;
 
@@ -1516,7 +1516,7 @@ create function metered._next_entry(of_scope text, key bigint, wait_ms int, orig
 language plpgsql volatile
 as $$
 declare
-    e metered.ledger;
+    entry metered.ledger;
 begin
     if not metered._fits_origin(origin) then
         perform metered._require(false, 'origin');
@@ -1525,15 +1525,15 @@ begin
         key := metered._scope_key(of_scope);
     end if;
     perform metered._lock_keys(array[key], wait_ms);
-    e := metered._entry_for_write(of_scope);
-    e.seq := e.seq + 1;
-    e.at := greatest(metered.clock(), e.at);
-    e.ref := null;
-    e.hold := null;
-    e.operation_tenant := origin.tenant;
-    e.operation := origin.operation;
-    e.note := origin.note;
-    return e;
+    entry := metered._entry_for_write(of_scope);
+    entry.seq := entry.seq + 1;
+    entry.at := greatest(metered.clock(), entry.at);
+    entry.ref := null;
+    entry.hold := null;
+    entry.operation_tenant := origin.tenant;
+    entry.operation := origin.operation;
+    entry.note := origin.note;
+    return entry;
 end
 $$;
 
@@ -1562,28 +1562,28 @@ as $$
     select of_seq - coalesce(metered._others(of_scope, of_seq), 0)
 $$;
 
--- Appends an entry. e.others is of the entry before. It is looked up in a wallet, whose calls append several, and after an
+-- Appends an entry. entry.others is of the entry before. It is looked up in a wallet, whose calls append several, and after an
 -- entry of version 1, whose calls may do so while the schema is upgraded.
 -- ON CONFLICT, because callers' retry loops do not retry a unique violation.
-create function metered._append(e metered.ledger) returns void
+create function metered._append(entry metered.ledger) returns void
 language plpgsql volatile
 as $$
 declare
     marked boolean;
 begin
-    if e.amount < 1 and e.kind not in ('k', 'z', 's') then
+    if entry.amount < 1 and entry.kind not in ('k', 'z', 's') then
         perform metered._no_amount();
     end if;
-    if e.lots_end is not null or e.others = 9223372036854775807 then
-        e.others := metered._others(e.scope, e.seq - 1);
+    if entry.lots_end is not null or entry.others = 9223372036854775807 then
+        entry.others := metered._others(entry.scope, entry.seq - 1);
     end if;
-    e.others := case when e.kind in ('c', 'u') then int8smaller(e.others, e.seq - 1)
-        else coalesce(int8smaller(e.others, e.seq - 1), 0) + 1 end;
-    insert into metered.ledger values (e.*) on conflict do nothing;
+    entry.others := case when entry.kind in ('c', 'u') then int8smaller(entry.others, entry.seq - 1)
+        else coalesce(int8smaller(entry.others, entry.seq - 1), 0) + 1 end;
+    insert into metered.ledger values (entry.*) on conflict do nothing;
     if not found then
         perform metered._collided();
-    elsif e.kind in ('d', 'r', 'l', 'u', 'x', 'k', 's') then
-        marked := metered._mark_freed(e.scope);
+    elsif entry.kind in ('d', 'r', 'l', 'u', 'x', 'k', 's') then
+        marked := metered._mark_freed(entry.scope);
     end if;
 end
 $$;
@@ -1600,7 +1600,7 @@ set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-    e metered.ledger := metered._next_entry(of_scope, key, wait_ms, origin);
+    entry metered.ledger := metered._next_entry(of_scope, key, wait_ms, origin);
 begin
     if wait_ms > 3600000
         or greatest(octet_length(origin.tenant), octet_length(origin.operation)) > 255
@@ -1608,7 +1608,7 @@ begin
         or pg_column_compression(origin.note) is not null and octet_length(origin.note::text) > 8192 then
         raise exception 'out of bounds: an argument of credit' using errcode = '22023';
     end if;
-    perform metered._refuse_closed(e);
+    perform metered._refuse_closed(entry);
     if must_exist then
         refused := metered._admit(row(of_scope, key, units, 0, null, null, true, null, null), null, false, wait_ms);
         if refused is not null then
@@ -1618,18 +1618,18 @@ begin
             return;
         end if;
     end if;
-    if e.lots_end is null then
-        e := metered._after_minima(e, wait_ms);
-        e.kind := 'd';
-        e.amount := units;
-        e.credited := e.credited + units;
-        e.crossed := case when e.crossed is not null then metered._rearmed(e) end;
-        perform metered._append(e);
+    if entry.lots_end is null then
+        entry := metered._after_minima(entry, wait_ms);
+        entry.kind := 'd';
+        entry.amount := units;
+        entry.credited := entry.credited + units;
+        entry.crossed := case when entry.crossed is not null then metered._rearmed(entry) end;
+        perform metered._append(entry);
     else
-        e := (metered._credit_lot(e, row(units, 'infinity', null, '', 0, null, null, null, null, null)::metered.new_lot, null, 'c', wait_ms)).entry;
+        entry := (metered._credit_lot(entry, row(units, 'infinity', null, '', 0, null, null, null, null, null)::metered.new_lot, null, 'c', wait_ms)).entry;
     end if;
-    seq := e.seq;
-    at := e.at;
+    seq := entry.seq;
+    at := entry.at;
 end
 $$;
 
@@ -1647,7 +1647,7 @@ set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-    e      metered.ledger := metered._next_entry(of_scope, key, wait_ms, origin);
+    entry  metered.ledger := metered._next_entry(of_scope, key, wait_ms, origin);
     charge metered.ledger;
     stays  metered.ledger;  -- e, less the units that lapse at once
     fate   record;
@@ -1662,14 +1662,14 @@ begin
     if not metered._key_fits(key, of_scope) or units = 0 then
         perform metered._require(false, 'refund');
     end if;
-    perform metered._refuse_closed(e);
+    perform metered._refuse_closed(entry);
     if charge_seq < 0 then
         charge_seq := metered._seq_of_tally(of_scope, charge_seq);
     end if;
     select * into charge from metered.ledger l where l.scope = of_scope and l.seq = charge_seq;
-    if e.seq <= charge_seq then
+    if entry.seq <= charge_seq then
         status := 'missing';
-    elsif charge.seq is null or charge_seq = 1 and e.seq > 2
+    elsif charge.seq is null or charge_seq = 1 and entry.seq > 2
           and not exists (select from metered.ledger l where l.scope = of_scope and l.seq = 2) then
         -- Entry 1 outlives a purge, and the sum of its refunds does not.
         status := 'purged';
@@ -1683,8 +1683,8 @@ begin
     end if;
     if status is not null then
         if metered._one_snapshot() then
-            e.seq := e.seq - 1;
-            perform metered._refuse_stale(array[e]);
+            entry.seq := entry.seq - 1;
+            perform metered._refuse_stale(array[entry]);
         end if;
         if raising then
             raise exception 'the charge cannot be refunded' using errcode = 'MT008',
@@ -1692,25 +1692,25 @@ begin
         end if;
         return;
     end if;
-    e := metered._after_minima(e, wait_ms);
-    e := metered._after_due(e, 0, wait_ms);
-    e.kind := 'r';
-    e.amount := refund.amount;
-    e.ref := charge_seq;
-    e.refunded := e.refunded + refund.amount;
-    if e.lots_end is not null then
-        fate := metered._refund_fate(e);
+    entry := metered._after_minima(entry, wait_ms);
+    entry := metered._after_due(entry, 0, wait_ms);
+    entry.kind := 'r';
+    entry.amount := refund.amount;
+    entry.ref := charge_seq;
+    entry.refunded := entry.refunded + refund.amount;
+    if entry.lots_end is not null then
+        fate := metered._refund_fate(entry);
         lapses := fate.lapses;
-        e.lots_end := least(e.lots_end, fate.ends);
+        entry.lots_end := least(entry.lots_end, fate.ends);
     end if;
-    if e.crossed is not null then
-        stays := e;
-        stays.refunded := e.refunded - lapses;
-        e.crossed := metered._rearmed(stays);
+    if entry.crossed is not null then
+        stays := entry;
+        stays.refunded := entry.refunded - lapses;
+        entry.crossed := metered._rearmed(stays);
     end if;
-    perform metered._append(e);
-    if e.lots_end is not null then
-        perform metered._refund_lots(e);
+    perform metered._append(entry);
+    if entry.lots_end is not null then
+        perform metered._refund_lots(entry);
     end if;
     insert into metered.refund_sum as r (scope, level, block, amount)
     select of_scope, lv, charge_seq >> (4 * lv), refund.amount
@@ -1718,8 +1718,8 @@ begin
     on conflict (scope, level, block) do update set amount = r.amount + excluded.amount;
     remaining := remaining - refund.amount;
     status := 'ok';
-    seq := e.seq;
-    at := e.at;
+    seq := entry.seq;
+    at := entry.at;
 end
 $$;
 
@@ -1736,8 +1736,8 @@ set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-    e   metered.ledger;
-    clk timestamptz;
+    entry metered.ledger;
+    clk   timestamptz;
 begin
     if octet_length(of_scope) > 255
         or wait_ms > 3600000
@@ -1745,36 +1745,36 @@ begin
         raise exception 'out of bounds: an argument of repair_clock' using errcode = '22023';
     end if;
     perform metered._require(metered._key_fits(key, of_scope), 'key');
-    e := metered._next_entry(of_scope, key, wait_ms, row(null, null, nullif(note, '')::jsonb));
+    entry := metered._next_entry(of_scope, key, wait_ms, row(null, null, nullif(note, '')::jsonb));
     clk := metered.clock();
-    ahead := greatest(e.at - clk, interval '0');
-    if e.at <= clk then
+    ahead := greatest(entry.at - clk, interval '0');
+    if entry.at <= clk then
         return;
-    elsif metered._lags(e) then  -- by the clock that was wrong, all of them have ended
-        e.seq := e.seq - 1;
-        e := metered._settle(e, clk, null, 0, wait_ms);
+    elsif metered._lags(entry) then  -- by the clock that was wrong, all of them have ended
+        entry.seq := entry.seq - 1;
+        entry := metered._settle(entry, clk, null, 0, wait_ms);
         delete from metered.lot_holds k where k.scope = of_scope and k.seq = 0;
-        e.seq := e.seq + 1;
-        e.note := nullif(note, '')::jsonb;
+        entry.seq := entry.seq + 1;
+        entry.note := nullif(note, '')::jsonb;
     end if;
-    if e.tallied then   -- in an epoch of earlier times, the number of one could come twice
-        e.seq := e.seq - 1;
-        e := metered._end_tallies(e, wait_ms);
-        e.seq := e.seq + 1;
+    if entry.tallied then   -- in an epoch of earlier times, the number of one could come twice
+        entry.seq := entry.seq - 1;
+        entry := metered._end_tallies(entry, wait_ms);
+        entry.seq := entry.seq + 1;
     end if;
-    if e.crossed is not null then
-        e.crossed := metered._reported_after_repair(metered._last_entry(of_scope), clk);
+    if entry.crossed is not null then
+        entry.crossed := metered._reported_after_repair(metered._last_entry(of_scope), clk);
     end if;
-    e.kind := 'k';
-    e.amount := 0;
-    e.epoch := e.epoch + 1;
-    e.at := clk;
-    e.anchor_at := null;        -- it is of the clock before
-    e.anchor_spent := null;
-    e.lots_end := case when e.lots_end is not null then metered._next_end(of_scope, clk) end;    -- lots that are held may end again
-    perform metered._append(e);
-    seq := e.seq;
-    at := e.at;
+    entry.kind := 'k';
+    entry.amount := 0;
+    entry.epoch := entry.epoch + 1;
+    entry.at := clk;
+    entry.anchor_at := null;        -- it is of the clock before
+    entry.anchor_spent := null;
+    entry.lots_end := case when entry.lots_end is not null then metered._next_end(of_scope, clk) end;    -- lots that are held may end again
+    perform metered._append(entry);
+    seq := entry.seq;
+    at := entry.at;
 end
 $$;
 
@@ -1837,44 +1837,44 @@ $$;
 
 -- Writes a charge without limits as a tally, if its scope has them, and returns its time, which no other one of the scope has, or null.
 -- It waits for nobody: a time is the writer's own by a lock, and where the chain is ahead of the clock, the next one is looked for.
-create function metered._tally(c metered.new_charge, origin metered.origin, of_hold text) returns timestamptz
+create function metered._tally(charge metered.new_charge, origin metered.origin, of_hold text) returns timestamptz
 language plpgsql volatile
 as $$
 declare
-    t_lock bigint := metered._tally_key(c.scope);
+    t_lock bigint := metered._tally_key(charge.scope);
     made   timestamptz;
 begin
-    if (c.amount between 1 and 1099511627776 and coalesce(pg_column_size(c.note) <= 8192
-            and pg_column_compression(c.note) is null and not c.note ? 'use', true) and c.held = 0 and c.must_exist is not true and c.lease is null
+    if (charge.amount between 1 and 1099511627776 and coalesce(pg_column_size(charge.note) <= 8192
+            and pg_column_compression(charge.note) is null and not charge.note ? 'use', true) and charge.held = 0 and charge.must_exist is not true and charge.lease is null
         and pg_try_advisory_xact_lock_shared(t_lock)) is not true then
         return null;
     end if;
     insert into metered.tallies as y (at, amount, scope, operation_tenant, operation, hold, note)
-            select t.clk, c.amount, c.scope, origin.tenant, origin.operation, of_hold, c.note
+            select t.clk, charge.amount, charge.scope, origin.tenant, origin.operation, of_hold, charge.note
             from (select l.at, l.spent, l.tallied, l.lots_end, l.next_due, metered.clock() as clk
-                from metered.ledger l where l.scope = c.scope order by l.seq desc limit 1) t
+                from metered.ledger l where l.scope = charge.scope order by l.seq desc limit 1) t
             where t.tallied and t.lots_end is null and t.next_due is distinct from '-infinity'
             and t.spent < 4611686018427387904
-            and (t.next_due <= t.clk and metered._minimum_is_due(c.scope, t.next_due, t.clk)) is not true and t.at < t.clk and pg_try_advisory_xact_lock(t_lock # metered._in_us(t.clk))
+            and (t.next_due <= t.clk and metered._minimum_is_due(charge.scope, t.next_due, t.clk)) is not true and t.at < t.clk and pg_try_advisory_xact_lock(t_lock # metered._in_us(t.clk))
             on conflict do nothing
             returning y.at into made;
     if made is not null or not exists (
-        select from (select * from metered.ledger l where l.scope = c.scope order by l.seq desc limit 1) t
+        select from (select * from metered.ledger l where l.scope = charge.scope order by l.seq desc limit 1) t
         where t.tallied and t.lots_end is null and t.next_due is distinct from '-infinity'
             and t.spent < 4611686018427387904
-            and (t.next_due <= metered.clock() and metered._minimum_is_due(c.scope, t.next_due, metered.clock())) is not true) then
+            and (t.next_due <= metered.clock() and metered._minimum_is_due(charge.scope, t.next_due, metered.clock())) is not true) then
         return made;
     end if;
     for nth in 1..100 loop
         insert into metered.tallies as y (at, amount, scope, operation_tenant, operation, hold, note)
-        select x.at, c.amount, c.scope, origin.tenant, origin.operation, of_hold, c.note
+        select x.at, charge.amount, charge.scope, origin.tenant, origin.operation, of_hold, charge.note
         from (
             select nth * interval '1 microsecond' + greatest(metered.clock(), t.at,
-                (select y.at from metered.tallies y where y.scope = c.scope order by y.at desc limit 1)) as at
-            from (select * from metered.ledger l where l.scope = c.scope order by l.seq desc limit 1) t
+                (select y.at from metered.tallies y where y.scope = charge.scope order by y.at desc limit 1)) as at
+            from (select * from metered.ledger l where l.scope = charge.scope order by l.seq desc limit 1) t
             where t.tallied and t.lots_end is null and t.next_due is distinct from '-infinity'
             and t.spent < 4611686018427387904
-            and (t.next_due <= metered.clock() and metered._minimum_is_due(c.scope, t.next_due, metered.clock())) is not true) x
+            and (t.next_due <= metered.clock() and metered._minimum_is_due(charge.scope, t.next_due, metered.clock())) is not true) x
         where pg_try_advisory_xact_lock(t_lock # metered._in_us(x.at))
         on conflict do nothing
         returning y.at into made;
@@ -1891,10 +1891,10 @@ create function metered._write_others(charges metered.new_charge[], tallies time
 language plpgsql volatile
 as $$
 declare
-    others metered.new_charge[] := '{}';
-    posted metered.charged;
-    answer metered.charged;
-    n      int := 0;
+    others    metered.new_charge[] := '{}';
+    posted    metered.charged;
+    answer    metered.charged;
+    nth_other int := 0;
 begin
     for i in 1..cardinality(charges) loop
         if tallies[i] is null then
@@ -1921,19 +1921,19 @@ begin
                 perform metered._entry_for_write(charges[i].scope);
             end if;
         else
-            n := n + 1;
-            answer.ats[i] := posted.ats[n];
-            answer.seqs[i] := posted.seqs[n];
-            answer.held[i] := coalesce(posted.held[n], 0);
+            nth_other := nth_other + 1;
+            answer.ats[i] := posted.ats[nth_other];
+            answer.seqs[i] := posted.seqs[nth_other];
+            answer.held[i] := coalesce(posted.held[nth_other], 0);
         end if;
     end loop;
     return answer;
 end
 $$;
 
--- Ends the tallies of a scope that is locked, and waits as long for those that are on their way: no transaction writes one from here on. e is its last entry, as far as the caller knows it,
+-- Ends the tallies of a scope that is locked, and waits as long for those that are on their way: no transaction writes one from here on. entry is its last entry, as far as the caller knows it,
 -- which gets the number, the time and the spent units of the last one.
-create function metered._end_tallies(e metered.ledger, wait_ms int) returns metered.ledger
+create function metered._end_tallies(entry metered.ledger, wait_ms int) returns metered.ledger
 language plpgsql volatile
 as $$
 declare
@@ -1944,14 +1944,14 @@ begin
     if metered._one_snapshot() then
         raise exception 'a scope with tallies becomes a wallet, is closed, or has its clock repaired, at READ COMMITTED' using errcode = '25001';
     end if;
-    waited := metered._lock_keys(array[metered._tally_key(e.scope)], wait_ms);
-    last := metered._entry_for_write(e.scope);
-    e.seq := last.seq;
-    e.at := greatest(e.at, last.at);
-    e.spent := last.spent;
-    e.others := last.others;
-    e.tallied := null;
-    return e;
+    waited := metered._lock_keys(array[metered._tally_key(entry.scope)], wait_ms);
+    last := metered._entry_for_write(entry.scope);
+    entry.seq := last.seq;
+    entry.at := greatest(entry.at, last.at);
+    entry.spent := last.spent;
+    entry.others := last.others;
+    entry.tallied := null;
+    return entry;
 end
 $$;
 
@@ -1985,10 +1985,10 @@ create function metered._fold_of(scopes text[]) returns void
 language plpgsql volatile
 as $$
 declare
-    s text;
+    folded text;
 begin
-    foreach s in array metered._tallied_of(scopes) loop
-        perform metered._entry_for_write(s);
+    foreach folded in array metered._tallied_of(scopes) loop
+        perform metered._entry_for_write(folded);
     end loop;
 end
 $$;
@@ -1998,13 +1998,13 @@ create function metered._fold_all() returns void
 language plpgsql volatile
 as $$
 declare
-    s text := '';
+    last_scope text := '';
 begin
     for nth in 1..100 loop
-        select x.scope into s from metered.tallies x where x.scope > s order by x.scope limit 1;
+        select x.scope into last_scope from metered.tallies x where x.scope > last_scope order by x.scope limit 1;
         exit when not found;
-        if metered._try_lock(metered._scope_key(s)) then
-            perform metered._entry_for_write(s);
+        if metered._try_lock(metered._scope_key(last_scope)) then
+            perform metered._entry_for_write(last_scope);
         end if;
     end loop;
 end
@@ -2049,14 +2049,14 @@ as $$
 declare
     units bigint[] := array_fill(0::bigint, array[cardinality(times)]);
     total bigint := 0;
-    r     record;
+    tally record;
 begin
-    for r in
+    for tally in
         select width_bucket(greatest(x.at, tip.at), times) as nth, sum(case when counting then 1 else x.amount end)::bigint as amount
         from metered.tallies x where x.scope = tip.scope group by 1
     loop
-        if r.nth < cardinality(times) then
-            units[r.nth + 1] := r.amount;
+        if tally.nth < cardinality(times) then
+            units[tally.nth + 1] := tally.amount;
         end if;
     end loop;
     for i in 1..cardinality(times) loop
@@ -2343,20 +2343,20 @@ create function metered._move_lot(of_scope text, at_seq bigint, nth int, of_lot 
 language plpgsql volatile
 as $$
 declare
-    l metered.lots;
-    m record;
+    its_lot metered.lots;
+    moving  record;
 begin
-    select * into l from metered.lots y where y.no = of_lot and of_lot > 0;
-    m := metered._moved(l, of_scope, at_seq, nth, as_kind, units, rest, kept);
-    perform metered._write_moves(of_scope, array[m.move], array[m.l], null);
+    select * into its_lot from metered.lots y where y.no = of_lot and of_lot > 0;
+    moving := metered._moved(its_lot, of_scope, at_seq, nth, as_kind, units, rest, kept);
+    perform metered._write_moves(of_scope, array[moving.move], array[moving.lot], null);
 end
 $$;
 
 -- The balance of a wallet, by its last entry. Inlined wherever it stands.
-create function metered._balance(t metered.ledger) returns bigint
+create function metered._balance(tip metered.ledger) returns bigint
 language sql immutable
 as $$
-    select t.credited - t.spent + t.refunded - t.held
+    select tip.credited - tip.spent + tip.refunded - tip.held
 $$;
 
 -- Whether a time is later by that, or the same if it is 0: none of its parts is negative, as in a month less 30 days. Inlined
@@ -2369,10 +2369,10 @@ as $$
 $$;
 
 -- The units of a lot that roll over at its end. Inlined wherever it stands.
-create function metered._rolls(l metered.lots) returns bigint
+create function metered._rolls(lot metered.lots) returns bigint
 language sql stable
 as $$
-    select case when l.roll_cap is not null then least(l.rest + l.kept, l.roll_cap) else 0 end
+    select case when lot.roll_cap is not null then least(lot.rest + lot.kept, lot.roll_cap) else 0 end
 $$;
 
 -- Whether the end of a lot with that plan depends on other lots, or makes a lot that ends in turn. No call leaves such an end to a later one.
@@ -2382,16 +2382,16 @@ as $$
     select coalesce(plan.roll_again <> 0, false) or coalesce(plan.roll_shared, false)
 $$;
 
--- The plan of a lot that takes over units of l.
-create function metered._plan_on(l metered.lots) returns metered.lot_plan
+-- The plan of a lot that takes over units of lot.
+create function metered._plan_on(lot metered.lots) returns metered.lot_plan
 language plpgsql stable
 as $$
 declare
-    plan metered.lot_plan := l.plan;
+    plan metered.lot_plan := lot.plan;
 begin
     plan.renews := null;
     plan.renew_amount := null;
-    plan.of_reference := coalesce(l.reference, plan.of_reference);
+    plan.of_reference := coalesce(lot.reference, plan.of_reference);
     if plan.roll_again > 0 then
         plan.roll_again := plan.roll_again - 1;
     end if;
@@ -2422,56 +2422,56 @@ create function metered._take_lots(of_scope text, at_seq bigint, units bigint, a
 language plpgsql volatile
 as $$
 declare
-    l     record;
-    u     record;                       -- the next one for the use
-    m     record;
-    part  bigint;
-    at    timestamptz := (select e.at from metered.ledger e where use is not null and e.scope = of_scope and e.seq = at_seq);
-    first int := -2147483648;           -- where the next lot is: after the last one, whose index entry is still in the way
-    ends  timestamptz := '-infinity';
-    after bigint[] := '{}';
+    its_lot      record;
+    next_for_use record;                       -- the next one for the use
+    passed       record;
+    part         bigint;
+    at           timestamptz := (select e.at from metered.ledger e where use is not null and e.scope = of_scope and e.seq = at_seq);
+    first        int := -2147483648;           -- where the next lot is: after the last one, whose index entry is still in the way
+    ends         timestamptz := '-infinity';
+    after        bigint[] := '{}';
 begin
     taken := 0;
     while taken < units loop
         if use is not null then
-            select y.no, y.priority, y.expires_at, y.age, y.version, y.rest, y.drawn, y.held, y.kept into u from metered.lots y
+            select y.no, y.priority, y.expires_at, y.age, y.version, y.rest, y.drawn, y.held, y.kept into next_for_use from metered.lots y
             where y.scope = of_scope and y.keeps and (y.priority, y.expires_at, y.age) > (first, ends, after)
               and y.expires_at > at and (y.plan).uses @> array[use]
             order by y.priority, y.expires_at, y.age limit 1;
         end if;
         if ended is not null then
-            m := metered._pass_ended(of_scope, first, ends, after, ended);
-            first := m.priority;
-            ends := m.ends;
-            after := m.after;
+            passed := metered._pass_ended(of_scope, first, ends, after, ended);
+            first := passed.priority;
+            ends := passed.ends;
+            after := passed.after;
         end if;
-        select y.no, y.priority, y.expires_at, y.age, y.version, y.rest, y.drawn, y.held, y.kept into l from metered.lots y
+        select y.no, y.priority, y.expires_at, y.age, y.version, y.rest, y.drawn, y.held, y.kept into its_lot from metered.lots y
         where y.scope = of_scope and y.open and (y.priority, y.expires_at, y.age) > (first, ends, after)
         order by y.priority, y.expires_at, y.age limit 1;
         if use is not null then
-            if u.rest > 0 and (l.no is null or (u.priority, u.expires_at, u.age) < (l.priority, l.expires_at, l.age)) then
-                l := u;
+            if next_for_use.rest > 0 and (its_lot.no is null or (next_for_use.priority, next_for_use.expires_at, next_for_use.age) < (its_lot.priority, its_lot.expires_at, its_lot.age)) then
+                its_lot := next_for_use;
             end if;
         end if;
-        exit when l.no is null;
-        part := least(l.rest, units - taken);
+        exit when its_lot.no is null;
+        part := least(its_lot.rest, units - taken);
         insert into metered.lot_moves (scope, seq, nth, lot, kind, amount, version, rest, drawn, held, kept)
-        values (of_scope, at_seq, nth, l.no, as_kind, part, coalesce(l.version, 0) + 1,
-            l.rest - part,
-            l.drawn + case when as_kind = 't' then part else 0 end,
-            l.held + case when as_kind = 'h' then part else 0 end, l.kept);
-        if part = l.rest + l.kept then
-            update metered.lot_rows y set open = false, keeps = false where y.no = l.no;
+        values (of_scope, at_seq, nth, its_lot.no, as_kind, part, coalesce(its_lot.version, 0) + 1,
+            its_lot.rest - part,
+            its_lot.drawn + case when as_kind = 't' then part else 0 end,
+            its_lot.held + case when as_kind = 'h' then part else 0 end, its_lot.kept);
+        if part = its_lot.rest + its_lot.kept then
+            update metered.lot_rows y set open = false, keeps = false where y.no = its_lot.no;
         end if;
         if as_kind = 'h' then
             insert into metered.lot_holds (scope, seq, lot, amount)
-            values (of_scope, at_seq, l.no, part);
+            values (of_scope, at_seq, its_lot.no, part);
         end if;
         taken := taken + part;
         nth := nth + 1;
-        first := l.priority;
-        ends := l.expires_at;
-        after := l.age;
+        first := its_lot.priority;
+        ends := its_lot.expires_at;
+        after := its_lot.age;
     end loop;
 end
 $$;
@@ -2596,16 +2596,16 @@ end
 $$;
 
 -- Takes units of a lot (_taken). Appends the entry after tip, and returns it.
-create function metered._take_units(tip metered.ledger, l metered.lots, units bigint,
+create function metered._take_units(tip metered.ledger, lot metered.lots, units bigint,
     as_kind "char") returns metered.ledger
 language plpgsql volatile
 as $$
 declare
     step record;
 begin
-    step := metered._taken(tip, l, units, as_kind);
+    step := metered._taken(tip, lot, units, as_kind);
     perform metered._append(step.tip);
-    perform metered._write_moves(tip.scope, array[step.move], array[step.l], null);
+    perform metered._write_moves(tip.scope, array[step.move], array[step.lot], null);
     return step.tip;
 end
 $$;
@@ -2732,33 +2732,33 @@ $$;
 
 -- A lot after a move: its units change by rest and kept, and with the kind of the move drawn, held,
 -- lapsed, revoked and rolled. move is its row. Without a lot it is of overdraft.
-create function metered._moved(inout l metered.lots, of_scope text, at_seq bigint, nth int,
+create function metered._moved(inout lot metered.lots, of_scope text, at_seq bigint, nth int,
     as_kind "char", units bigint, rest bigint, kept bigint, out move metered.lot_moves)
 language plpgsql immutable
 as $$
 begin
-    if l.no is not null then
-        l.version := coalesce(l.version, 0) + 1;
-        l.last_seq := at_seq;
-        l.rest := l.rest + rest;
-        l.kept := l.kept + kept;
-        l.drawn := l.drawn + case when as_kind in ('u', 'p') then units
+    if lot.no is not null then
+        lot.version := coalesce(lot.version, 0) + 1;
+        lot.last_seq := at_seq;
+        lot.rest := lot.rest + rest;
+        lot.kept := lot.kept + kept;
+        lot.drawn := lot.drawn + case when as_kind in ('u', 'p') then units
             when as_kind = 'g' then -units else 0 end;
-        l.held := l.held - case when as_kind in ('u', 'f') then units
+        lot.held := lot.held - case when as_kind in ('u', 'f') then units
             when as_kind = 'q' then -units else 0 end;
-        l.open := l.rest + l.kept > 0 and (l.plan).uses is null;
-        l.keeps := l.rest + l.kept > 0 and (l.plan).uses is not null;
+        lot.open := lot.rest + lot.kept > 0 and (lot.plan).uses is null;
+        lot.keeps := lot.rest + lot.kept > 0 and (lot.plan).uses is not null;
         case as_kind
             when 'e' then
-                l.lapsed := l.lapsed + units;
-                l.untold := l.untold + units;
-            when 'v' then l.revoked := l.revoked + units;
-            when 'o' then l.rolled := l.rolled + units;
+                lot.lapsed := lot.lapsed + units;
+                lot.untold := lot.untold + units;
+            when 'v' then lot.revoked := lot.revoked + units;
+            when 'o' then lot.rolled := lot.rolled + units;
             else null;
         end case;
     end if;
-    move := row(at_seq, nth, coalesce(l.no, 0), units, 0, as_kind, of_scope, l.version, l.rest, l.drawn, l.held,
-        l.kept)::metered.lot_moves;
+    move := row(at_seq, nth, coalesce(lot.no, 0), units, 0, as_kind, of_scope, lot.version, lot.rest, lot.drawn, lot.held,
+        lot.kept)::metered.lot_moves;
 end
 $$;
 
@@ -2778,26 +2778,26 @@ $$;
 
 -- Units leave a lot, in an entry after tip, those of its rest first: they lapse (e), are revoked (v),
 -- or roll over (o), or are kept for its uses again (b).
-create function metered._taken(inout tip metered.ledger, inout l metered.lots, units bigint,
+create function metered._taken(inout tip metered.ledger, inout lot metered.lots, units bigint,
     as_kind "char", out move metered.lot_moves)
 language plpgsql immutable
 as $$
 declare
-    rest bigint := least(units, l.rest);
-    m    record;
+    rest   bigint := least(units, lot.rest);
+    moving record;
 begin
     tip := metered._lot_entry(tip, case when as_kind = 'b' then 'o' when rest > 0 then as_kind
         else 's' end, units, -rest);
-    m := metered._moved(l, tip.scope, tip.seq, 1, as_kind, units, -rest,
+    moving := metered._moved(lot, tip.scope, tip.seq, 1, as_kind, units, -rest,
         case when as_kind = 'b' then units else rest - units end);
-    l := m.l;
-    move := m.move;
+    lot := moving.lot;
+    move := moving.move;
 end
 $$;
 
--- The lot in which so many units of l go on, as the entry at_seq credits it, or one with no number
+-- The lot in which so many units of lot go on, as the entry at_seq credits it, or one with no number
 -- for none. new_no is its number, where none was set aside for it.
-create function metered._gone_on(l metered.lots, units bigint, at_seq bigint, new_no bigint)
+create function metered._gone_on(lot metered.lots, units bigint, at_seq bigint, new_no bigint)
 returns metered.lots
 language plpgsql stable
 as $$
@@ -2805,13 +2805,13 @@ declare
     child metered.lots;
 begin
     if units > 0 then
-        child.no := coalesce(l.roll_no, new_no);
-        child.granted_at := l.expires_at;
+        child.no := coalesce(lot.roll_no, new_no);
+        child.granted_at := lot.expires_at;
         child.granted_seq := at_seq;
         child.last_seq := at_seq;
-        child.expires_at := l.roll_end;
+        child.expires_at := lot.roll_end;
         child.amount := units;
-        child.rest := case when (l.plan).uses is null then units else 0 end;
+        child.rest := case when (lot.plan).uses is null then units else 0 end;
         child.kept := units - child.rest;
         child.drawn := 0;
         child.held := 0;
@@ -2820,19 +2820,19 @@ begin
         child.revoked := 0;
         child.rolled := 0;
         child.untold := 0;
-        child.late := l.late;
-        child.from_lot := l.no;
-        child.priority := l.priority;
+        child.late := lot.late;
+        child.from_lot := lot.no;
+        child.priority := lot.priority;
         child.origin := 'r';
         child.open := child.rest > 0;
         child.keeps := child.kept > 0;
-        child.scope := l.scope;
-        child.category := l.category;
-        child.plan := metered._plan_on(l);
-        child.age := l.age[1:2] || at_seq;
-        if (l.plan).roll_again <> 0 then
-            child.roll_cap := l.roll_cap;
-            child.roll_end := metered._roll_end(child.expires_at, child.plan, (l.plan).roll_for);
+        child.scope := lot.scope;
+        child.category := lot.category;
+        child.plan := metered._plan_on(lot);
+        child.age := lot.age[1:2] || at_seq;
+        if (lot.plan).roll_again <> 0 then
+            child.roll_cap := lot.roll_cap;
+            child.roll_end := metered._roll_end(child.expires_at, child.plan, (lot.plan).roll_for);
         end if;
         child.again := metered._again(child.plan);
     end if;
@@ -2842,39 +2842,39 @@ $$;
 
 -- A lot ends, after tip. taken are the units that a shared cap counts already. entries and moves say
 -- so, and made is the lot in which units go on, if it has a number.
-create function metered._end_lot(inout tip metered.ledger, inout l metered.lots, taken bigint,
+create function metered._end_lot(inout tip metered.ledger, inout lot metered.lots, taken bigint,
     new_no bigint,
     out made metered.lots, out entries metered.ledger[], out moves metered.lot_moves[])
 language plpgsql stable
 as $$
 declare
-    general boolean := (l.plan).uses is null;
-    units   bigint := greatest(0, least(l.rest + l.kept, l.roll_cap - taken));
+    general boolean := (lot.plan).uses is null;
+    units   bigint := greatest(0, least(lot.rest + lot.kept, lot.roll_cap - taken));
     step    record;
 begin
-    units := case when l.roll_cap is null then 0 else units end;
-    tip := metered._own_entry(tip, l.expires_at);
+    units := case when lot.roll_cap is null then 0 else units end;
+    tip := metered._own_entry(tip, lot.expires_at);
     if units > 0 then
-        step := metered._taken(tip, l, units, 'o');
+        step := metered._taken(tip, lot, units, 'o');
         entries := entries || step.tip;
-        l := step.l;
+        lot := step.lot;
         moves := moves || step.move;
         tip := step.tip;
         tip := metered._lot_entry(tip, case when general then 'd' else 's' end, units,
             case when general then units else 0 end);
         entries := entries || tip;
-        made := metered._gone_on(l, units, tip.seq, new_no);
+        made := metered._gone_on(lot, units, tip.seq, new_no);
         made.version := 1;
         moves := moves || row(tip.seq, 1, made.no, units, 0, 'd', tip.scope, 1, made.rest, 0, 0,
             made.kept)::metered.lot_moves;
-        l.roll_cap := null;
-        l.again := false;
+        lot.roll_cap := null;
+        lot.again := false;
     end if;
-    units := l.rest + l.kept;
+    units := lot.rest + lot.kept;
     if units > 0 then
-        step := metered._taken(tip, l, units, 'e');
+        step := metered._taken(tip, lot, units, 'e');
         entries := entries || step.tip;
-        l := step.l;
+        lot := step.lot;
         moves := moves || step.move;
         tip := step.tip;
     end if;
@@ -2891,28 +2891,28 @@ begin
 end
 $$;
 
--- The lot of the period after that of l, which renews.
-create function metered._next_lot(l metered.lots) returns metered.lots
+-- The lot of the period after that of lot, which renews.
+create function metered._next_lot(lot metered.lots) returns metered.lots
 language plpgsql stable
 as $$
 declare
-    follows metered.lots := l;
+    follows metered.lots := lot;
     zone    text;
 begin
     follows.roll_no := null;
     begin
-        follows.starts_at := (metered._period_at((l.plan).renews, l.starts_at))[2];
-        follows.expires_at := (metered._period_at((l.plan).renews, follows.starts_at))[2];
-        follows.roll_end := case when l.roll_cap is not null then
-            metered._roll_end(follows.expires_at, l.plan, (l.plan).roll_for) end;
+        follows.starts_at := (metered._period_at((lot.plan).renews, lot.starts_at))[2];
+        follows.expires_at := (metered._period_at((lot.plan).renews, follows.starts_at))[2];
+        follows.roll_end := case when lot.roll_cap is not null then
+            metered._roll_end(follows.expires_at, lot.plan, (lot.plan).roll_for) end;
     exception when sqlstate 'MT010' then
         get stacked diagnostics zone = pg_exception_detail;
         raise exception 'the time zone of a plan is not known' using errcode = 'MT010',
-            detail = format('%s, of the plan %s of wallet %s', zone, (l.plan).renewal, l.scope);
+            detail = format('%s, of the plan %s of wallet %s', zone, (lot.plan).renewal, lot.scope);
     end;
     follows.no := null;
     follows.granted_at := follows.starts_at;
-    follows.amount := (l.plan).renew_amount;
+    follows.amount := (lot.plan).renew_amount;
     follows.pending := follows.amount;
     follows.rest := 0;
     follows.kept := 0;
@@ -2927,45 +2927,45 @@ begin
     follows.version := null;
     follows.from_lot := null;
     follows.origin := 'g';
-    follows.again := metered._again(l.plan);
-    follows.reference := metered._period_name((l.plan).renewal, follows.starts_at);
+    follows.again := metered._again(lot.plan);
+    follows.reference := metered._period_name((lot.plan).renewal, follows.starts_at);
     return follows;
 end
 $$;
 
 -- A lot begins, after tip. made is the lot of the next period, if it has a number.
-create function metered._start_lot(inout tip metered.ledger, inout l metered.lots, unwritten bigint,
+create function metered._start_lot(inout tip metered.ledger, inout lot metered.lots, unwritten bigint,
     new_no bigint,
     out made metered.lots, out entries metered.ledger[], out moves metered.lot_moves[])
 language plpgsql stable
 as $$
 declare
-    general boolean := (l.plan).uses is null;
-    units   bigint := case when general then l.pending else 0 end;
-    m       record;
+    general boolean := (lot.plan).uses is null;
+    units   bigint := case when general then lot.pending else 0 end;
+    moving  record;
 begin
-    tip := metered._lot_entry(metered._own_entry(tip, l.starts_at),
-        case when general then 'd' else 's' end, l.pending, units);
+    tip := metered._lot_entry(metered._own_entry(tip, lot.starts_at),
+        case when general then 'd' else 's' end, lot.pending, units);
     if general then
         tip.crossed := metered._armed(tip.crossed,
             tip.spent - tip.refunded - tip.credited + unwritten, tip.held);
     end if;
     entries := array[tip];
-    m := metered._moved(l, tip.scope, tip.seq, 1, 'd', l.pending, units, l.pending - units);
-    l := m.l;
-    moves := array[m.move];
-    l.pending := 0;
-    l.granted_at := l.starts_at;
-    l.granted_seq := tip.seq;
-    l.age := array[(extract(epoch from l.starts_at) * 1000000)::bigint, tip.seq, tip.seq];
-    if ((l.plan).renews).every is not null then
-        made := metered._next_lot(l);
+    moving := metered._moved(lot, tip.scope, tip.seq, 1, 'd', lot.pending, units, lot.pending - units);
+    lot := moving.lot;
+    moves := array[moving.move];
+    lot.pending := 0;
+    lot.granted_at := lot.starts_at;
+    lot.granted_seq := tip.seq;
+    lot.age := array[(extract(epoch from lot.starts_at) * 1000000)::bigint, tip.seq, tip.seq];
+    if ((lot.plan).renews).every is not null then
+        made := metered._next_lot(lot);
         made.no := new_no;
         made.granted_seq := tip.seq;
         made.last_seq := tip.seq;
         made.age := array[(extract(epoch from made.starts_at) * 1000000)::bigint, tip.seq, tip.seq];
-        l.plan.renews := null;
-        l.plan.renew_amount := null;
+        lot.plan.renews := null;
+        lot.plan.renew_amount := null;
     end if;
 end
 $$;
@@ -2978,10 +2978,10 @@ create function metered._captured(tip metered.ledger, units bigint, inout lots m
 language plpgsql stable
 as $$
 declare
-    part bigint;
-    pos  int;
-    nth  int := 0;
-    m    record;
+    part   bigint;
+    pos    int;
+    nth    int := 0;
+    moving record;
 begin
     drawn := 0;
     for pos in select x.ordinality from unnest(lots) with ordinality x
@@ -2990,9 +2990,9 @@ begin
         part := least(units, parts[pos]);
         continue when part = 0;
         nth := nth + 1;
-        m := metered._moved(lots[pos], tip.scope, tip.seq, nth, 'u', part, 0, 0);
-        lots[pos] := m.l;
-        moves := moves || m.move;
+        moving := metered._moved(lots[pos], tip.scope, tip.seq, nth, 'u', part, 0, 0);
+        lots[pos] := moving.lot;
+        moves := moves || moving.move;
         parts[pos] := parts[pos] - part;
         units := units - part;
         drawn := case when lots[pos].no is null then part else drawn end;
@@ -3010,26 +3010,26 @@ create function metered._given_back(inout tip metered.ledger, at_seq bigint, as_
 language plpgsql stable
 as $$
 declare
-    part bigint;
-    pos  int;
-    m    record;
+    part   bigint;
+    pos    int;
+    moving record;
 begin
     for pos in select x.ordinality from unnest(lots) with ordinality x where parts[x.ordinality] > 0
         order by x.no is not null, x.age
     loop
         part := parts[pos];
         nth := nth + 1;
-        m := metered._moved(lots[pos], tip.scope, at_seq, nth, as_kind, part, part, 0);
-        lots[pos] := m.l;
-        moves := moves || m.move;
+        moving := metered._moved(lots[pos], tip.scope, at_seq, nth, as_kind, part, part, 0);
+        lots[pos] := moving.lot;
+        moves := moves || moving.move;
         continue when lots[pos].no is null
             or lots[pos].expires_at > tip.at and (lots[pos].plan).uses is null;
-        m := metered._taken(metered._own_entry(tip, tip.at), lots[pos], part,
+        moving := metered._taken(metered._own_entry(tip, tip.at), lots[pos], part,
             case when lots[pos].expires_at > tip.at then 'b'
             when as_kind = 'g' and lots[pos].late is not null then 'o' else 'e' end::"char");
-        tip := m.tip;
-        lots[pos] := m.l;
-        moves := moves || m.move;
+        tip := moving.tip;
+        lots[pos] := moving.lot;
+        moves := moves || moving.move;
         entries := entries || tip;
     end loop;
 end
@@ -3123,8 +3123,8 @@ create function metered._paid_back(of_scope text, at_seq bigint, nth int, inout 
 language plpgsql stable
 as $$
 declare
-    part bigint;
-    m    record;
+    part   bigint;
+    moving record;
 begin
     for pos in 1..coalesce(cardinality(lots), 0) loop
         part := least(spent, lots[pos].rest);
@@ -3133,18 +3133,18 @@ begin
                 + (select coalesce(sum(y.amount), 0) from unnest(debts) y)::bigint, null);
             spent := spent - part;
             nth := nth + 1;
-            m := metered._moved(lots[pos], of_scope, at_seq, nth, 'p', part, -part, 0);
-            lots[pos] := m.l;
-            moves := moves || m.move;
+            moving := metered._moved(lots[pos], of_scope, at_seq, nth, 'p', part, -part, 0);
+            lots[pos] := moving.lot;
+            moves := moves || moving.move;
         end if;
         for n in 1..cardinality(parts) loop
             part := least(parts[n].amount, lots[pos].rest);
             exit when lots[pos].rest = 0;
             continue when part = 0;
             nth := nth + 1;
-            m := metered._moved(lots[pos], of_scope, at_seq, nth, 'q', part, -part, 0);
-            lots[pos] := m.l;
-            moves := moves || m.move;
+            moving := metered._moved(lots[pos], of_scope, at_seq, nth, 'q', part, -part, 0);
+            lots[pos] := moving.lot;
+            moves := moves || moving.move;
             parts[n].amount := parts[n].amount - part;
             more := more || row(parts[n].seq, lots[pos].no, part, of_scope)::metered.lot_holds;
         end loop;
@@ -3153,29 +3153,29 @@ end
 $$;
 
 -- A lot whose units for its uses have come pays overdraft that was drawn for these, after tip.
-create function metered._use_repaid(inout tip metered.ledger, inout l metered.lots, unwritten bigint,
+create function metered._use_repaid(inout tip metered.ledger, inout used_lot metered.lots, unwritten bigint,
     inout spent bigint, inout debts metered.lot_debts[],
     out entries metered.ledger[], out moves metered.lot_moves[])
 language plpgsql stable
 as $$
 declare
-    units bigint := least(l.kept, (select coalesce(sum(y.amount), 0) from unnest(debts) y
-        where y.use = any ((l.plan).uses)));
-    m     record;
+    units  bigint := least(used_lot.kept, (select coalesce(sum(y.amount), 0) from unnest(debts) y
+        where y.use = any ((used_lot.plan).uses)));
+    moving record;
 begin
-    if (units > 0 and l.expires_at > tip.at) is not true then
+    if (units > 0 and used_lot.expires_at > tip.at) is not true then
         return;
     end if;
     tip := metered._lot_entry(metered._own_entry(tip, tip.at), 'd', units, units);
     tip.crossed := metered._armed(tip.crossed,
         tip.spent - tip.refunded - tip.credited + unwritten, tip.held);
     entries := array[tip];
-    m := metered._moved(l, tip.scope, tip.seq, 1, 'a', units, units, -units);
-    moves := array[m.move];
-    m := metered._moved(m.l, tip.scope, tip.seq, 2, 'p', units, -units, 0);
-    moves := moves || m.move;
-    l := m.l;
-    debts := metered._without_debt(debts, units, (l.plan).uses);
+    moving := metered._moved(used_lot, tip.scope, tip.seq, 1, 'a', units, units, -units);
+    moves := array[moving.move];
+    moving := metered._moved(moving.lot, tip.scope, tip.seq, 2, 'p', units, -units, 0);
+    moves := moves || moving.move;
+    used_lot := moving.lot;
+    debts := metered._without_debt(debts, units, (used_lot.plan).uses);
     spent := spent - units;
 end
 $$;
@@ -3224,7 +3224,7 @@ begin
     loop
         paid := metered._use_repaid(tip, lots[pos], unwritten, spent, debts);
         tip := paid.tip;
-        lots[pos] := paid.l;
+        lots[pos] := paid.used_lot;
         spent := paid.spent;
         debts := paid.debts;
         entries := entries || paid.entries;
@@ -3242,10 +3242,10 @@ $$;
 -- due, each from the oldest on. A lot that no row has yet has a number below 0: its place in the array.
 
 -- When the turn of a lot comes: it begins, or it ends. Inlined wherever it stands.
-create function metered._turn_at(l metered.lots) returns timestamptz
+create function metered._turn_at(lot metered.lots) returns timestamptz
 language sql immutable
 as $$
-    select case when l.pending > 0 then l.starts_at else l.expires_at end
+    select case when lot.pending > 0 then lot.starts_at else lot.expires_at end
 $$;
 
 -- Places in lots after the first from_n, which had their turn, with one more: in the order of turns.
@@ -3253,14 +3253,14 @@ create function metered._queued(turns int[], from_n int, pos int, lots metered.l
 language plpgsql immutable
 as $$
 declare
-    n int := cardinality(turns);
+    remaining int := cardinality(turns);
 begin
-    while n > from_n and (metered._turn_at(lots[pos]), lots[pos].pending > 0, lots[pos].age)
-        < (metered._turn_at(lots[turns[n]]), lots[turns[n]].pending > 0, lots[turns[n]].age)
+    while remaining > from_n and (metered._turn_at(lots[pos]), lots[pos].pending > 0, lots[pos].age)
+        < (metered._turn_at(lots[turns[remaining]]), lots[turns[remaining]].pending > 0, lots[turns[remaining]].age)
     loop
-        n := n - 1;
+        remaining := remaining - 1;
     end loop;
-    return turns[from_n + 1:n] || pos || turns[n + 1:];
+    return turns[from_n + 1:remaining] || pos || turns[remaining + 1:];
 end
 $$;
 
@@ -3299,7 +3299,7 @@ $$;
 -- Units that a shared cap counts where a lot ends: those of its category that have rolled over, and
 -- have not ended by then. capped are places of lots that may be of these: those that have ended are
 -- left out from here on.
-create function metered._capped(l metered.lots, lots metered.lots[], inout capped int[],
+create function metered._capped(lot metered.lots, lots metered.lots[], inout capped int[],
     out units bigint)
 language plpgsql stable
 as $$
@@ -3308,11 +3308,11 @@ declare
     pos  int;
 begin
     units := 0;
-    if (l.plan).roll_shared is true and l.roll_cap is not null then
+    if (lot.plan).roll_shared is true and lot.roll_cap is not null then
         foreach pos in array capped loop
-            continue when lots[pos].expires_at <= l.expires_at;
+            continue when lots[pos].expires_at <= lot.expires_at;
             live := live || pos;
-            if lots[pos].category = l.category then
+            if lots[pos].category = lot.category then
                 units := units + lots[pos].rest + lots[pos].kept + lots[pos].held;
             end if;
         end loop;
@@ -3334,28 +3334,28 @@ language plpgsql stable
 as $$
 declare
     -- Places in lots, in their order, and how many had their turn.
-    turns  int[] := array(select x.ordinality from unnest(lots) with ordinality x
+    turns    int[] := array(select x.ordinality from unnest(lots) with ordinality x
         where case when x.pending > 0 then x.starts_at else x.expires_at end <= until
           and x.pending + x.rest + x.kept + x.held > 0
         order by case when x.pending > 0 then x.starts_at else x.expires_at end, x.pending > 0, x.age);
-    turned int := 0;
-    capped int[] := array(select x.ordinality from unnest(lots) with ordinality x
+    turned   int := 0;
+    capped   int[] := array(select x.ordinality from unnest(lots) with ordinality x
         where x.origin = 'r' and (x.plan).roll_shared and x.rest + x.kept + x.held > 0);
-    places int[] := case when parts = '{}' then '{}' else metered._places(parts, lots) end;
-    due    int := 0;
-    parted int := 0;
-    loaded int := cardinality(parts);
-    over   bigint := (select coalesce(sum(k.amount), 0) from unnest(parts) k where k.lot = 0);
-    pos    int;
-    step   record;
-    begins boolean;
-    made   metered.lots;
-    mine   int[];       -- places in parts
-    came   int[];       -- places of lots to which units came
+    places   int[] := case when parts = '{}' then '{}' else metered._places(parts, lots) end;
+    due      int := 0;
+    parted   int := 0;
+    loaded   int := cardinality(parts);
+    over     bigint := (select coalesce(sum(k.amount), 0) from unnest(parts) k where k.lot = 0);
+    pos      int;
+    step     record;
+    begins   boolean;
+    made     metered.lots;
+    mine     int[];       -- places in parts
+    came     int[];       -- places of lots to which units came
     came_seq bigint;    -- by this entry, up to its move came_nth
     came_nth int;
-    said   metered.ledger[];
-    moved  metered.lot_moves[];
+    said     metered.ledger[];
+    moved    metered.lot_moves[];
 begin
     entries := '{}';
     moves := '{}';
@@ -3380,7 +3380,7 @@ begin
                 step := metered._end_lot(tip, lots[pos], step.units, -1 - cardinality(lots));
                 came_seq := case when ((step.made).plan).uses is null then (step.made).granted_seq end;
             end if;
-            lots[pos] := step.l;
+            lots[pos] := step.lot;
             made := step.made;
             if begins and lots[pos].expires_at <= until then
                 turns := metered._queued(turns, turned, pos, lots);
@@ -3495,28 +3495,28 @@ end
 $$;
 
 -- So many units of a lot go on in another one, at its end.
-create function metered._foreseen_on(u metered.idle_units, plan metered.lot_plan, units bigint)
+create function metered._foreseen_on(idle metered.idle_units, plan metered.lot_plan, units bigint)
 returns metered.idle_units
 language plpgsql stable
 as $$
 begin
-    if cardinality(u.went) >= metered._events_per_step() then
-        u.went := u.went[:1];
-        u.went_at := u.went_at[:1];
+    if cardinality(idle.went) >= metered._events_per_step() then
+        idle.went := idle.went[:1];
+        idle.went_at := idle.went_at[:1];
     end if;
-    u.went := u.went || units;
-    u.went_at := u.went_at || u.ends;
-    u.units := units;
-    u.ends := u.roll_end;
-    u.held := 0;
-    u.rolled := true;
-    if u.roll_again <> 0 then
-        u.roll_end := metered._roll_end(u.ends, plan, plan.roll_for);
-        u.roll_again := greatest(u.roll_again - 1, -1);
+    idle.went := idle.went || units;
+    idle.went_at := idle.went_at || idle.ends;
+    idle.units := units;
+    idle.ends := idle.roll_end;
+    idle.held := 0;
+    idle.rolled := true;
+    if idle.roll_again <> 0 then
+        idle.roll_end := metered._roll_end(idle.ends, plan, plan.roll_for);
+        idle.roll_again := greatest(idle.roll_again - 1, -1);
     else
-        u.roll_cap := null;
+        idle.roll_cap := null;
     end if;
-    return u;
+    return idle;
 end
 $$;
 
@@ -3822,24 +3822,24 @@ $$;
 
 -- A lot ends, after tip, and so many units of it go on, as was foreseen. If that is at a later time, they
 -- went on before, and do so at once in the lot that lasts from at until ends.
-create function metered._end_foreseen(inout tip metered.ledger, inout l metered.lots, units bigint,
+create function metered._end_foreseen(inout tip metered.ledger, inout lot metered.lots, units bigint,
     at timestamptz, ends timestamptz, new_no bigint,
     out made metered.lots, out entries metered.ledger[], out moves metered.lot_moves[])
 language plpgsql stable
 as $$
 declare
-    was  metered.lots := l;
+    was  metered.lots := lot;
     step record;
 begin
-    if units > 0 and at > l.expires_at then
-        l.expires_at := at;
-        l.roll_end := ends;
+    if units > 0 and at > lot.expires_at then
+        lot.expires_at := at;
+        lot.roll_end := ends;
     end if;
-    step := metered._end_lot(tip, l, l.roll_cap - units, new_no);
+    step := metered._end_lot(tip, lot, lot.roll_cap - units, new_no);
     tip := step.tip;
-    l := step.l;
-    l.expires_at := was.expires_at;
-    l.roll_end := was.roll_end;
+    lot := step.lot;
+    lot.expires_at := was.expires_at;
+    lot.roll_end := was.roll_end;
     made := step.made;
     entries := step.entries;
     moves := step.moves;
@@ -3847,8 +3847,8 @@ end
 $$;
 
 -- The lot of so many skipped periods comes, after tip, and lapses. The first of them began at first_at, and the last one is
--- over at over. l is the lot whose plan brings them.
-create function metered._end_skipped(inout tip metered.ledger, inout l metered.lots, periods int,
+-- over at over. lot is the lot whose plan brings them.
+create function metered._end_skipped(inout tip metered.ledger, inout lot metered.lots, periods int,
     first_at timestamptz, over timestamptz, lowered jsonb, new_no bigint,
     out made metered.lots, out entries metered.ledger[], out moves metered.lot_moves[])
 language plpgsql stable
@@ -3856,25 +3856,25 @@ as $$
 declare
     step record;
 begin
-    l := metered._lot_from(l, first_at);
-    l.no := new_no;
-    l.amount := l.amount * periods;
-    l.pending := l.amount;
-    l.expires_at := over;
-    l.roll_cap := null;
-    l.roll_end := null;
-    l.again := false;
-    l.reference := left(l.reference || '/' || ltrim(metered._period_name('', over)), 255);
-    l.plan.renews := null;
-    l.plan.renew_amount := null;
-    step := metered._start_lot(metered._own_entry(tip, over), l, 0, null);
+    lot := metered._lot_from(lot, first_at);
+    lot.no := new_no;
+    lot.amount := lot.amount * periods;
+    lot.pending := lot.amount;
+    lot.expires_at := over;
+    lot.roll_cap := null;
+    lot.roll_end := null;
+    lot.again := false;
+    lot.reference := left(lot.reference || '/' || ltrim(metered._period_name('', over)), 255);
+    lot.plan.renews := null;
+    lot.plan.renew_amount := null;
+    step := metered._start_lot(metered._own_entry(tip, over), lot, 0, null);
     entries := step.entries;
     moves := step.moves;
     tip := step.tip;
     tip.crossed := lowered;
-    step := metered._end_lot(tip, step.l, null, null);
+    step := metered._end_lot(tip, step.lot, null, null);
     tip := step.tip;
-    l := step.l;
+    lot := step.lot;
     entries := entries || step.entries;
     moves := moves || step.moves;
 end
@@ -3943,7 +3943,7 @@ begin
                     state.first_at[event.nth], state.over, lowered, -pos);
         end case;
         tip := step.tip;
-        lots[pos] := step.l;
+        lots[pos] := step.lot;
         entries := entries || step.entries;
         moves := moves || step.moves;
         if (step.made).no is not null then
@@ -4035,10 +4035,10 @@ as $$
 $$;
 
 -- Whether lots have ended by the time of an entry, and their ends are not written. Inlined wherever it stands.
-create function metered._lags(e metered.ledger) returns boolean
+create function metered._lags(entry metered.ledger) returns boolean
 language sql immutable
 as $$
-    select coalesce(e.lots_end <= e.at, false)
+    select coalesce(entry.lots_end <= entry.at, false)
 $$;
 
 -- How many units a wallet is overdrawn by, as of its last entry. A plan that was bought in a period which is over brings lots that have
@@ -4084,32 +4084,32 @@ begin
 end
 $$;
 
--- Notes the lot of the next period if l renews, which began with the entry at_seq, and returns its number. It has no
+-- Notes the lot of the next period if lot renews, which began with the entry at_seq, and returns its number. It has no
 -- reference if another lot has that one.
-create function metered._renew_lot(l metered.lots, at_seq bigint) returns bigint
+create function metered._renew_lot(lot metered.lots, at_seq bigint) returns bigint
 language plpgsql volatile
 as $$
 declare
     follows metered.lots;
 begin
-    if ((l.plan).renews).every is not null then
-        follows := metered._next_lot(l);
+    if ((lot.plan).renews).every is not null then
+        follows := metered._next_lot(lot);
         follows.granted_seq := at_seq;
         follows.last_seq := at_seq;
-        if exists (select from metered.lot_rows y where y.scope = l.scope and y.reference = follows.reference) then
+        if exists (select from metered.lot_rows y where y.scope = lot.scope and y.reference = follows.reference) then
             follows.reference := null;
         end if;
         follows.no := metered._note_lot(follows);
-        l.plan.renews := null;
-        l.plan.renew_amount := null;
-        update metered.lot_rows y set plan = l.plan where y.no = l.no;
+        lot.plan.renews := null;
+        lot.plan.renew_amount := null;
+        update metered.lot_rows y set plan = lot.plan where y.no = lot.no;
     end if;
     return follows.no;
 end
 $$;
 
 -- Notes a lot that begins later.
-create function metered._note_lot(l metered.lots) returns bigint
+create function metered._note_lot(lot metered.lots) returns bigint
 language plpgsql volatile
 as $$
 declare
@@ -4118,10 +4118,10 @@ begin
     insert into metered.lot_rows (no, granted_at, expires_at, granted_seq, last_seq, amount, rest, roll_cap, roll_no, roll_end, late,
         priority, origin, open, scope, category, reference, fingerprint, pending, starts_at, again, plan, age)
     overriding system value
-    values (metered._next_number('lot_rows'), l.starts_at, l.expires_at, l.granted_seq, l.last_seq, l.amount, 0, l.roll_cap,
-        case when l.roll_cap is not null then metered._next_number('lot_rows') end, l.roll_end, l.late,
-        l.priority, 'g', false, l.scope, l.category, l.reference, l.fingerprint, l.amount, l.starts_at, metered._again(l.plan), l.plan,
-        metered._age(null, l.starts_at, l.granted_seq))
+    values (metered._next_number('lot_rows'), lot.starts_at, lot.expires_at, lot.granted_seq, lot.last_seq, lot.amount, 0, lot.roll_cap,
+        case when lot.roll_cap is not null then metered._next_number('lot_rows') end, lot.roll_end, lot.late,
+        lot.priority, 'g', false, lot.scope, lot.category, lot.reference, lot.fingerprint, lot.amount, lot.starts_at, metered._again(lot.plan), lot.plan,
+        metered._age(null, lot.starts_at, lot.granted_seq))
     on conflict do nothing
     returning no into made;
     if made is null then
@@ -4144,15 +4144,15 @@ create function metered._settle(tip metered.ledger, clk timestamptz, max_lots in
 language plpgsql volatile
 as $$
 declare
-    e      metered.ledger := metered._own_entry(tip, tip.at);
-    until  timestamptz := greatest(clk, tip.at);
-    nos    bigint[] := '{}';    -- holds whose lines are ended: null for sums
-    due    record;
-    after  record;
-    before text;
+    own       metered.ledger := metered._own_entry(tip, tip.at);
+    until     timestamptz := greatest(clk, tip.at);
+    nos       bigint[] := '{}';    -- holds whose lines are ended: null for sums
+    due       record;
+    after     record;
+    before    text;
     unwritten bigint := 0;
-    most   int := metered._events_per_step();
-    called boolean := max_lots = metered._ends_per_call();      -- by no step
+    most      int := metered._events_per_step();
+    called    boolean := max_lots = metered._ends_per_call();      -- by no step
 begin
     if tip.next_due <= clk then
         nos := array(select x.hold from metered.hold_lines x
@@ -4178,7 +4178,7 @@ begin
         end if;
         before := metered._unbound_lock_wait(before);
         if (nos = '{}') is not true then
-            select y.crossed into e.crossed from metered.ledger y where y.scope = tip.scope and y.seq = tip.seq;
+            select y.crossed into own.crossed from metered.ledger y where y.scope = tip.scope and y.seq = tip.seq;
         end if;
     end if;
     due := metered._load_due(tip, clk, max_lots, units, nos, nos is null, null);
@@ -4190,68 +4190,68 @@ begin
         until := greatest(clk, tip.at);
         due := metered._load_due(tip, clk, max_lots, units, nos, nos is null, null);
     end if;
-    if due.stop is not null and e.crossed is not null then
+    if due.stop is not null and own.crossed is not null then
         unwritten := (select coalesce(sum(x.rest), 0) from (select y.rest from metered.lots y
             where y.scope = tip.scope and y.open and y.expires_at <= until
               and y.no <> all (array(select l.no from unnest(due.lots) l)) order by y.expires_at, y.age) x);
     end if;
-    after := metered._advance(e, until, tip.crossed, unwritten, due.lines, due.lots, due.parts, due.debts,
+    after := metered._advance(own, until, tip.crossed, unwritten, due.lines, due.lots, due.parts, due.debts,
         due.spent);
-    e := after.tip;
-    e.lots_end := least(due.stop, case when due.stop is null then metered._next_end(tip.scope, until) end,
+    own := after.tip;
+    own.lots_end := least(due.stop, case when due.stop is null then metered._next_end(tip.scope, until) end,
         (select min(metered._turn_at(x)) from unnest(after.lots) x
          where x.pending + x.rest + x.kept + x.held > 0 and metered._turn_at(x) > until));
-    if cardinality(after.entries) = 0 and metered._lags(tip) and e.lots_end > until then
-        e.lots_end := tip.lots_end;     -- a caller may write nothing, and the last entry lags. The next charge catches up
+    if cardinality(after.entries) = 0 and metered._lags(tip) and own.lots_end > until then
+        own.lots_end := tip.lots_end;     -- a caller may write nothing, and the last entry lags. The next charge catches up
     end if;
     if cardinality(after.entries) > 0 then
-        e.next_due := metered._write_lines(tip, e, clk, nos is null, due.lines);
-        perform metered._write_due(tip, e, after.entries, after.moves, due.lots, after.lots,
+        own.next_due := metered._write_lines(tip, own, clk, nos is null, due.lines);
+        perform metered._write_due(tip, own, after.entries, after.moves, due.lots, after.lots,
             due.parts, after.parts, due.debts, after.debts, after.spent);
-        e.others := metered._others(e.scope, e.seq);
+        own.others := metered._others(own.scope, own.seq);
     end if;
-    e.crossed := tip.crossed;
-    return e;
+    own.crossed := tip.crossed;
+    return own;
 end
 $$;
 
 -- Writes that lines of holds of a wallet have ended. The rows of lines that came as sums are left to
--- sweeps, with their parts of lots. Returns next_due of the entries, of which e is the last.
-create function metered._write_lines(tip metered.ledger, e metered.ledger, clk timestamptz, in_sum boolean,
+-- sweeps, with their parts of lots. Returns next_due of the entries, of which entry is the last.
+create function metered._write_lines(tip metered.ledger, entry metered.ledger, clk timestamptz, in_sum boolean,
     lines metered.due_line[]) returns timestamptz
 language plpgsql volatile
 as $$
 begin
     if cardinality(lines) = 0 then
-        return e.next_due;
+        return entry.next_due;
     end if;
     -- Without a join, which can be one that reads all lines of the scope for each of these.
     update metered.hold_lines y set open = 0,
         captured = y.captured + least(y.open, greatest(0, y.at_least - y.captured))
     where y.hold = any (array(select l.hold from unnest(lines) l)) and y.scope = tip.scope;
-    return case when tip.next_due = '-infinity' then tip.next_due when e.held > 0 then
+    return case when tip.next_due = '-infinity' then tip.next_due when entry.held > 0 then
         metered._later_due(tip.scope, case when in_sum then clk + interval '1 microsecond' else tip.next_due end, clk) end;
 end
 $$;
 
--- Appends entries that no caller asked for. e is the last entry, and has lots_end and next_due of
+-- Appends entries that no caller asked for. entry is the last entry, and has lots_end and next_due of
 -- all.
-create function metered._append_all(e metered.ledger, entries metered.ledger[]) returns void
+create function metered._append_all(entry metered.ledger, entries metered.ledger[]) returns void
 language plpgsql volatile
 as $$
 declare
     made int;
-    was  bigint := metered._others(e.scope, entries[1].seq - 1);
+    was  bigint := metered._others(entry.scope, entries[1].seq - 1);
 begin
     if cardinality(entries) > 0 then
         insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed, tallied, others)
-        select x.seq, x.amount, x.at, x.spent, x.refunded, x.credited, x.held, x.epoch, x.kind, x.scope, e.next_due, x.hold, x.operation_tenant, x.operation, x.note, x.anchor_at, x.anchor_spent, e.lots_end, x.crossed, x.tallied, coalesce(was, 0) + count(*) filter (where x.kind not in ('c', 'u')) over (order by x.seq)
+        select x.seq, x.amount, x.at, x.spent, x.refunded, x.credited, x.held, x.epoch, x.kind, x.scope, entry.next_due, x.hold, x.operation_tenant, x.operation, x.note, x.anchor_at, x.anchor_spent, entry.lots_end, x.crossed, x.tallied, coalesce(was, 0) + count(*) filter (where x.kind not in ('c', 'u')) over (order by x.seq)
         from unnest(entries) x on conflict do nothing;
         get diagnostics made = row_count;
         if made < cardinality(entries) then
             perform metered._collided();
         end if;
-        perform metered._mark_freed(e.scope);
+        perform metered._mark_freed(entry.scope);
     end if;
 end
 $$;
@@ -4281,17 +4281,17 @@ end
 $$;
 
 -- Appends entries after tip, and the moves of their lots, which were lots before and are after them. Those that have no row get one.
--- e is the last entry, and has lots_end and next_due of all.
-create function metered._write_due(tip metered.ledger, e metered.ledger, entries metered.ledger[],
+-- entry is the last entry, and has lots_end and next_due of all.
+create function metered._write_due(tip metered.ledger, entry metered.ledger, entries metered.ledger[],
     moves metered.lot_moves[], lots metered.lots[], after metered.lots[],
     parts metered.lot_holds[], parts_after metered.lot_holds[],
     debts metered.lot_debts[], debts_after metered.lot_debts[], spent bigint) returns void
 language plpgsql volatile
 as $$
 declare
-    old   int := cardinality(lots);
-    nos   bigint[] := '{}';         -- of lots by place
-    made  int;
+    old  int := cardinality(lots);
+    nos  bigint[] := '{}';         -- of lots by place
+    made int;
 begin
     for pos in 1..cardinality(after) loop
         nos := nos || case when after[pos].no < 0 then metered._next_number('lot_rows') else after[pos].no end;
@@ -4299,7 +4299,7 @@ begin
             after[-after[pos].from_lot].roll_no := nos[pos];
         end if;
     end loop;
-    perform metered._append_all(e, entries);
+    perform metered._append_all(entry, entries);
     perform metered._write_moves(tip.scope, moves, array(select after[n]
         from generate_series(1, old) n
         where after[n].version is distinct from lots[n].version), nos);
@@ -4323,36 +4323,36 @@ begin
         from unnest(parts_after) k where k.amount > 0 group by 2, 3;
     end if;
     perform metered._write_debts(tip.scope, debts, debts_after);
-    if metered._lags(tip) or metered._lags(e) then
+    if metered._lags(tip) or metered._lags(entry) then
         delete from metered.lot_holds k where k.scope = tip.scope and k.seq = 0;
-        if metered._lags(e) and spent > 0 then
+        if metered._lags(entry) and spent > 0 then
             perform metered._owe(tip.scope, spent);
         end if;
     end if;
 end
 $$;
 
--- The same for an entry that is to be written: e is the result of _next_entry.
-create function metered._after_due(e metered.ledger, units bigint, wait_ms int) returns metered.ledger
+-- The same for an entry that is to be written: entry is the result of _next_entry.
+create function metered._after_due(entry metered.ledger, units bigint, wait_ms int) returns metered.ledger
 language plpgsql volatile
 as $$
 declare
-    tip metered.ledger := e;
+    tip metered.ledger := entry;
 begin
-    if e.lots_end <= e.at or e.lots_end is not null and e.next_due <= e.at then
-        tip.seq := e.seq - 1;
-        select y.at into tip.at from metered.ledger y where y.scope = e.scope and y.seq = tip.seq;
-        tip := metered._settle(tip, least(e.at, metered.clock()), metered._ends_per_call(), units, wait_ms);
-        e.seq := tip.seq + 1;
-        e.at := greatest(e.at, tip.at);
-        e.spent := tip.spent;
-        e.credited := tip.credited;
-        e.held := tip.held;
-        e.next_due := tip.next_due;
-        e.lots_end := tip.lots_end;
-        e.crossed := tip.crossed;
+    if entry.lots_end <= entry.at or entry.lots_end is not null and entry.next_due <= entry.at then
+        tip.seq := entry.seq - 1;
+        select y.at into tip.at from metered.ledger y where y.scope = entry.scope and y.seq = tip.seq;
+        tip := metered._settle(tip, least(entry.at, metered.clock()), metered._ends_per_call(), units, wait_ms);
+        entry.seq := tip.seq + 1;
+        entry.at := greatest(entry.at, tip.at);
+        entry.spent := tip.spent;
+        entry.credited := tip.credited;
+        entry.held := tip.held;
+        entry.next_due := tip.next_due;
+        entry.lots_end := tip.lots_end;
+        entry.crossed := tip.crossed;
     end if;
-    return e;
+    return entry;
 end
 $$;
 
@@ -4471,20 +4471,20 @@ returns bigint[]
 language plpgsql stable
 as $$
 declare
-    nos bigint[] := '{}';
-    l   metered.lots;
+    nos     bigint[] := '{}';
+    its_lot metered.lots;
 begin
     if (units > 0) is not true then
         return nos;
     end if;
-    for l in
+    for its_lot in
         select y.* from metered.lots y
         where y.scope = of_scope and y.open and y.roll_cap is not null
           and y.expires_at <= until and y.roll_end > until
         order by y.priority, y.roll_end, y.age
     loop
-        nos := nos || l.no;
-        units := units - metered._rolls(l);
+        nos := nos || its_lot.no;
+        units := units - metered._rolls(its_lot);
         exit when units <= 0;
     end loop;
     return nos;
@@ -4655,9 +4655,9 @@ create function metered._lapsing(tip metered.ledger, clk timestamptz) returns bi
 language plpgsql stable
 as $$
 declare
-    d record := metered._due_lots(tip, clk);
+    due record := metered._due_lots(tip, clk);
 begin
-    return metered._lapsing_after(tip, clk, d.lots, d.lapsed, d.debt);
+    return metered._lapsing_after(tip, clk, due.lots, due.lapsed, due.debt);
 end
 $$;
 
@@ -4709,23 +4709,23 @@ returns setof metered.lots
 language plpgsql stable
 as $$
 declare
-    until  timestamptz := greatest(clk, tip.at);
-    nos    bigint[] := array(select x.no from unnest(due) x where x.no > 0);
-    family bigint[] := of_nos;      -- and all that they went on in
-    l      metered.lots;
+    until   timestamptz := greatest(clk, tip.at);
+    nos     bigint[] := array(select x.no from unnest(due) x where x.no > 0);
+    family  bigint[] := of_nos;      -- and all that they went on in
+    its_lot metered.lots;
 begin
-    foreach l in array due loop
-        if l.no = any (family) or l.from_lot = any (family) then
-            family := family || l.no;
+    foreach its_lot in array due loop
+        if its_lot.no = any (family) or its_lot.from_lot = any (family) then
+            family := family || its_lot.no;
         else
             continue when of_nos is not null;
         end if;
-        if l.rest + l.kept + l.held > 0 then
-            l.no := case when l.no > 0 then l.no end;
-            return next metered._as_rest(l);
+        if its_lot.rest + its_lot.kept + its_lot.held > 0 then
+            its_lot.no := case when its_lot.no > 0 then its_lot.no end;
+            return next metered._as_rest(its_lot);
         end if;
     end loop;
-    for l in
+    for its_lot in
         -- In the order of the index of open lots, which is read without a sort: that keeps the planner from the index of all.
         select y.* from ((select x.no from metered.lot_rows x where of_nos is null and x.scope = tip.scope and x.open order by x.expires_at, x.age)
                          union select k.lot from metered.lot_holds k where of_nos is null and k.scope = tip.scope and k.lot > 0
@@ -4735,19 +4735,19 @@ begin
             lateral (select z.* from metered.lots z where z.no = n.no limit 1) y
         where y.no <> all (nos)
     loop
-        l.rest := l.rest + l.kept;
-        l.kept := 0;
-        while l.rest > 0 and l.expires_at <= until loop
-            if l.held > 0 then
-                l.rest := 0;
-                return next l;
-                select y.* into l from metered.lots y where y.no = l.no;
-                l.held := 0;
+        its_lot.rest := its_lot.rest + its_lot.kept;
+        its_lot.kept := 0;
+        while its_lot.rest > 0 and its_lot.expires_at <= until loop
+            if its_lot.held > 0 then
+                its_lot.rest := 0;
+                return next its_lot;
+                select y.* into its_lot from metered.lots y where y.no = its_lot.no;
+                its_lot.held := 0;
             end if;
-            l := metered._as_rest(metered._gone_on(l, metered._rolls(l), 9223372036854775807, null));
+            its_lot := metered._as_rest(metered._gone_on(its_lot, metered._rolls(its_lot), 9223372036854775807, null));
         end loop;
-        if l.rest > 0 or l.held > 0 then
-            return next l;
+        if its_lot.rest > 0 or its_lot.held > 0 then
+            return next its_lot;
         end if;
     end loop;
 end
@@ -4759,13 +4759,13 @@ language plpgsql stable
 as $$
 declare
     tip metered.ledger;
-    i   int := 0;
+    nth int := 0;
 begin
     foreach tip in array tips loop
-        i := i + 1;
+        nth := nth + 1;
         if tip.lots_end is not null then
             tip.credited := tip.credited - metered._lapsing(tip, clk);
-            tips[i] := tip;
+            tips[nth] := tip;
         end if;
     end loop;
     return tips;
@@ -4851,10 +4851,10 @@ create function metered._free_lines(nos bigint[], wallets text[]) returns void
 language plpgsql volatile
 as $$
 declare
-    s text;
+    wallet text;
 begin
-    foreach s in array wallets loop
-        perform metered._free_lots(metered._entry_for_write(s), array(select l.opened_seq from metered.hold_lines l where l.hold = any (nos) and l.scope = s));
+    foreach wallet in array wallets loop
+        perform metered._free_lots(metered._entry_for_write(wallet), array(select l.opened_seq from metered.hold_lines l where l.hold = any (nos) and l.scope = wallet));
     end loop;
 end
 $$;
@@ -4868,20 +4868,20 @@ create function metered._give_back(refund metered.ledger, of_lot bigint, units b
 language plpgsql volatile
 as $$
 declare
-    l    metered.lots;
-    step record;
+    its_lot metered.lots;
+    step    record;
 begin
-    select * into l from metered.lots y where y.no = of_lot;
-    step := metered._given_back(tip, refund.seq, 'g', nth, array[l], array[units]);
+    select * into its_lot from metered.lots y where y.no = of_lot;
+    step := metered._given_back(tip, refund.seq, 'g', nth, array[its_lot], array[units]);
     perform metered._append_all(step.tip, step.entries);
     perform metered._write_moves(refund.scope, step.moves, step.lots, null);
     tip := step.tip;
     nth := step.nth;
-    if l.expires_at <= refund.at and l.late is not null then
+    if its_lot.expires_at <= refund.at and its_lot.late is not null then
         tip := (metered._append_lot(tip, row(units,
-            case when l.late = interval '0' then 'infinity' else refund.at + l.late end, null,
-            l.category, l.priority, null, null, null, null, l.late)::metered.new_lot,
-            metered._plan_on(l), 'l', of_lot)).entry;
+            case when its_lot.late = interval '0' then 'infinity' else refund.at + its_lot.late end, null,
+            its_lot.category, its_lot.priority, null, null, null, null, its_lot.late)::metered.new_lot,
+            metered._plan_on(its_lot), 'l', of_lot)).entry;
     end if;
 end
 $$;
@@ -4895,16 +4895,16 @@ as $$
 declare
     left_over bigint := refund.amount;
     bare      bigint := 0;      -- units that no lot covered
-    m         record;
+    part      record;
 begin
-    for m in
+    for part in
         select y.nth, y.lot, y.amount - y.back as units from metered.lot_moves y
         where y.scope = refund.scope and y.seq = refund.ref and y.kind in ('t', 'u') and y.amount > y.back order by y.nth desc
     loop
         from_seq := refund.ref;
-        from_nth := m.nth;
-        lot := m.lot;
-        units := least(left_over, m.units);
+        from_nth := part.nth;
+        lot := part.lot;
+        units := least(left_over, part.units);
         exit when units = 0;
         left_over := left_over - units;
         bare := bare + case when lot = 0 then units else 0 end;
@@ -4922,14 +4922,14 @@ begin
         bare := bare - units;
         return next;
     end if;
-    for m in
+    for part in
         select y.seq, y.nth, y.lot, y.amount - y.back as units from metered.lot_moves y
         where y.scope = refund.scope and y.kind = 'p' and y.amount > y.back order by y.seq desc, y.nth desc
     loop
-        from_seq := m.seq;
-        from_nth := m.nth;
-        lot := m.lot;
-        units := least(bare, m.units);
+        from_seq := part.seq;
+        from_nth := part.nth;
+        lot := part.lot;
+        units := least(bare, part.units);
         exit when units = 0;
         bare := bare - units;
         return next;
@@ -4948,38 +4948,38 @@ create function metered._refund_lots(refund metered.ledger) returns void
 language plpgsql volatile
 as $$
 declare
-    over bigint := metered._owed_before(refund);
-    last bigint;
-    m    record;
-    g    record;
+    over  bigint := metered._owed_before(refund);
+    last  bigint;
+    part  record;
+    given record;
     spent bigint := over - (select coalesce(sum(k.amount), 0) from metered.lot_holds k where k.scope = refund.scope and k.lot = 0 and k.seq > 0);
-    came bigint[] := '{}';
+    came  bigint[] := '{}';
 begin
-    select refund as tip, 0 as nth into g;
-    for m in select * from metered._refund_parts(refund) loop
-        update metered.lot_moves y set back = y.back + m.units where y.scope = refund.scope and y.seq = m.from_seq and y.nth = m.from_nth;
-        if m.lot is null then
-            perform metered._old_lot(refund, m.units, 0);
-        elsif m.lot > 0 then
-            g := metered._give_back(refund, m.lot, m.units, g.tip, g.nth);
-            came := came || m.lot;
-        elsif m.from_seq is null then
-            g.nth := g.nth + 1;
+    select refund as tip, 0 as nth into given;
+    for part in select * from metered._refund_parts(refund) loop
+        update metered.lot_moves y set back = y.back + part.units where y.scope = refund.scope and y.seq = part.from_seq and y.nth = part.from_nth;
+        if part.lot is null then
+            perform metered._old_lot(refund, part.units, 0);
+        elsif part.lot > 0 then
+            given := metered._give_back(refund, part.lot, part.units, given.tip, given.nth);
+            came := came || part.lot;
+        elsif part.from_seq is null then
+            given.nth := given.nth + 1;
             insert into metered.lot_moves (scope, seq, nth, lot, kind, amount)
-            values (refund.scope, refund.seq, g.nth, 0, 'g', m.units);
-            over := over - m.units;
-            perform metered._debt_paid(refund.scope, m.units, spent,
+            values (refund.scope, refund.seq, given.nth, 0, 'g', part.units);
+            over := over - part.units;
+            perform metered._debt_paid(refund.scope, part.units, spent,
                 (select y.note ->> 'use' from metered.ledger y where y.scope = refund.scope and y.seq = refund.ref));
             if metered._lags(refund) then
-                perform metered._owe(refund.scope, -m.units);
+                perform metered._owe(refund.scope, -part.units);
             end if;
         end if;
     end loop;
     if over > 0 then    -- in the entry of the last lot that was made
         last := (select max(y.seq) from metered.ledger y
             where y.scope = refund.scope and y.seq > refund.seq and y.kind = 'd');
-        perform metered._pay_back(g.tip, coalesce(last, refund.seq),
-            case when last is null then g.nth else 1 end, came, over);
+        perform metered._pay_back(given.tip, coalesce(last, refund.seq),
+            case when last is null then given.nth else 1 end, came, over);
     end if;
 end
 $$;
@@ -4997,8 +4997,8 @@ begin
 end
 $$;
 
--- The credit of a scope that no grant brought becomes a lot that never ends, after the entry e. So many of its units are held.
-create function metered._old_lot(e metered.ledger, units bigint, held bigint) returns bigint
+-- The credit of a scope that no grant brought becomes a lot that never ends, after the entry entry. So many of its units are held.
+create function metered._old_lot(entry metered.ledger, units bigint, held bigint) returns bigint
 language plpgsql volatile
 as $$
 declare
@@ -5006,8 +5006,8 @@ declare
 begin
     if units > 0 then
         insert into metered.lot_rows (granted_at, expires_at, granted_seq, last_seq, amount, rest, held, priority, origin, open, scope, category, age)
-        values (e.at, 'infinity', e.seq, e.seq, units, units - _old_lot.held, _old_lot.held, 0, 'c', units > _old_lot.held, e.scope, '',
-            metered._age(null, e.at, e.seq))
+        values (entry.at, 'infinity', entry.seq, entry.seq, units, units - _old_lot.held, _old_lot.held, 0, 'c', units > _old_lot.held, entry.scope, '',
+            metered._age(null, entry.at, entry.seq))
         returning no into made;
     end if;
     return made;
@@ -5019,57 +5019,57 @@ create function metered._open_wallet(tip metered.ledger) returns void
 language plpgsql volatile
 as $$
 declare
-    covered bigint := greatest(0, metered._balance(tip) + tip.held);
-    held    bigint := least(tip.held, covered);
-    made    bigint := metered._old_lot(tip, covered, held);
-    k       record;
-    part    bigint;
+    covered   bigint := greatest(0, metered._balance(tip) + tip.held);
+    held      bigint := least(tip.held, covered);
+    made      bigint := metered._old_lot(tip, covered, held);
+    held_part record;
+    part      bigint;
 begin
     if tip.held = 0 then
         return;
     end if;
-    for k in
+    for held_part in
         select l.opened_seq, l.open from metered.hold_lines l where l.scope = tip.scope and l.open > 0 and l.due >= tip.next_due
         union all
         select y.opened_seq, y.granted from metered.leases y where y.scope = tip.scope and y.settled_at is null and y.mode <> 'g'
         order by 1
     loop
-        part := least(held, k.open);
+        part := least(held, held_part.open);
         insert into metered.lot_holds (scope, seq, lot, amount)
-        select tip.scope, k.opened_seq, x.lot, x.amount from (values (made, part), (0, k.open - part)) x(lot, amount) where x.amount > 0;
+        select tip.scope, held_part.opened_seq, x.lot, x.amount from (values (made, part), (0, held_part.open - part)) x(lot, amount) where x.amount > 0;
         held := held - part;
     end loop;
 end
 $$;
 
 -- An entry that is to be written, whose scope is a wallet from here on.
-create function metered._as_wallet(e metered.ledger, wait_ms int) returns metered.ledger
+create function metered._as_wallet(entry metered.ledger, wait_ms int) returns metered.ledger
 language plpgsql volatile
 as $$
 begin
-    if e.lots_end is null then
-        e.seq := e.seq - 1;
-        if e.tallied then
-            e := metered._end_tallies(e, wait_ms);
+    if entry.lots_end is null then
+        entry.seq := entry.seq - 1;
+        if entry.tallied then
+            entry := metered._end_tallies(entry, wait_ms);
         end if;
-        perform metered._open_wallet(e);
-        e.seq := e.seq + 1;
-        e.lots_end := 'infinity';
+        perform metered._open_wallet(entry);
+        entry.seq := entry.seq + 1;
+        entry.lots_end := 'infinity';
     end if;
-    return e;
+    return entry;
 end
 $$;
 
--- Credits a wallet by a lot. e is as _next_entry has it. The scope is a wallet from here on.
-create function metered._credit_lot(e metered.ledger, lot metered.new_lot, plan metered.lot_plan, as_origin "char", wait_ms int, out entry metered.ledger, out no bigint)
+-- Credits a wallet by a lot. last_entry is as _next_entry has it. The scope is a wallet from here on.
+create function metered._credit_lot(last_entry metered.ledger, lot metered.new_lot, plan metered.lot_plan, as_origin "char", wait_ms int, out entry metered.ledger, out no bigint)
 language plpgsql volatile
 as $$
 declare
     made record;
 begin
-    e := metered._after_due(metered._as_wallet(e, wait_ms), 0, wait_ms);
-    e.seq := e.seq - 1;
-    made := metered._add_lot(e, lot, plan, as_origin, null);
+    last_entry := metered._after_due(metered._as_wallet(last_entry, wait_ms), 0, wait_ms);
+    last_entry.seq := last_entry.seq - 1;
+    made := metered._add_lot(last_entry, lot, plan, as_origin, null);
     entry := made.entry;
     no := made.no;
 end
@@ -5082,17 +5082,17 @@ create function metered._find_lot(of_scope text, of_lot bigint, of_reference tex
 language plpgsql stable
 as $$
 declare
-    l metered.lots;
+    its_lot metered.lots;
 begin
     if of_lot is not null then
-        select * into l from metered.lots y where y.no = of_lot and y.scope = of_scope;
+        select * into its_lot from metered.lots y where y.no = of_lot and y.scope = of_scope;
     else
-        select * into l from metered.lots y where y.scope = of_scope and y.reference = of_reference;
-        if l.no is null and of_reference ~ ' \d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$' then
-            l := metered._find_skipped(of_scope, left(of_reference, -21), right(of_reference, 20));
+        select * into its_lot from metered.lots y where y.scope = of_scope and y.reference = of_reference;
+        if its_lot.no is null and of_reference ~ ' \d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$' then
+            its_lot := metered._find_skipped(of_scope, left(of_reference, -21), right(of_reference, 20));
         end if;
     end if;
-    return l;
+    return its_lot;
 end
 $$;
 
@@ -5102,10 +5102,10 @@ create function metered._find_skipped(of_scope text, of_renewal text, began text
 language plpgsql stable
 as $$
 declare
-    l     metered.lots;
-    plan  metered.lot_plan;
-    named timestamptz;
-    span  timestamptz[];
+    its_lot metered.lots;
+    plan    metered.lot_plan;
+    named   timestamptz;
+    span    timestamptz[];
 begin
     -- The last lot of a plan has its period.
     select (y.plan).* into plan from metered.lot_rows y
@@ -5117,15 +5117,15 @@ begin
     exception when datetime_field_overflow or sqlstate 'MT010' then     -- no time, or of a zone that is lost
         return null;
     end;
-    select y.* into l from metered.lots y
+    select y.* into its_lot from metered.lots y
     where y.scope = of_scope and (y.plan).renewal = of_renewal and y.starts_at <= span[1] and y.expires_at > span[1]
       and starts_with(y.reference, metered._period_name(of_renewal, y.starts_at) || '/')
       and date_trunc('second', span[1]) = named;
-    if l.no is not null then
-        l.amount := plan.renew_amount;
-        l.expires_at := span[2];
+    if its_lot.no is not null then
+        its_lot.amount := plan.renew_amount;
+        its_lot.expires_at := span[2];
     end if;
-    return l;
+    return its_lot;
 end
 $$;
 
@@ -5148,24 +5148,24 @@ $$;
 -- The lot that a call names, by its number or its reference, after all that is due has been
 -- written: so a call accepts each name that a balance shows, whoever wrote it. With
 -- lowers, the caller takes so many units back, and also the ends of lots that its units went on in
--- are written. e is the result of _next_entry, and entry the same after that. crossings are
+-- are written. last_entry is the result of _next_entry, and entry the same after that. crossings are
 -- thresholds that due ends and the caller's units cross: crossed has them if anything is written by
 -- then. status is crossing, where the caller did not say that it reports them, and nothing is
 -- written, or unknown: there is no such lot.
-create function metered._name_lot(e metered.ledger, of_lot bigint, of_reference text,
+create function metered._name_lot(last_entry metered.ledger, of_lot bigint, of_reference text,
     lowers bigint, limits metered.charge_limit[], wait_ms int,
     out entry metered.ledger, out lot metered.lots, out crossings jsonb, out crossed jsonb,
     out status text)
 language plpgsql volatile
 as $$
 declare
-    tip      metered.ledger := e;
+    tip      metered.ledger := last_entry;
     crossing record;
 begin
-    tip.seq := e.seq - 1;   -- with its time: a hold may have freed units of a lot before that lot ended
-    select coalesce((select y.at from metered.ledger y where y.scope = e.scope and y.seq = tip.seq), e.at) into tip.at;
-    crossing := metered._cross_lowered(tip, coalesce(lowers, 0), limits, least(e.at, metered.clock()));
-    entry := e;
+    tip.seq := last_entry.seq - 1;   -- with its time: a hold may have freed units of a lot before that lot ended
+    select coalesce((select y.at from metered.ledger y where y.scope = last_entry.scope and y.seq = tip.seq), last_entry.at) into tip.at;
+    crossing := metered._cross_lowered(tip, coalesce(lowers, 0), limits, least(last_entry.at, metered.clock()));
+    entry := last_entry;
     crossings := crossing.crossings;
     if crossing.silent then
         status := 'crossing';
@@ -5173,17 +5173,17 @@ begin
     end if;
     entry.crossed := crossing.crossed;
     entry := metered._after_due(entry, 0, wait_ms);
-    lot := metered._find_lot(e.scope, of_lot, of_reference);
+    lot := metered._find_lot(last_entry.scope, of_lot, of_reference);
     if lot.no is null and of_lot is not null then   -- the lot before it ends among more than one call writes
-        entry := metered._end_named(entry, array(select y.no from metered.lot_rows y where y.roll_no = of_lot and y.scope = e.scope));
-        lot := metered._find_lot(e.scope, of_lot, null);
+        entry := metered._end_named(entry, array(select y.no from metered.lot_rows y where y.roll_no = of_lot and y.scope = last_entry.scope));
+        lot := metered._find_lot(last_entry.scope, of_lot, null);
     end if;
     if lot.no is not null then
         entry := metered._end_named(entry,
             case when lowers is not null then metered._family(lot.no) else array[lot.no] end);
-        lot := metered._find_lot(e.scope, of_lot, of_reference);
+        lot := metered._find_lot(last_entry.scope, of_lot, of_reference);
     end if;
-    if entry.seq > e.seq then
+    if entry.seq > last_entry.seq then
         crossed := metered._crossed_at(crossings, array[entry.seq - 1]);
     end if;
     if lot.no is null then
@@ -5205,11 +5205,11 @@ set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-    e     metered.ledger;
-    l     metered.lots;
-    nos   bigint[];
-    named record;
-    part  bigint;
+    entry     metered.ledger;
+    its_lot   metered.lots;
+    nos       bigint[];
+    named     record;
+    part      bigint;
     origin_no bigint;
 begin
     if greatest(octet_length(of_reference), octet_length(origin.tenant), octet_length(origin.operation)) > 255
@@ -5225,47 +5225,47 @@ begin
     end if;
     perform metered._require(coalesce(metered._key_fits(key, of_scope), true) and (of_lot is null) <> (of_reference is null)
         and coalesce(units between 1 and 9007199254740992, true), 'revoke');
-    e := metered._next_entry(of_scope, key, wait_ms, origin);
-    l := metered._find_lot(of_scope, of_lot, of_reference);
-    if l.no is null and of_lot is not null then     -- its number is set aside for units of this lot, whose end is perhaps due
+    entry := metered._next_entry(of_scope, key, wait_ms, origin);
+    its_lot := metered._find_lot(of_scope, of_lot, of_reference);
+    if its_lot.no is null and of_lot is not null then     -- its number is set aside for units of this lot, whose end is perhaps due
         select y.no into origin_no from metered.lot_rows y where y.roll_no = of_lot and y.scope = of_scope;
     end if;
-    part := (select coalesce(sum(y.rest), 0) from metered._lots_now(metered._last_entry(of_scope), least(e.at, metered.clock()),
-            case when l.no is not null then metered._family(l.no) when of_lot is not null then array[origin_no, of_lot] end) y
-        where (y.plan).uses is null and (y.no = origin_no) is not true and (coalesce(l.no, of_lot) is not null or coalesce(y.reference, (y.plan).of_reference) = of_reference));
-    named := metered._name_lot(e, of_lot, of_reference, least(coalesce(units, part), part), limits, wait_ms);
+    part := (select coalesce(sum(y.rest), 0) from metered._lots_now(metered._last_entry(of_scope), least(entry.at, metered.clock()),
+            case when its_lot.no is not null then metered._family(its_lot.no) when of_lot is not null then array[origin_no, of_lot] end) y
+        where (y.plan).uses is null and (y.no = origin_no) is not true and (coalesce(its_lot.no, of_lot) is not null or coalesce(y.reference, (y.plan).of_reference) = of_reference));
+    named := metered._name_lot(entry, of_lot, of_reference, least(coalesce(units, part), part), limits, wait_ms);
     status := named.status;
     crossed := named.crossed;
     if status is not null then
         return;
     end if;
-    e := named.entry;
+    entry := named.entry;
     no := (named.lot).no;
     nos := metered._family(no);
     select sum(y.pending + y.rest + y.kept), sum(y.drawn + y.held) into revoked, missing from metered.lots y where y.no = any (nos);
     missing := coalesce(units - least(units, revoked), missing);
     revoked := 0;
-    for l in
+    for its_lot in
         select y.* from metered.lots y where y.no = any (nos) and (y.pending > 0 or y.open or y.keeps)
         order by y.pending = 0, y.age
     loop
-        part := least(units - revoked, l.pending + l.rest + l.kept);
+        part := least(units - revoked, its_lot.pending + its_lot.rest + its_lot.kept);
         exit when part = 0;
-        part := coalesce(part, l.pending + l.rest + l.kept);
+        part := coalesce(part, its_lot.pending + its_lot.rest + its_lot.kept);
         continue when part = 0;
-        if l.pending > 0 then
-            e := metered._withdraw(e, l, part);
+        if its_lot.pending > 0 then
+            entry := metered._withdraw(entry, its_lot, part);
         else
-            e.seq := e.seq - 1;
-            e := metered._take_units(e, l, part, 'v');
+            entry.seq := entry.seq - 1;
+            entry := metered._take_units(entry, its_lot, part, 'v');
         end if;
         revoked := revoked + part;
-        seq := e.seq;
-        at := e.at;
-        e.seq := e.seq + 1;
+        seq := entry.seq;
+        at := entry.at;
+        entry.seq := entry.seq + 1;
     end loop;
     if seq is null and metered._one_snapshot() then
-        status := metered._missing_lot(e);   -- nothing was there, as of this snapshot
+        status := metered._missing_lot(entry);   -- nothing was there, as of this snapshot
     end if;
     status := 'revoked';
     if seq is not null then
@@ -5274,40 +5274,40 @@ begin
 end
 $$;
 
--- Writes the ends of some lots that are due, where earlier calls have left them. e is the result of _next_entry.
-create function metered._end_named(e metered.ledger, nos bigint[]) returns metered.ledger
+-- Writes the ends of some lots that are due, where earlier calls have left them. entry is the result of _next_entry.
+create function metered._end_named(entry metered.ledger, nos bigint[]) returns metered.ledger
 language plpgsql volatile
 as $$
 declare
-    tip   metered.ledger := e;
+    tip   metered.ledger := entry;
     due   record;
     after record;
 begin
-    tip.seq := e.seq - 1;
+    tip.seq := entry.seq - 1;
     due := metered._load_due(tip, '-infinity', 0, 0, '{}', false, nos);
-    after := metered._advance(tip, e.at, e.crossed, 0, due.lines, due.lots, due.parts, due.debts,
+    after := metered._advance(tip, entry.at, entry.crossed, 0, due.lines, due.lots, due.parts, due.debts,
         due.spent);
     if cardinality(after.entries) > 0 then
-        e.seq := (after.tip).seq + 1;
-        e.credited := (after.tip).credited;
-        e.lots_end := least(tip.lots_end, (select min(metered._turn_at(x)) from unnest(after.lots) x
-            where x.pending + x.rest + x.kept + x.held > 0 and metered._turn_at(x) > e.at));
-        perform metered._write_due(tip, e, after.entries, after.moves, due.lots, after.lots,
+        entry.seq := (after.tip).seq + 1;
+        entry.credited := (after.tip).credited;
+        entry.lots_end := least(tip.lots_end, (select min(metered._turn_at(x)) from unnest(after.lots) x
+            where x.pending + x.rest + x.kept + x.held > 0 and metered._turn_at(x) > entry.at));
+        perform metered._write_due(tip, entry, after.entries, after.moves, due.lots, after.lots,
             due.parts, after.parts, due.debts, after.debts, after.spent);
     end if;
-    return e;
+    return entry;
 end
 $$;
 
--- Why there is no such lot: none was granted. Where the snapshot may be older than one that was, this fails with 40001. e is as
+-- Why there is no such lot: none was granted. Where the snapshot may be older than one that was, this fails with 40001. entry is as
 -- _next_entry has it.
-create function metered._missing_lot(e metered.ledger) returns text
+create function metered._missing_lot(entry metered.ledger) returns text
 language plpgsql volatile
 as $$
 begin
     if metered._one_snapshot() then
-        e.seq := e.seq - 1;
-        perform metered._refuse_stale(array[e]);
+        entry.seq := entry.seq - 1;
+        perform metered._refuse_stale(array[entry]);
     end if;
     return 'unknown';
 end
@@ -5326,8 +5326,8 @@ set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-    e     metered.ledger;
-    l     metered.lots;
+    entry metered.ledger;
+    lot   metered.lots;
     made  record;
     named record;
 begin
@@ -5344,35 +5344,35 @@ begin
     end if;
     perform metered._require(coalesce(metered._key_fits(key, of_scope), true) and (rollover.of_lot is null) <> (rollover.of_reference is null)
         and rollover.cap between 1 and 9007199254740992 and metered._goes_on(rollover.lasts), 'roll_over');
-    e := metered._next_entry(of_scope, key, wait_ms, origin);
-    named := metered._name_lot(e, rollover.of_lot, rollover.of_reference, null, limits, wait_ms);
+    entry := metered._next_entry(of_scope, key, wait_ms, origin);
+    named := metered._name_lot(entry, rollover.of_lot, rollover.of_reference, null, limits, wait_ms);
     status := named.status;
     crossed := named.crossed;
     if status is not null then
         return;
     end if;
-    e := named.entry;
-    l := named.lot;
+    entry := named.entry;
+    lot := named.lot;
     select 'same', y.no, y.amount, y.granted_seq, y.granted_at, nullif(y.expires_at, 'infinity')
     into status, no, units, seq, at, expires_at
-    from metered.lots y where y.from_lot = l.no and y.origin = 'r';
+    from metered.lots y where y.from_lot = lot.no and y.origin = 'r';
     if found then
         return;
     end if;
-    units := least(rollover.cap, l.rest + l.kept);
+    units := least(rollover.cap, lot.rest + lot.kept);
     if units = 0 then
-        status := metered._missing_lot(e);
+        status := metered._missing_lot(entry);
         status := 'empty';
         return;
     end if;
-    perform metered._refuse_closed(e);
-    e.seq := e.seq - 1;
-    expires_at := case when rollover.lasts > interval '0' then e.at + rollover.lasts end;
-    l.roll_cap := null;
-    l.again := false;
-    made := metered._add_lot(metered._take_units(e, l, units, 'o'), row(units,
-        coalesce(expires_at, 'infinity'), null, l.category, l.priority, null, null, null,
-        (l.plan).roll_for, l.late)::metered.new_lot, metered._plan_on(l), 'r', l.no);
+    perform metered._refuse_closed(entry);
+    entry.seq := entry.seq - 1;
+    expires_at := case when rollover.lasts > interval '0' then entry.at + rollover.lasts end;
+    lot.roll_cap := null;
+    lot.again := false;
+    made := metered._add_lot(metered._take_units(entry, lot, units, 'o'), row(units,
+        coalesce(expires_at, 'infinity'), null, lot.category, lot.priority, null, null, null,
+        (lot.plan).roll_for, lot.late)::metered.new_lot, metered._plan_on(lot), 'r', lot.no);
     status := 'rolled';
     no := made.no;
     seq := (made.entry).seq;
@@ -5382,11 +5382,11 @@ end
 $$;
 
 -- A lot with lapsed units, as subscribers get it.
-create function metered._untold_json(l metered.lots) returns json
+create function metered._untold_json(lot metered.lots) returns json
 language sql stable
 as $$
-    select json_build_object('wallet', l.scope, 'lot', l.no, 'reference', coalesce(l.reference, (l.plan).of_reference), 'category', l.category, 'granted', l.amount,
-        'granted_at', l.granted_at, 'expires_at', nullif(l.expires_at, 'infinity'), 'amount', l.untold, 'seq', l.last_seq)
+    select json_build_object('wallet', lot.scope, 'lot', lot.no, 'reference', coalesce(lot.reference, (lot.plan).of_reference), 'category', lot.category, 'granted', lot.amount,
+        'granted_at', lot.granted_at, 'expires_at', nullif(lot.expires_at, 'infinity'), 'amount', lot.untold, 'seq', lot.last_seq)
 $$;
 
 -- Whether a lot is the first one of a plan, which renews or has lots that a purge leaves.
@@ -5406,15 +5406,15 @@ create function metered._comes_of_kept(of_lot bigint, keep bigint) returns boole
 language plpgsql stable
 as $$
 declare
-    l metered.lots;
+    its_lot metered.lots;
 begin
     while of_lot is not null loop
-        select y.* into l from metered.lots y where y.no = of_lot;
-        if l.last_seq >= keep or l.open or l.keeps or l.held > 0 or l.untold > 0 or l.pending > 0
-            or metered._names_kept(l.scope, l.reference, l.plan, keep) then
+        select y.* into its_lot from metered.lots y where y.no = of_lot;
+        if its_lot.last_seq >= keep or its_lot.open or its_lot.keeps or its_lot.held > 0 or its_lot.untold > 0 or its_lot.pending > 0
+            or metered._names_kept(its_lot.scope, its_lot.reference, its_lot.plan, keep) then
             return true;
         end if;
-        of_lot := l.from_lot;
+        of_lot := its_lot.from_lot;
     end loop;
     return false;
 end
@@ -5514,17 +5514,17 @@ begin
 end
 $$;
 
--- Notes the first lot of a plan that has no units, and schedules the lot of the next period. e is after everything due. Appends
+-- Notes the first lot of a plan that has no units, and schedules the lot of the next period. last_entry is after everything due. Appends
 -- it, and returns it.
-create function metered._empty_lot(e metered.ledger, empty metered.lots, out entry metered.ledger, out no bigint)
+create function metered._empty_lot(last_entry metered.ledger, empty metered.lots, out entry metered.ledger, out no bigint)
 language plpgsql volatile
 as $$
 begin
-    entry := metered._schedule(e, (empty.plan).renew_amount, case when empty.expires_at > e.at then empty.expires_at end);
+    entry := metered._schedule(last_entry, (empty.plan).renew_amount, case when empty.expires_at > last_entry.at then empty.expires_at end);
     empty.granted_seq := entry.seq;
     empty.last_seq := entry.seq;
     empty.no := metered._note_lot(empty);
-    perform metered._move_lot(e.scope, entry.seq, 1, metered._renew_lot(empty, entry.seq), 's', entry.amount, 0, 0);
+    perform metered._move_lot(last_entry.scope, entry.seq, 1, metered._renew_lot(empty, entry.seq), 's', entry.amount, 0, 0);
     no := empty.no;
 end
 $$;
@@ -5545,10 +5545,10 @@ set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-    e     metered.ledger;
-    was   metered.lots;
-    first metered.lots;
-    made  record;
+    entry  metered.ledger;
+    was    metered.lots;
+    first  metered.lots;
+    made   record;
     renews boolean := ((plan).renews).every is not null;
 begin
     if greatest(octet_length(lot.category), octet_length(lot.reference), octet_length((plan.renews).zone), octet_length(plan.renewal), octet_length((plan.roll_to).zone), octet_length(plan.of_reference), octet_length(origin.tenant), octet_length(origin.operation)) > 255
@@ -5577,11 +5577,11 @@ begin
         perform metered._require_plan(lot, plan, starts_at);
         plan := metered._plan_kept(plan);
     end if;
-    e := metered._next_entry(of_scope, key, wait_ms, origin);
+    entry := metered._next_entry(of_scope, key, wait_ms, origin);
     if lot.reference is not null then
         was := metered._find_lot(of_scope, null, lot.reference);
-        if was.no is null and e.lots_end is not null then   -- a lot that is due may have the reference
-            e := metered._after_due(e, 0, wait_ms);
+        if was.no is null and entry.lots_end is not null then   -- a lot that is due may have the reference
+            entry := metered._after_due(entry, 0, wait_ms);
             was := metered._find_lot(of_scope, null, lot.reference);
         end if;
         if was.no is not null then
@@ -5597,20 +5597,20 @@ begin
             return;
         end if;
     end if;
-    perform metered._refuse_closed(e);
+    perform metered._refuse_closed(entry);
     if must_exist then
         refused := metered._admit(row(of_scope, key, coalesce(plan.renew_amount, lot.amount), 0, null, null, true, null, null), null, false, wait_ms);
         if refused is not null then
             return;
         end if;
     end if;
-    made := metered._first_lot(lot, plan, coalesce(starts_at, e.at), e.at);
+    made := metered._first_lot(lot, plan, coalesce(starts_at, entry.at), entry.at);
     lot := made.lot;
     expires_at := nullif(lot.expires_at, 'infinity');
     if made.ended then
-        status := metered._missing_lot(e);   -- it was not granted before, as of now
+        status := metered._missing_lot(entry);   -- it was not granted before, as of now
         status := 'ended';
-        at := e.at;
+        at := entry.at;
         return;
     end if;
     if renews then
@@ -5619,7 +5619,7 @@ begin
     if plan is distinct from null or lot.roll_cap is not null then
         plan.roll_for := lot.roll_for;
     end if;
-    e := metered._after_minima(e, wait_ms);
+    entry := metered._after_minima(entry, wait_ms);
     first.scope := of_scope;
     first.amount := lot.amount;
     first.expires_at := lot.expires_at;
@@ -5630,53 +5630,53 @@ begin
     first.reference := lot.reference;
     first.fingerprint := lot.fingerprint;
     first.plan := plan;
-    first.starts_at := coalesce(starts_at, e.at);
+    first.starts_at := coalesce(starts_at, entry.at);
     if lot.roll_cap is not null then
         first.roll_end := metered._roll_end(lot.expires_at, plan, lot.roll_for);
     end if;
-    if lot.amount > 0 and first.starts_at <= e.at and lot.expires_at > e.at then
-        made := metered._credit_lot(e, lot, plan, 'g', wait_ms);
-        e := made.entry;
+    if lot.amount > 0 and first.starts_at <= entry.at and lot.expires_at > entry.at then
+        made := metered._credit_lot(entry, lot, plan, 'g', wait_ms);
+        entry := made.entry;
         no := made.no;
         if renews then
             first.no := no;
-            perform metered._renew_lot(first, e.seq);
+            perform metered._renew_lot(first, entry.seq);
         end if;
     else
-        e := metered._after_due(metered._as_wallet(e, wait_ms), 0, wait_ms);
+        entry := metered._after_due(metered._as_wallet(entry, wait_ms), 0, wait_ms);
         if lot.amount = 0 then
-            made := metered._empty_lot(e, first);
-            e := made.entry;
+            made := metered._empty_lot(entry, first);
+            entry := made.entry;
             no := made.no;
         else
-            e := metered._schedule(e, lot.amount, case when first.starts_at > e.at then first.starts_at end);
-            first.granted_seq := e.seq;
-            first.last_seq := e.seq;
+            entry := metered._schedule(entry, lot.amount, case when first.starts_at > entry.at then first.starts_at end);
+            first.granted_seq := entry.seq;
+            first.last_seq := entry.seq;
             no := metered._note_lot(first);
-            perform metered._move_lot(of_scope, e.seq, 1, no, 's', lot.amount, 0, 0);
+            perform metered._move_lot(of_scope, entry.seq, 1, no, 's', lot.amount, 0, 0);
         end if;
-        if lot.expires_at <= e.at then      -- what it has brought by now
-            perform metered._settle(e, least(e.at, metered.clock()), metered._ends_per_call(), 0, wait_ms);
+        if lot.expires_at <= entry.at then      -- what it has brought by now
+            perform metered._settle(entry, least(entry.at, metered.clock()), metered._ends_per_call(), 0, wait_ms);
         end if;
     end if;
     status := 'granted';
     amount := lot.amount;
-    seq := e.seq;
-    at := e.at;
+    seq := entry.seq;
+    at := entry.at;
 end
 $$;
 
--- Appends an entry that moves no units: a lot of so many units is scheduled, or its end is set. e is as _next_entry has it, after everything due. The lot begins or
+-- Appends an entry that moves no units: a lot of so many units is scheduled, or its end is set. entry is as _next_entry has it, after everything due. The lot begins or
 -- ends at comes.
-create function metered._schedule(e metered.ledger, units bigint, comes timestamptz) returns metered.ledger
+create function metered._schedule(entry metered.ledger, units bigint, comes timestamptz) returns metered.ledger
 language plpgsql volatile
 as $$
 begin
-    e.kind := 's';
-    e.amount := units;
-    e.lots_end := least(e.lots_end, comes);
-    perform metered._append(e);
-    return e;
+    entry.kind := 's';
+    entry.amount := units;
+    entry.lots_end := least(entry.lots_end, comes);
+    perform metered._append(entry);
+    return entry;
 end
 $$;
 
@@ -5692,8 +5692,8 @@ set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-    e     metered.ledger;
-    l     metered.lots;
+    entry metered.ledger;
+    lot   metered.lots;
     named record;
 begin
     if greatest(octet_length(of_reference), octet_length(origin.tenant), octet_length(origin.operation)) > 255
@@ -5709,41 +5709,41 @@ begin
     end if;
     perform metered._require(coalesce(metered._key_fits(key, of_scope), true) and (of_lot is null) <> (of_reference is null)
         and (ends = 'infinity' or ends > '-infinity' and ends < '9000-01-01 00:00:00+00') is true, 'set_lot_end');
-    e := metered._next_entry(of_scope, key, wait_ms, origin);
-    named := metered._name_lot(e, of_lot, of_reference, null, limits, wait_ms);
+    entry := metered._next_entry(of_scope, key, wait_ms, origin);
+    named := metered._name_lot(entry, of_lot, of_reference, null, limits, wait_ms);
     status := named.status;
     crossed := named.crossed;
     if status is not null then
         return;
     end if;
-    e := named.entry;
-    l := named.lot;
-    no := l.no;
-    units := l.amount;
-    at := e.at;
-    seq := l.last_seq;
-    if l.expires_at = ends then
+    entry := named.entry;
+    lot := named.lot;
+    no := lot.no;
+    units := lot.amount;
+    at := entry.at;
+    seq := lot.last_seq;
+    if lot.expires_at = ends then
         status := 'same';
         return;
-    elsif l.expires_at <= e.at or ends <= greatest(e.at, case when l.pending > 0 then l.starts_at end) then
-        status := metered._missing_lot(e);
+    elsif lot.expires_at <= entry.at or ends <= greatest(entry.at, case when lot.pending > 0 then lot.starts_at end) then
+        status := metered._missing_lot(entry);
         status := 'ended';
         return;
     end if;
-    perform metered._refuse_closed(e);
-    at := e.at;
-    e := metered._schedule(e, l.rest + l.held + l.pending + l.kept, ends);
-    if l.roll_cap is not null then
-        if (l.plan).roll_for is null and ((l.plan).roll_to).every is null then   -- granted by 0.1.0, and never set
-            l.plan.roll_for := case when l.roll_end = 'infinity' then interval '0'
-                else (extract(epoch from l.roll_end) - extract(epoch from l.expires_at)) * interval '1 second' end;
+    perform metered._refuse_closed(entry);
+    at := entry.at;
+    entry := metered._schedule(entry, lot.rest + lot.held + lot.pending + lot.kept, ends);
+    if lot.roll_cap is not null then
+        if (lot.plan).roll_for is null and ((lot.plan).roll_to).every is null then   -- granted by 0.1.0, and never set
+            lot.plan.roll_for := case when lot.roll_end = 'infinity' then interval '0'
+                else (extract(epoch from lot.roll_end) - extract(epoch from lot.expires_at)) * interval '1 second' end;
         end if;
-        l.roll_end := metered._roll_end(ends, l.plan, (l.plan).roll_for);
+        lot.roll_end := metered._roll_end(ends, lot.plan, (lot.plan).roll_for);
     end if;
-    update metered.lot_rows y set expires_at = ends, roll_end = l.roll_end, plan = l.plan where y.no = l.no;
-    perform metered._move_lot(of_scope, e.seq, 1, l.no, 's', e.amount, 0, 0);
+    update metered.lot_rows y set expires_at = ends, roll_end = lot.roll_end, plan = lot.plan where y.no = lot.no;
+    perform metered._move_lot(of_scope, entry.seq, 1, lot.no, 's', entry.amount, 0, 0);
     status := 'set';
-    seq := e.seq;
+    seq := entry.seq;
     crossed := coalesce(crossed, metered._crossed_at(named.crossings, array[seq]));
 end
 $$;
@@ -5759,9 +5759,9 @@ set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-    e     metered.ledger;
-    l     metered.lots;
-    named record;
+    entry   metered.ledger;
+    its_lot metered.lots;
+    named   record;
 begin
     if greatest(octet_length(of_reference), octet_length(origin.tenant), octet_length(origin.operation)) > 255
         or array_lower(limits, 1) <> 1
@@ -5775,9 +5775,9 @@ begin
         raise exception 'out of bounds: an argument of end_renewal' using errcode = '22023';
     end if;
     perform metered._require(coalesce(metered._key_fits(key, of_scope), true) and (octet_length(of_reference) between 1 and 255) is true, 'end_renewal');
-    e := metered._next_entry(of_scope, key, wait_ms, origin);
+    entry := metered._next_entry(of_scope, key, wait_ms, origin);
     begin
-        named := metered._name_lot(e, null, of_reference, null, limits, wait_ms);
+        named := metered._name_lot(entry, null, of_reference, null, limits, wait_ms);
     exception when sqlstate 'MT010' then    -- a zone that the server has lost: the lot that is due begins, and no other
         no := metered._end_lost(of_scope, of_reference);
         if no is null then
@@ -5791,26 +5791,26 @@ begin
     if status is not null then
         return;
     end if;
-    e := named.entry;
+    entry := named.entry;
     if ((named.lot).plan).renewal is distinct from of_reference then
-        status := metered._missing_lot(e);
+        status := metered._missing_lot(entry);
         return;
     end if;
-    select * into l from metered.lots y where y.scope = of_scope and y.pending > 0 and ((y.plan).renews).every is not null and (y.plan).renewal = of_reference
+    select * into its_lot from metered.lots y where y.scope = of_scope and y.pending > 0 and ((y.plan).renews).every is not null and (y.plan).renewal = of_reference
     order by y.starts_at, y.age limit 1;
     missing := 0;
     revoked := 0;
-    if l.no is null then
-        status := metered._missing_lot(e);
+    if its_lot.no is null then
+        status := metered._missing_lot(entry);
         status := 'same';
         return;
     end if;
-    e := metered._withdraw(e, l, l.pending);
+    entry := metered._withdraw(entry, its_lot, its_lot.pending);
     status := 'revoked';
-    no := l.no;
-    revoked := l.pending;
-    seq := e.seq;
-    at := e.at;
+    no := its_lot.no;
+    revoked := its_lot.pending;
+    seq := entry.seq;
+    at := entry.at;
     crossed := coalesce(crossed, metered._crossed_at(named.crossings, array[seq]));
 end
 $$;
@@ -5834,15 +5834,15 @@ begin
 end
 $$;
 
--- Takes back units of a lot before they begin. Without any left, it does not begin, and none comes after it. Appends the entry e, and returns it.
-create function metered._withdraw(e metered.ledger, l metered.lots, units bigint) returns metered.ledger
+-- Takes back units of a lot before they begin. Without any left, it does not begin, and none comes after it. Appends the entry entry, and returns it.
+create function metered._withdraw(entry metered.ledger, lot metered.lots, units bigint) returns metered.ledger
 language plpgsql volatile
 as $$
 begin
-    e := metered._schedule(e, units, e.lots_end);
-    update metered.lot_rows y set pending = y.pending - units, revoked = y.revoked + units where y.no = l.no;
-    perform metered._move_lot(l.scope, e.seq, 1, l.no, 'w', units, 0, 0);
-    return e;
+    entry := metered._schedule(entry, units, entry.lots_end);
+    update metered.lot_rows y set pending = y.pending - units, revoked = y.revoked + units where y.no = lot.no;
+    perform metered._move_lot(lot.scope, entry.seq, 1, lot.no, 'w', units, 0, 0);
+    return entry;
 end
 $$;
 
@@ -5858,10 +5858,10 @@ set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-    mode   text := case when origin.operation is null then 'answer' else 'raise' end;
-    w      record;
-    posted metered.charged;
-    kept   bigint;
+    mode    text := case when origin.operation is null then 'answer' else 'raise' end;
+    written record;
+    posted  metered.charged;
+    kept    bigint;
 begin
     if greatest(octet_length(charge.scope), octet_length(origin.tenant), octet_length(origin.operation)) > 255
         or array_lower(charge.limits, 1) <> 1
@@ -5880,9 +5880,9 @@ begin
         perform metered._require(false, 'draw');
     end if;
     if up_to then
-        w := metered._write_up_to(array[charge], 1, ahead, wait_ms, origin, mode, null, false);
-        charge := w.charges[1];
-        posted := w.posted;
+        written := metered._write_up_to(array[charge], 1, ahead, wait_ms, origin, mode, null, false);
+        charge := written.charges[1];
+        posted := written.posted;
     else
         posted := metered._write_charges(array[charge], ahead, wait_ms, origin, mode, null, false);
     end if;
@@ -5928,10 +5928,10 @@ set enable_sort = off
 set jit = off
 as $$
 declare
-    tip metered.ledger := metered._last_entry(of_scope);
-    clk timestamptz := metered.clock();
-    due bigint;     -- held, and due
-    d   record;
+    tip    metered.ledger := metered._last_entry(of_scope);
+    clk    timestamptz := metered.clock();
+    due    bigint;     -- held, and due
+    lapses record;
 begin
     if octet_length(of_scope) > 255 then
         raise exception 'out of bounds: an argument of wallet_balance' using errcode = '22023';
@@ -5944,44 +5944,44 @@ begin
     if tip.lots_end is null then
         return;
     end if;
-    d := metered._due_lots(tip, clk);
-    units := units - metered._lapsing_after(tip, clk, d.lots, d.lapsed, d.debt);
+    lapses := metered._due_lots(tip, clk);
+    units := units - metered._lapsing_after(tip, clk, lapses.lots, lapses.lapsed, lapses.debt);
     lots := (
         select json_agg(json_build_object('lot', coalesce(x.no, 0), 'reference', coalesce(x.reference, (x.plan).of_reference), 'category', x.category, 'priority', x.priority,
             'granted_at', x.granted_at, 'expires_at', nullif(x.expires_at, 'infinity'), 'amount', x.amount, 'rest', x.rest, 'held', x.held, 'uses', (x.plan).uses)
             order by x.priority, x.expires_at, x.age)
-        from metered._lots_after(tip, clk, null, d.lots) x);
+        from metered._lots_after(tip, clk, null, lapses.lots) x);
 end
 $$;
 
 -- How units that were revoked come back to their lots.
 
--- Gives units back to a lot from which they were revoked, and which has not ended: as pending ones before it begins. e is
+-- Gives units back to a lot from which they were revoked, and which has not ended: as pending ones before it begins. entry is
 -- after everything due. Appends it, and returns it.
-create function metered._reinstate(e metered.ledger, l metered.lots, units bigint) returns metered.ledger
+create function metered._reinstate(entry metered.ledger, lot metered.lots, units bigint) returns metered.ledger
 language plpgsql volatile
 as $$
 declare
-    later   boolean := coalesce(l.starts_at > e.at, false);
-    general boolean := (l.plan).uses is null;
+    later   boolean := coalesce(lot.starts_at > entry.at, false);
+    general boolean := (lot.plan).uses is null;
     rest    bigint := case when general and not later then units else 0 end;
     kept    bigint := case when general or later then 0 else units end;
-    tip     metered.ledger := e;
+    tip     metered.ledger := entry;
     debt    bigint;
 begin
-    tip.seq := e.seq - 1;
+    tip.seq := entry.seq - 1;
     debt := metered._debt(tip);
-    e.kind := case when rest > 0 then 'd' else 's' end;
-    e.amount := units;
-    e.credited := e.credited + rest;
-    e.lots_end := least(e.lots_end, case when later then l.starts_at else l.expires_at end);
-    if e.crossed is not null and rest > 0 then
-        e.crossed := metered._rearmed(e);
+    entry.kind := case when rest > 0 then 'd' else 's' end;
+    entry.amount := units;
+    entry.credited := entry.credited + rest;
+    entry.lots_end := least(entry.lots_end, case when later then lot.starts_at else lot.expires_at end);
+    if entry.crossed is not null and rest > 0 then
+        entry.crossed := metered._rearmed(entry);
     end if;
-    perform metered._append(e);
-    update metered.lot_rows y set revoked = y.revoked - units, pending = y.pending + case when later then units else 0 end where y.no = l.no;
-    perform metered._move_lot(e.scope, e.seq, 1, l.no, case when later then 'm' else 'n' end::"char", units, rest, kept);
-    return metered._pay_back(e, e.seq, 1, array[l.no], debt);
+    perform metered._append(entry);
+    update metered.lot_rows y set revoked = y.revoked - units, pending = y.pending + case when later then units else 0 end where y.no = lot.no;
+    perform metered._move_lot(entry.scope, entry.seq, 1, lot.no, case when later then 'm' else 'n' end::"char", units, rest, kept);
+    return metered._pay_back(entry, entry.seq, 1, array[lot.no], debt);
 end
 $$;
 
@@ -5999,11 +5999,11 @@ set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-    e     metered.ledger;
-    l     metered.lots;
-    nos   bigint[];
-    named record;
-    part  bigint;
+    entry   metered.ledger;
+    its_lot metered.lots;
+    nos     bigint[];
+    named   record;
+    part    bigint;
 begin
     if greatest(octet_length(of_reference), octet_length(origin.tenant), octet_length(origin.operation)) > 255
         or array_lower(limits, 1) <> 1
@@ -6018,35 +6018,35 @@ begin
     end if;
     perform metered._require(coalesce(metered._key_fits(key, of_scope), true) and (of_lot is null) <> (of_reference is null)
         and coalesce(units between 1 and 9007199254740992, true), 'reinstate_lot');
-    e := metered._next_entry(of_scope, key, wait_ms, origin);
-    named := metered._name_lot(e, of_lot, of_reference, 0, limits, wait_ms);
+    entry := metered._next_entry(of_scope, key, wait_ms, origin);
+    named := metered._name_lot(entry, of_lot, of_reference, 0, limits, wait_ms);
     status := named.status;
     crossed := named.crossed;
     if status is not null then
         return;
     end if;
-    e := named.entry;
+    entry := named.entry;
     no := (named.lot).no;
     expires_at := nullif((named.lot).expires_at, 'infinity');
     nos := metered._family(no);
     reinstated := 0;
-    for l in select y.* from metered.lots y where y.no = any (nos) and y.revoked > 0 and y.expires_at > e.at order by y.age loop
-        part := least(units - reinstated, l.revoked);
+    for its_lot in select y.* from metered.lots y where y.no = any (nos) and y.revoked > 0 and y.expires_at > entry.at order by y.age loop
+        part := least(units - reinstated, its_lot.revoked);
         exit when part = 0;
-        perform metered._refuse_closed(e);
-        e := metered._reinstate(e, l, part);
+        perform metered._refuse_closed(entry);
+        entry := metered._reinstate(entry, its_lot, part);
         reinstated := reinstated + part;
-        seq := e.seq;
-        at := e.at;
-        e.seq := e.seq + 1;
+        seq := entry.seq;
+        at := entry.at;
+        entry.seq := entry.seq + 1;
     end loop;
     if reinstated > 0 then
         status := 'reinstated';
         return;
     end if;
-    status := metered._missing_lot(e);      -- nothing is revoked, as of this snapshot
+    status := metered._missing_lot(entry);      -- nothing is revoked, as of this snapshot
     status := case when exists (select from metered.lot_rows y where y.no = any (nos) and y.revoked > 0) then 'ended' else 'same' end;
-    at := e.at;
+    at := entry.at;
 end
 $$;
 
@@ -6063,9 +6063,9 @@ set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-    e     metered.ledger;
-    l     metered.lots;
-    named record;
+    entry   metered.ledger;
+    its_lot metered.lots;
+    named   record;
 begin
     if greatest(octet_length(of_reference), octet_length(origin.tenant), octet_length(origin.operation)) > 255
         or array_lower(limits, 1) <> 1
@@ -6080,36 +6080,36 @@ begin
     end if;
     perform metered._require(coalesce(metered._key_fits(key, of_scope), true)
         and (octet_length(of_reference) between 1 and 255) is true, 'resume_renewal');
-    e := metered._next_entry(of_scope, key, wait_ms, origin);
-    named := metered._name_lot(e, null, of_reference, null, limits, wait_ms);
+    entry := metered._next_entry(of_scope, key, wait_ms, origin);
+    named := metered._name_lot(entry, null, of_reference, null, limits, wait_ms);
     status := named.status;
     crossed := named.crossed;
     if status is not null then
         return;
     end if;
-    e := named.entry;
+    entry := named.entry;
     reinstated := 0;
-    status := metered._missing_lot(e);      -- as of this snapshot
+    status := metered._missing_lot(entry);      -- as of this snapshot
     if ((named.lot).plan).renewal is distinct from of_reference then
         return;
     end if;
-    at := e.at;
+    at := entry.at;
     -- The last lot of a plan has it. Those before passed it on.
-    select y.* into l from metered.lots y
+    select y.* into its_lot from metered.lots y
     where y.scope = of_scope and ((y.plan).renews).every is not null and (y.plan).renewal = of_reference
     order by y.age desc limit 1;
-    no := l.no;
-    expires_at := nullif(l.expires_at, 'infinity');
-    if l.pending > 0 then
+    no := its_lot.no;
+    expires_at := nullif(its_lot.expires_at, 'infinity');
+    if its_lot.pending > 0 then
         status := 'same';
-    elsif (l.revoked > 0 and l.starts_at > e.at) is not true then
+    elsif (its_lot.revoked > 0 and its_lot.starts_at > entry.at) is not true then
         status := 'ended';
     else
-        perform metered._refuse_closed(e);
-        reinstated := l.revoked;
-        e := metered._reinstate(e, l, l.revoked);
+        perform metered._refuse_closed(entry);
+        reinstated := its_lot.revoked;
+        entry := metered._reinstate(entry, its_lot, its_lot.revoked);
         status := 'reinstated';
-        seq := e.seq;
+        seq := entry.seq;
     end if;
 end
 $$;
@@ -6144,7 +6144,7 @@ set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-    e metered.ledger;
+    entry metered.ledger;
 begin
     if greatest(octet_length(of_reference), octet_length(of_plan)) > 255
         or wait_ms > 3600000 then
@@ -6152,12 +6152,12 @@ begin
     end if;
     perform metered._require(coalesce(metered._key_fits(key, of_scope), true)
         and (octet_length(of_reference) between 1 and 255) is true and (octet_length(of_plan) between 1 and 255) is true, 'begin_change');
-    e := metered._next_entry(of_scope, key, wait_ms, null);
+    entry := metered._next_entry(of_scope, key, wait_ms, null);
     if metered._one_snapshot() then
-        e.seq := e.seq - 1;
-        perform metered._refuse_stale(array[e]);
+        entry.seq := entry.seq - 1;
+        perform metered._refuse_stale(array[entry]);
     end if;
-    at := e.at;
+    at := entry.at;
     select c.fingerprint, c.answer into fingerprint, answer
     from metered.plan_changes c where c.scope = of_scope and c.reference = of_reference;
     if not found then
@@ -6279,9 +6279,9 @@ set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-    e metered.ledger;
-    l record;       -- the lot
-    near record;    -- or one that ends later
+    entry metered.ledger;
+    lot   record;       -- the lot
+    near  record;    -- or one that ends later
 begin
     if octet_length(of_plan) > 255
         or wait_ms > 3600000 then
@@ -6289,9 +6289,9 @@ begin
     end if;
     perform metered._require(coalesce(metered._key_fits(key, of_scope), true) and (octet_length(of_plan) between 1 and 255) is true
         and coalesce(isfinite(during), true), 'plan_overage');
-    select null::bigint as no, null::bigint[] as age into l;
-    e := metered._next_entry(of_scope, key, wait_ms, null);
-    during := coalesce(during, e.at);
+    select null::bigint as no, null::bigint[] as age into lot;
+    entry := metered._next_entry(of_scope, key, wait_ms, null);
+    during := coalesce(during, entry.at);
     -- Lots that end later begin later, but for those whose end was set.
     for near in
         select x.no, x.age, x.granted_seq, x.expires_at, x.category, x.priority, (x.plan).uses as uses,
@@ -6302,38 +6302,38 @@ begin
         order by x.expires_at, x.no
     loop
         if near.begun > during then
-            exit when l.no is not null;
-        elsif (l.age > near.age) is not true then
-            l := near;
+            exit when lot.no is not null;
+        elsif (lot.age > near.age) is not true then
+            lot := near;
         end if;
     end loop;
-    if l.no is null then
+    if lot.no is null then
         if metered._one_snapshot() then
-            e.seq := e.seq - 1;
-            perform metered._refuse_stale(array[e]);
+            entry.seq := entry.seq - 1;
+            perform metered._refuse_stale(array[entry]);
         end if;
         status := 'unknown';
         return;
     end if;
-    no := l.no;
-    category := l.category;
-    priority := l.priority;
-    uses := l.uses;
+    no := lot.no;
+    category := lot.category;
+    priority := lot.priority;
+    uses := lot.uses;
     paid := (select coalesce(sum(m.amount), 0) from metered.ledger b
         join metered.ledger x on x.scope = b.scope and x.seq >= b.seq and x.at = b.at
-        join metered.lot_moves m on m.scope = x.scope and m.seq = x.seq and m.lot = l.no and m.kind = 'p'
-        where b.scope = of_scope and b.seq = l.granted_seq);
+        join metered.lot_moves m on m.scope = x.scope and m.seq = x.seq and m.lot = lot.no and m.kind = 'p'
+        where b.scope = of_scope and b.seq = lot.granted_seq);
     select y.no, y.expires_at into restored, ends from metered.lot_rows y
-    where y.scope = of_scope and y.reference = format('overage of lot %s', l.no);
+    where y.scope = of_scope and y.reference = format('overage of lot %s', lot.no);
     status := 'found';
     if found then
         ends := nullif(ends, 'infinity');
         return;
     end if;
     -- A period that is over leaves its units to the present one.
-    ends := case when l.expires_at > e.at then l.expires_at else (select max(y.expires_at) from metered.lot_rows y
+    ends := case when lot.expires_at > entry.at then lot.expires_at else (select max(y.expires_at) from metered.lot_rows y
         where y.scope = of_scope and (y.plan).renewal = of_plan and y.origin = 'g' and ((y.plan).renews).every is null and y.pending = 0
-          and coalesce(y.starts_at, y.granted_at) <= e.at and y.expires_at > e.at) end;
+          and coalesce(y.starts_at, y.granted_at) <= entry.at and y.expires_at > entry.at) end;
 end
 $$;
 
@@ -6366,13 +6366,13 @@ end
 $$;
 
 -- A lot for readers, who count kept units as its rest.
-create function metered._as_rest(l metered.lots) returns metered.lots
+create function metered._as_rest(lot metered.lots) returns metered.lots
 language plpgsql immutable
 as $$
 begin
-    l.rest := l.rest + l.kept;
-    l.kept := 0;
-    return l;
+    lot.rest := lot.rest + lot.kept;
+    lot.kept := 0;
+    return lot;
 end
 $$;
 
@@ -6406,17 +6406,17 @@ create function metered._told_use(charges metered.new_charge[], raised metered.n
 language plpgsql immutable
 as $$
 declare
-    n    int := 0;
+    nth  int := 0;
     more bigint[] := '{}';     -- by limit
 begin
     for i in 1..cardinality(charges) loop
         for j in 1..coalesce(cardinality(charges[i].limits), 0) loop
-            n := n + 1;
-            more[n] := case when charges[i].limits[j].win = interval '0' then raised[i].limits[j].max - charges[i].limits[j].max - coalesce(taken[i], 0) else 0 end;
+            nth := nth + 1;
+            more[nth] := case when charges[i].limits[j].win = interval '0' then raised[i].limits[j].max - charges[i].limits[j].max - coalesce(taken[i], 0) else 0 end;
         end loop;
     end loop;
-    for n in 1..coalesce(cardinality(used), 0) loop
-        used[n] := used[n] - more[n];
+    for nth in 1..coalesce(cardinality(used), 0) loop
+        used[nth] := used[nth] - more[nth];
     end loop;
     if refused -> 0 ? 'limit' then
         refused := (select jsonb_agg(x.r || jsonb_build_object('used', (x.r ->> 'used')::bigint - more[1 + (x.r ->> 'limit')::int]) order by x.n)
@@ -6428,102 +6428,102 @@ $$;
 -- Applies kept units of lots to a charge for a use, as many as it takes of them in the order of all lots, after all that is due. The scope is locked. taken
 -- are these units, of the lots nos, and kept all that there are for the use. limits are the charge's from here on, without the thresholds of a lifetime, which
 -- are judged here, since applied units lower no use: crossings, and silent if nobody would report them.
-create function metered._apply_lots(c metered.new_charge, clk timestamptz, wait_ms int, origin metered.origin,
+create function metered._apply_lots(charge metered.new_charge, clk timestamptz, wait_ms int, origin metered.origin,
     out limits metered.charge_limit[], out taken bigint, out nos bigint[], out kept bigint, out stood bigint, out crossings jsonb, out silent boolean)
 language plpgsql volatile
 as $$
 declare
-    use   text := c.note ->> 'use';
-    e     metered.ledger := metered._entry_for_write(c.scope);
-    was   bigint := e.seq;
-    units bigint := c.amount;      -- that no lot has paid for
-    parts bigint[] := '{}';
-    r     metered.lots;            -- the next lot for the use
-    g     metered.lots;            -- the next one for anything
-    m     record;
-    w     record;
-    lifetimes metered.charge_limit[];
+    use          text := charge.note ->> 'use';
+    entry        metered.ledger := metered._entry_for_write(charge.scope);
+    was          bigint := entry.seq;
+    units        bigint := charge.amount;      -- that no lot has paid for
+    parts        bigint[] := '{}';
+    next_for_use metered.lots;            -- the next lot for the use
+    next_for_all metered.lots;            -- the next one for anything
+    passed       record;
+    crossing     record;
+    lifetimes    metered.charge_limit[];
 begin
-    limits := c.limits;
+    limits := charge.limits;
     taken := 0;
     nos := '{}';
     kept := 0;
     stood := 0;
     silent := false;
-    if e.lots_end is null or (e.next_due = '-infinity') is true then
+    if entry.lots_end is null or (entry.next_due = '-infinity') is true then
         return;
-    elsif e.lots_end <= greatest(clk, e.at) or e.next_due <= clk then
-        e := metered._settle(e, clk, metered._ends_per_call(), c.amount, wait_ms);
+    elsif entry.lots_end <= greatest(clk, entry.at) or entry.next_due <= clk then
+        entry := metered._settle(entry, clk, metered._ends_per_call(), charge.amount, wait_ms);
     end if;
-    e.at := greatest(clk, e.at);
-    stood := case when metered._lags(e) then metered._lapsing(e, clk) else 0 end - metered._balance(e);
+    entry.at := greatest(clk, entry.at);
+    stood := case when metered._lags(entry) then metered._lapsing(entry, clk) else 0 end - metered._balance(entry);
     kept := (select coalesce(sum(y.kept), 0) from (select x.kept from metered.lots x
-        where x.scope = c.scope and x.keeps and x.expires_at > e.at and (x.plan).uses @> array[use] order by x.priority, x.expires_at, x.age) y);
+        where x.scope = charge.scope and x.keeps and x.expires_at > entry.at and (x.plan).uses @> array[use] order by x.priority, x.expires_at, x.age) y);
     if kept = 0 then
         return;
     end if;
-    g.priority := -2147483648;
-    g.expires_at := '-infinity';
-    g.no := 0;
-    g.age := '{}';
-    r := g;
+    next_for_all.priority := -2147483648;
+    next_for_all.expires_at := '-infinity';
+    next_for_all.no := 0;
+    next_for_all.age := '{}';
+    next_for_use := next_for_all;
     while units > 0 loop
-        if r.kept is null or r.kept = 0 then
-            select y.* into r from metered.lots y
-            where y.scope = c.scope and y.keeps and (y.priority, y.expires_at, y.age) > (r.priority, r.expires_at, r.age)
-              and y.expires_at > e.at and (y.plan).uses @> array[use]
+        if next_for_use.kept is null or next_for_use.kept = 0 then
+            select y.* into next_for_use from metered.lots y
+            where y.scope = charge.scope and y.keeps and (y.priority, y.expires_at, y.age) > (next_for_use.priority, next_for_use.expires_at, next_for_use.age)
+              and y.expires_at > entry.at and (y.plan).uses @> array[use]
             order by y.priority, y.expires_at, y.age limit 1;
-            exit when r.no is null;
+            exit when next_for_use.no is null;
         end if;
-        if g.no is not null and coalesce(g.rest, 0) = 0 then
-            if metered._lags(e) then
-                m := metered._pass_ended(c.scope, g.priority, g.expires_at, g.age, e.at);
-                g.priority := m.priority;
-                g.expires_at := m.ends;
-                g.age := m.after;
+        if next_for_all.no is not null and coalesce(next_for_all.rest, 0) = 0 then
+            if metered._lags(entry) then
+                passed := metered._pass_ended(charge.scope, next_for_all.priority, next_for_all.expires_at, next_for_all.age, entry.at);
+                next_for_all.priority := passed.priority;
+                next_for_all.expires_at := passed.ends;
+                next_for_all.age := passed.after;
             end if;
-            select y.* into g from metered.lots y
-            where y.scope = c.scope and y.open and (y.priority, y.expires_at, y.age) > (g.priority, g.expires_at, g.age)
+            select y.* into next_for_all from metered.lots y
+            where y.scope = charge.scope and y.open and (y.priority, y.expires_at, y.age) > (next_for_all.priority, next_for_all.expires_at, next_for_all.age)
             order by y.priority, y.expires_at, y.age limit 1;
         end if;
-        if (g.priority, g.expires_at, g.age) < (r.priority, r.expires_at, r.age) then
-            units := units - g.rest;
-            g.rest := 0;
+        if (next_for_all.priority, next_for_all.expires_at, next_for_all.age) < (next_for_use.priority, next_for_use.expires_at, next_for_use.age) then
+            units := units - next_for_all.rest;
+            next_for_all.rest := 0;
         else
-            nos := nos || r.no;
-            parts := parts || least(units, r.kept);
-            taken := taken + least(units, r.kept);
-            units := units - r.kept;
-            r.kept := 0;
+            nos := nos || next_for_use.no;
+            parts := parts || least(units, next_for_use.kept);
+            taken := taken + least(units, next_for_use.kept);
+            units := units - next_for_use.kept;
+            next_for_use.kept := 0;
         end if;
     end loop;
     if taken = 0 then
         return;
     end if;
-    lifetimes := array(select l::metered.charge_limit from unnest(c.limits) l where l.win = interval '0' and l.thresholds is not null);
-    if cardinality(lifetimes) > 0 and (c.amount > taken or e.seq > was) then
-        w := metered._cross_thresholds(array[row(c.scope, null, c.amount - taken, case when c.held > 0 then c.amount - taken else 0 end, lifetimes,
+    lifetimes := array(select l::metered.charge_limit from unnest(charge.limits) l where l.win = interval '0' and l.thresholds is not null);
+    if cardinality(lifetimes) > 0 and (charge.amount > taken or entry.seq > was) then
+        crossing := metered._cross_thresholds(array[row(charge.scope, null, charge.amount - taken, case when charge.held > 0 then charge.amount - taken else 0 end, lifetimes,
                 null, null, null, null)::metered.new_charge],
-            array_fill(stood - e.held, array[cardinality(lifetimes)]), array[e.held], e.at, array[e]);
-        e.crossed := (w.tips[1]).crossed;
-        crossings := w.crossings;
-        silent := w.silent;
+            array_fill(stood - entry.held, array[cardinality(lifetimes)]), array[entry.held], entry.at, array[entry]);
+        entry.crossed := (crossing.tips[1]).crossed;
+        crossings := crossing.crossings;
+        silent := crossing.silent;
         if silent then
             return;
         end if;
     end if;
     limits := array(select row(l.max, l.win, l.period, case when l.win is distinct from interval '0' then l.tell_at end,
         case when l.win is distinct from interval '0' then l.thresholds end, l.telling)::metered.charge_limit
-        from unnest(metered._raised(c.limits, 0, stood)) with ordinality l(max, win, period, tell_at, thresholds, telling, n) order by l.n);
-    e := metered._lot_entry(e, 'd', taken, taken);
-    e.ref := null;
-    e.hold := null;
-    e.operation_tenant := origin.tenant;
-    e.operation := origin.operation;
-    e.note := c.note;
-    perform metered._append(e);
+        from unnest(metered._raised(charge.limits, 0, stood)) with ordinality l(max, win, period, tell_at, thresholds, telling, n) order by l.n);
+    entry := metered._lot_entry(entry, 'd', taken, taken);
+    entry.ref := null;
+    entry.hold := null;
+    entry.operation_tenant := origin.tenant;
+    entry.operation := origin.operation;
+    entry.note := charge.note;
+    perform metered._append(entry);
     for i in 1..cardinality(nos) loop
-        perform metered._move_lot(c.scope, e.seq, i, nos[i], 'a', parts[i], parts[i], -parts[i]);
+        perform metered._move_lot(charge.scope, entry.seq, i, nos[i], 'a', parts[i], parts[i], -parts[i]);
     end loop;
 end
 $$;
@@ -6534,16 +6534,16 @@ create function metered._write_for_uses(charges metered.new_charge[], ahead inte
 language plpgsql volatile
 as $$
 declare
-    asked  metered.new_charge[] := charges;
-    raised metered.new_charge[] := charges;
-    taken  bigint[];
-    told   jsonb[];     -- crossings by charge
-    nos    bigint[] := '{}';
-    a      record;
-    l      metered.lots;
+    asked    metered.new_charge[] := charges;
+    raised   metered.new_charge[] := charges;
+    taken    bigint[];
+    told     jsonb[];     -- crossings by charge
+    nos      bigint[] := '{}';
+    applied  record;
+    its_lot  metered.lots;
     told_use record;
-    before text;
-    posted metered.charged;
+    before   text;
+    posted   metered.charged;
 begin
     hold.at := clk;
     begin
@@ -6556,16 +6556,16 @@ begin
         end if;
         for i in 1..cardinality(charges) loop
             continue when (charges[i].note ? 'use' and charges[i].amount > 0 and charges[i].scope is not null) is not true;
-            a := metered._apply_lots(charges[i], clk, wait_ms, origin);
-            if a.silent then
+            applied := metered._apply_lots(charges[i], clk, wait_ms, origin);
+            if applied.silent then
                 posted.refused := '[{"crossing": true}]';
                 raise exception using errcode = 'MT100';
             end if;
-            charges[i].limits := a.limits;
-            raised[i].limits := metered._raised(raised[i].limits, a.kept, a.stood);
-            taken[i] := a.taken;
-            told[i] := a.crossings;
-            nos := nos || a.nos;
+            charges[i].limits := applied.limits;
+            raised[i].limits := metered._raised(raised[i].limits, applied.kept, applied.stood);
+            taken[i] := applied.taken;
+            told[i] := applied.crossings;
+            nos := nos || applied.nos;
         end loop;
         posted := metered._write_charges(charges, ahead, wait_ms, origin, 'applied', hold, standing);
         if posted.refused is not null then
@@ -6576,8 +6576,8 @@ begin
                 posted.crossed := coalesce(posted.crossed, '[]') || metered._crossed_at(told[i], array[posted.seqs[i]]);
             end if;
         end loop;
-        for l in select y.* from metered.lots y where y.no = any (nos) and y.rest > 0 order by y.age loop
-            perform metered._take_units(metered._own_entry(metered._entry_for_write(l.scope), clk), l, l.rest, 'b');
+        for its_lot in select y.* from metered.lots y where y.no = any (nos) and y.rest > 0 order by y.age loop
+            perform metered._take_units(metered._own_entry(metered._entry_for_write(its_lot.scope), clk), its_lot, its_lot.rest, 'b');
         end loop;
     exception when sqlstate 'MT100' then
         null;
@@ -6689,68 +6689,68 @@ begin
 end
 $$;
 
--- The period that t is in: its start and its end. Periods follow each other without a gap, before the
+-- The period that moment is in: its start and its end. Periods follow each other without a gap, before the
 -- anchor too. All are counted from the anchor, so that the 31st is the last day of a shorter month,
 -- and the 31st again in a longer one.
 --
 -- Where a clock is set forward past a start, the period starts as if it had not been. Where a clock is set back, at the
 -- first time that it shows the start. Only hours are added to a timestamptz: days would be those of
 -- the session's time zone.
-create function metered._period_at(p metered.period, t timestamptz) returns timestamptz[]
+create function metered._period_at(period metered.period, moment timestamptz) returns timestamptz[]
 language plpgsql stable strict
 as $$
 declare
-    months  int := extract(year from p.every) * 12 + extract(month from p.every);
-    days    int := extract(day from p.every);
+    months  int := extract(year from period.every) * 12 + extract(month from period.every);
+    days    int := extract(day from period.every);
     length  bigint;
     into_it bigint;
     shown   timestamp;      -- t, as a clock of the zone shows it
     origin  timestamp;
     start   timestamp;
-    n       int;
+    nth     int;
     starts  timestamptz;
     ends    timestamptz;
     back    interval;       -- by how much the clock was set back in the day before starts
 begin
-    if p.zone is null then
-        length := extract(epoch from p.every) * 1000000;
-        if (length > 0 and isfinite(p.anchor)) is not true then
+    if period.zone is null then
+        length := extract(epoch from period.every) * 1000000;
+        if (length > 0 and isfinite(period.anchor)) is not true then
             perform metered._require(false, 'period');
         end if;
-        into_it := (extract(epoch from t) - extract(epoch from p.anchor)) * 1000000;
+        into_it := (extract(epoch from moment) - extract(epoch from period.anchor)) * 1000000;
         into_it := (into_it % length + length) % length;
-        starts := t - into_it * interval '1 microsecond';
+        starts := moment - into_it * interval '1 microsecond';
         return array[starts, starts + length * interval '1 microsecond'];
     end if;
-    if ((months > 0 and days = 0 or months = 0 and days > 0) and p.every = make_interval(months => months, days => days)) is not true
-        or isfinite(p.anchor) is false then
+    if ((months > 0 and days = 0 or months = 0 and days > 0) and period.every = make_interval(months => months, days => days)) is not true
+        or isfinite(period.anchor) is false then
         perform metered._require(false, 'period');
     end if;
     begin
-        shown := t at time zone p.zone;
+        shown := moment at time zone period.zone;
     exception when invalid_parameter_value then
-        if metered._known_zone(p.zone) is null then
-            raise exception 'the time zone is not known' using errcode = 'MT010', detail = p.zone;
+        if metered._known_zone(period.zone) is null then
+            raise exception 'the time zone is not known' using errcode = 'MT010', detail = period.zone;
         end if;
-        p.zone := metered._known_zone(p.zone);
-        shown := t at time zone p.zone;
+        period.zone := metered._known_zone(period.zone);
+        shown := moment at time zone period.zone;
     end;
-    origin := coalesce(p.anchor at time zone p.zone, '0001-01-01');
+    origin := coalesce(period.anchor at time zone period.zone, '0001-01-01');
     -- A period that starts later, and from there back to the one that has begun.
-    n := 1 + case when days > 0 then date_part('day', shown - origin)::int / days
+    nth := 1 + case when days > 0 then date_part('day', shown - origin)::int / days
         else (date_part('year', shown) * 12 + date_part('month', shown) - date_part('year', origin) * 12 - date_part('month', origin))::int / months end;
     loop
-        start := origin + n * p.every;
-        starts := start at time zone p.zone;
-        back := ((starts - interval '24:00') at time zone p.zone) - (start - interval '24:00');
-        if back > interval '0' and (starts - extract(epoch from back) * interval '1 second') at time zone p.zone = start then
+        start := origin + nth * period.every;
+        starts := start at time zone period.zone;
+        back := ((starts - interval '24:00') at time zone period.zone) - (start - interval '24:00');
+        if back > interval '0' and (starts - extract(epoch from back) * interval '1 second') at time zone period.zone = start then
             starts := starts - extract(epoch from back) * interval '1 second';
         end if;
-        if starts > t then
+        if starts > moment then
             ends := starts;
-            n := n - 1;
+            nth := nth - 1;
         elsif ends is null then
-            n := n + 2;
+            nth := nth + 2;
         else
             return array[starts, ends];
         end if;
@@ -6764,13 +6764,13 @@ create function metered._periods_of(charges metered.new_charge[], tips metered.l
 language plpgsql stable
 as $$
 declare
-    l       metered.charge_limit;
+    lim     metered.charge_limit;
     periods timestamptz[];
 begin
     for i in 1..cardinality(charges) loop
-        foreach l in array charges[i].limits loop
-            if l.win is null then
-                periods := periods || metered._period_at(l.period, greatest(clk, tips[i].at));
+        foreach lim in array charges[i].limits loop
+            if lim.win is null then
+                periods := periods || metered._period_at(lim.period, greatest(clk, tips[i].at));
             end if;
         end loop;
     end loop;
@@ -6790,29 +6790,29 @@ create function metered._leaves_at(tip metered.ledger, base_seq bigint, base_spe
 language plpgsql stable
 as $$
 declare
-    too_few bigint := base_seq;
-    enough  bigint := tip.seq;
-    most    bigint := tip.spent - base_spent - used;    -- refunds after too_few, and after enough
-    fewest  bigint := 0;
-    over    float8 := used - room;      -- the excess after too_few, and after enough
-    under   float8 := -room;
-    halve   boolean := false;
-    span    bigint;
-    step    bigint;
-    excess  bigint;
-    later   bigint;             -- refunded by then, and then the refunds of charges after it
-    l       record;
-    at      timestamptz := tip.at;      -- of enough, as is the epoch
+    too_few  bigint := base_seq;
+    enough   bigint := tip.seq;
+    most     bigint := tip.spent - base_spent - used;    -- refunds after too_few, and after enough
+    fewest   bigint := 0;
+    over     float8 := used - room;      -- the excess after too_few, and after enough
+    under    float8 := -room;
+    halve    boolean := false;
+    span     bigint;
+    step     bigint;
+    excess   bigint;
+    later    bigint;             -- refunded by then, and then the refunds of charges after it
+    entry    record;
+    at       timestamptz := tip.at;      -- of enough, as is the epoch
     in_epoch int := tip.epoch;
 begin
     while enough - too_few > 1 loop
         span := enough - too_few;
         step := case when halve then span / 2 else greatest(1, least(span - 1, ceil(span * (over / (over - under)))::bigint)) end;
-        select y.spent, y.refunded, y.at, y.epoch into strict l from metered.ledger y where y.scope = tip.scope and y.seq = too_few + step;
-        excess := tip.spent - l.spent - room;
+        select y.spent, y.refunded, y.at, y.epoch into strict entry from metered.ledger y where y.scope = tip.scope and y.seq = too_few + step;
+        excess := tip.spent - entry.spent - room;
         later := most - (most - fewest) * (step::float8 / span);
         if excess > fewest and excess <= most then
-            later := case when l.refunded = tip.refunded then 0 else metered._refunds_after(tip.scope, tip.seq, too_few + step) end;
+            later := case when entry.refunded = tip.refunded then 0 else metered._refunds_after(tip.scope, tip.seq, too_few + step) end;
             if excess <= later then
                 fewest := later;
             else
@@ -6822,8 +6822,8 @@ begin
         if excess <= fewest then
             enough := too_few + step;
             under := excess - later;
-            at := l.at;
-            in_epoch := l.epoch;
+            at := entry.at;
+            in_epoch := entry.epoch;
         else
             too_few := too_few + step;
             over := excess - later;
@@ -6872,34 +6872,34 @@ create function metered._held_here(tip metered.ledger, of_nos bigint[], out unit
 language plpgsql stable
 as $$
 declare
-    e      record;
-    ended  jsonb := '{}';   -- by hold: units that this transaction has spent or freed of it
+    entry       record;
+    ended       jsonb := '{}';   -- by hold: units that this transaction has spent or freed of it
     group_ended boolean := false;
 begin
     units := 0;
     leased := 0;
     -- Without an id of its own the transaction has written nothing. On Citus another node may have the id.
     for back in 0..case when metered._sharded() or pg_current_xact_id_if_assigned() is not null then tip.seq else -1 end loop
-        select l.kind, l.hold, l.amount, metered._written_here(l.xmin) as here into e
+        select l.kind, l.hold, l.amount, metered._written_here(l.xmin) as here into entry
         from metered.ledger l where l.scope = tip.scope and l.seq = tip.seq - back;
-        exit when not found or not e.here;
-        if e.kind = 'h' and group_ended then
+        exit when not found or not entry.here;
+        if entry.kind = 'h' and group_ended then
             -- Rare: the entry of a group does not say how many units of this hold had ended.
             units := (select coalesce(sum(l.open), 0) from metered.hold_lines l
                 where l.scope = tip.scope and l.open > 0 and l.due >= tip.next_due and metered._written_here(l.xmin) and metered._written_here((
                     select v.xmin from metered.hold_events v where v.hold = l.hold and v.version = 1)));
             leased := 0;
             exit;
-        elsif e.kind = 'h' then
-            if e.hold ~ '^lease/[0-9]{1,18}$' then  -- it may be the name of a hold
+        elsif entry.kind = 'h' then
+            if entry.hold ~ '^lease/[0-9]{1,18}$' then  -- it may be the name of a hold
                 leased := leased + coalesce((select y.granted from metered.leases y
-                    where y.no = substr(e.hold, 7)::bigint and y.scope = tip.scope and y.opened_seq = tip.seq - back and y.settled_at is null), 0);
+                    where y.no = substr(entry.hold, 7)::bigint and y.scope = tip.scope and y.opened_seq = tip.seq - back and y.settled_at is null), 0);
             end if;
-            units := units + greatest(0, e.amount - coalesce((ended ->> e.hold)::bigint, 0));
-            ended := ended || jsonb_build_object(e.hold, greatest(0, coalesce((ended ->> e.hold)::bigint, 0) - e.amount));
-        elsif e.kind in ('u', 'l', 'x') and e.hold is not null then
-            ended := ended || jsonb_build_object(e.hold, coalesce((ended ->> e.hold)::bigint, 0) + e.amount);
-        elsif e.kind in ('u', 'l', 'x') then
+            units := units + greatest(0, entry.amount - coalesce((ended ->> entry.hold)::bigint, 0));
+            ended := ended || jsonb_build_object(entry.hold, greatest(0, coalesce((ended ->> entry.hold)::bigint, 0) - entry.amount));
+        elsif entry.kind in ('u', 'l', 'x') and entry.hold is not null then
+            ended := ended || jsonb_build_object(entry.hold, coalesce((ended ->> entry.hold)::bigint, 0) + entry.amount);
+        elsif entry.kind in ('u', 'l', 'x') then
             group_ended := true;
         end if;
     end loop;
@@ -6917,25 +6917,25 @@ create function metered._others_fall_due(tip metered.ledger, of_nos bigint[], cl
 language plpgsql stable
 as $$
 declare
-    l    record;
+    line record;
     here boolean;
     own  timestamptz;
 begin
     for skipped in 0..1000 loop     -- one by one: the planner would sort all that a loop over a query could want
-        select x.due, x.hold, metered._written_here(x.row_xmin) as here into l
+        select x.due, x.hold, metered._written_here(x.row_xmin) as here into line
         from (select y.due, y.hold, y.xmin as row_xmin from metered.hold_lines y
               where y.scope = tip.scope and y.open > 0 and y.due >= tip.next_due and y.due > clk
               order by y.due limit 1 offset skipped) x;
         exit when not found;
         -- A line that was written here is of a hold that was placed, or only extended, here.
-        here := (l.hold = any (of_nos)) is true;
-        if l.here and not here then
-            select metered._written_here(e.xmin) into here from metered.hold_events e where e.hold = l.hold and e.version = 1;
+        here := (line.hold = any (of_nos)) is true;
+        if line.here and not here then
+            select metered._written_here(e.xmin) into here from metered.hold_events e where e.hold = line.hold and e.version = 1;
         end if;
         if here is not true then
-            return l.due;
+            return line.due;
         end if;
-        own := coalesce(own, l.due);
+        own := coalesce(own, line.due);
     end loop;
     return coalesce(own, greatest(clk, tip.next_due));
 end
@@ -7018,27 +7018,27 @@ create function metered._check_limits(charges metered.new_charge[], tips metered
 language plpgsql stable
 as $$
 declare
-    c     metered.new_charge;
-    l     metered.charge_limit;
-    i     int := 0;
-    n     int := 0;
-    tip   metered.ledger;
-    u     bigint;
-    own   bigint;
-    room  bigint;
-    since timestamptz;
-    w     record;
-    base_seq   bigint := known.base_seq;
-    base_spent bigint := known.base_spent;
-    retry timestamptz;
-    falls_due timestamptz;  -- the first unit that others hold
-    leased bigint;
-    leases_end timestamptz;
-    p      timestamptz[];   -- of a limit by period
-    m     record;           -- minima, and when they leave
-    fits  timestamptz;
-    spent bigint;
-    apart bigint;           -- units that count and are in no entry: of tallies, and minima of due holds
+    charge      metered.new_charge;
+    lim         metered.charge_limit;
+    nth         int := 0;
+    nth_limit   int := 0;
+    tip         metered.ledger;
+    counts      bigint;
+    own         bigint;
+    room        bigint;
+    since       timestamptz;
+    found_units record;
+    base_seq    bigint := known.base_seq;
+    base_spent  bigint := known.base_spent;
+    retry       timestamptz;
+    falls_due   timestamptz;  -- the first unit that others hold
+    leased      bigint;
+    leases_end  timestamptz;
+    span        timestamptz[];   -- of a limit by period
+    minima      record;           -- minima, and when they leave
+    fits        timestamptz;
+    spent       bigint;
+    apart       bigint;           -- units that count and are in no entry: of tallies, and minima of due holds
 begin
     foreach tip in array tips loop
         if tip.next_due = '-infinity' then
@@ -7048,36 +7048,36 @@ begin
     if refused is not null then
         return;
     end if;
-    foreach c in array charges loop
-        i := i + 1;
-        tip := tips[i];
-        foreach l in array c.limits loop
-            n := n + 1;
-            continue when n < known.nth;
-            u := used[n];
-            p := case when l.win is null then metered._period_at(l.period, greatest(clk, tip.at)) end;
+    foreach charge in array charges loop
+        nth := nth + 1;
+        tip := tips[nth];
+        foreach lim in array charge.limits loop
+            nth_limit := nth_limit + 1;
+            continue when nth_limit < known.nth;
+            counts := used[nth_limit];
+            span := case when lim.win is null then metered._period_at(lim.period, greatest(clk, tip.at)) end;
             since := null;
             apart := 0;
-            if u is null and l.win = interval '0' then
-                u := tip.spent - tip.refunded - tip.credited;
-            elsif u is null then
-                if (tip.at <= clk + ahead) is not true and l.max < 9223372036854775807 then
+            if counts is null and lim.win = interval '0' then
+                counts := tip.spent - tip.refunded - tip.credited;
+            elsif counts is null then
+                if (tip.at <= clk + ahead) is not true and lim.max < 9223372036854775807 then
                     raise exception 'the last entry is ahead of the clock'
                         using errcode = 'MT003', detail = jsonb_build_object('scope', tip.scope,
                             'ahead_us', (extract(epoch from tip.at - clk) * 1000000)::bigint);
                 end if;
-                since := coalesce(greatest(clk, tip.at) - l.win, p[1] - interval '0.000001');
-                u := 0;
+                since := coalesce(greatest(clk, tip.at) - lim.win, span[1] - interval '0.000001');
+                counts := 0;
                 if tip.at > since then
                     -- A limit that refuses nothing (Limit.Observe) does so, too, where its use is not known.
-                    if l.max = 9223372036854775807 and (metered._base(tip.scope, tip.seq, tip.epoch, since)).seq is null then
-                        used[n] := metered._unknown_use();
+                    if lim.max = 9223372036854775807 and (metered._base(tip.scope, tip.seq, tip.epoch, since)).seq is null then
+                        used[nth_limit] := metered._unknown_use();
                         continue;
                     end if;
-                    w := metered._spent_since(tip, since);
-                    u := w.used;
-                    base_seq := w.base_seq;
-                    base_spent := w.base_spent;
+                    found_units := metered._spent_since(tip, since);
+                    counts := found_units.used;
+                    base_seq := found_units.base_seq;
+                    base_spent := found_units.base_spent;
                 end if;
             end if;
             if tip.tallied then
@@ -7086,48 +7086,48 @@ begin
             if tip.next_due <= clk then
                 apart := apart + metered._minima(tip, since, clk);
             end if;
-            u := u + apart;
-            used[n] := u;
-            continue when u <= l.max - held[i] - c.amount;
+            counts := counts + apart;
+            used[nth_limit] := counts;
+            continue when counts <= lim.max - held[nth] - charge.amount;
             own := 0;
             leased := 0;
             falls_due := null;
             leases_end := null;
-            if held[i] > 0 then
-                w := metered._who_holds(tip, held[i], of_nos, clk);
-                own := w.own;
-                leased := w.leased;
-                falls_due := w.falls_due;
-                leases_end := w.leases_end;
+            if held[nth] > 0 then
+                found_units := metered._who_holds(tip, held[nth], of_nos, clk);
+                own := found_units.own;
+                leased := found_units.leased;
+                falls_due := found_units.falls_due;
+                leases_end := found_units.leases_end;
             end if;
             retry := null;
-            room := l.max - held[i] - c.amount;
-            if l.win > interval '0' and room >= 0 and apart = 0 then
-                retry := metered._leaves_at(tip, base_seq, base_spent, u, l.win, room);
-            elsif l.win > interval '0' and room >= 0 then
-                m := metered._minima_leave(tip, l, '-infinity', clk + interval '1 microsecond', clk, of_nos);
-                retry := metered._fits_at(tip, l, room, u - apart, row(n, base_seq, base_spent), clk, m.units, m.leave);
+            room := lim.max - held[nth] - charge.amount;
+            if lim.win > interval '0' and room >= 0 and apart = 0 then
+                retry := metered._leaves_at(tip, base_seq, base_spent, counts, lim.win, room);
+            elsif lim.win > interval '0' and room >= 0 then
+                minima := metered._minima_leave(tip, lim, '-infinity', clk + interval '1 microsecond', clk, of_nos);
+                retry := metered._fits_at(tip, lim, room, counts - apart, row(nth_limit, base_seq, base_spent), clk, minima.units, minima.leave);
             end if;
             -- The end of holds can make room, sooner or at all: but for their minima, until these have left.
-            room := l.max - own - c.amount;
-            spent := u - apart;
-            if l.win = interval '0' then    -- it may be less than 0
+            room := lim.max - own - charge.amount;
+            spent := counts - apart;
+            if lim.win = interval '0' then    -- it may be less than 0
                 room := greatest(-1, least(9223372036854775807, room::numeric - spent))::bigint;
                 spent := 0;
             end if;
-            if room >= 0 and falls_due < coalesce(retry, 'infinity') and falls_due < coalesce(p[2], 'infinity') then
-                m := metered._minima_leave(tip, l, '-infinity', 'infinity', clk, of_nos);
-                fits := metered._fits_at(tip, l, room, spent, row(n, base_seq, base_spent), falls_due, m.units, m.leave);
-                retry := least(retry, case when p is null or fits < p[2] then fits end);
+            if room >= 0 and falls_due < coalesce(retry, 'infinity') and falls_due < coalesce(span[2], 'infinity') then
+                minima := metered._minima_leave(tip, lim, '-infinity', 'infinity', clk, of_nos);
+                fits := metered._fits_at(tip, lim, room, spent, row(nth_limit, base_seq, base_spent), falls_due, minima.units, minima.leave);
+                retry := least(retry, case when span is null or fits < span[2] then fits end);
             end if;
-            if l.win is null and room >= 0 and retry is null then
-                retry := metered._fits_after_period(tip, l, c.amount, p[2], own, leased, leases_end, clk, of_nos);
+            if lim.win is null and room >= 0 and retry is null then
+                retry := metered._fits_after_period(tip, lim, charge.amount, span[2], own, leased, leases_end, clk, of_nos);
             end if;
             refused := coalesce(refused, '[]') || jsonb_build_object(
-                'limit', n - 1, 'used', u, 'held', held[i] - own - leased, 'own', own, 'leased', leased,
+                'limit', nth_limit - 1, 'used', counts, 'held', held[nth] - own - leased, 'own', own, 'leased', leased,
                 'retry_us', coalesce((extract(epoch from retry - clk) * 1000000)::bigint, -1),
                 'due_us', (extract(epoch from falls_due - clk) * 1000000)::bigint,
-                'period', p);
+                'period', span);
         end loop;
     end loop;
 end
@@ -7168,11 +7168,11 @@ declare
     freed   text[];             -- scopes with units that due lines free
     due     record;
     verdict record;
-    c       metered.new_charge;
+    charge  metered.new_charge;
 begin
     -- If the key were another scope's, the reads below would not be under the lock.
-    foreach c in array charges loop
-        if not metered._key_fits(c.key, c.scope) then
+    foreach charge in array charges loop
+        if not metered._key_fits(charge.key, charge.scope) then
             perform metered._require(false, 'key');
         end if;
     end loop;
@@ -7236,34 +7236,34 @@ returns metered.charge_limit[]
 language plpgsql stable
 as $$
 declare
-    l metered.charge_limit;
-    n int := 0;
-    h text;
-    key text;
-    was jsonb;
-    net bigint;
+    lim       metered.charge_limit;
+    nth       int := 0;
+    threshold text;
+    key       text;
+    was       jsonb;
+    net       bigint;
 begin
-    foreach l in array limits loop
-        n := n + 1;
-        continue when l.thresholds is null;
-        if octet_length(l.thresholds) > 1536 then
+    foreach lim in array limits loop
+        nth := nth + 1;
+        continue when lim.thresholds is null;
+        if octet_length(lim.thresholds) > 1536 then
             perform metered._require(false, 'thresholds');
         end if;
-        l.tell_at := null;
-        foreach h in array string_to_array(l.thresholds, chr(10)) loop
-            key := metered._threshold_key(h);
+        lim.tell_at := null;
+        foreach threshold in array string_to_array(lim.thresholds, chr(10)) loop
+            key := metered._threshold_key(threshold);
             was := told -> key;
             net := spent + case when metered._on_spending(key) then 0 else held end;
-            l.tell_at := least(l.tell_at, case
-                when was is null or l.win is null and not (at >= (was ->> 'from')::timestamptz and at < (was ->> 'until')::timestamptz) then split_part(h, ' ', 1)::bigint
-                when l.win is null
-                    or l.win = interval '0' and net - credited > split_part(h, ' ', 2)::bigint
-                    or l.win > interval '0' and at < (was ->> 'until')::timestamptz and net >= (was ->> 'net')::bigint
+            lim.tell_at := least(lim.tell_at, case
+                when was is null or lim.win is null and not (at >= (was ->> 'from')::timestamptz and at < (was ->> 'until')::timestamptz) then split_part(threshold, ' ', 1)::bigint
+                when lim.win is null
+                    or lim.win = interval '0' and net - credited > split_part(threshold, ' ', 2)::bigint
+                    or lim.win > interval '0' and at < (was ->> 'until')::timestamptz and net >= (was ->> 'net')::bigint
                     then null
-                when l.win = interval '0' then net - credited
+                when lim.win = interval '0' then net - credited
                 else 0 end);
         end loop;
-        limits[n] := l;
+        limits[nth] := lim;
     end loop;
     return limits;
 end
@@ -7279,61 +7279,61 @@ create function metered._cross_thresholds(charges metered.new_charge[], used big
 language plpgsql stable
 as $$
 declare
-    c    metered.new_charge;
-    l    metered.charge_limit;
-    tip  metered.ledger;
-    told jsonb;
-    h    record;
-    i    int := 0;
-    n    int := 0;
-    kept bigint;        -- held units, if they count
-    adds bigint;        -- units that the charge adds
-    net  bigint;
-    now  timestamptz;
-    p    timestamptz[];
-    found jsonb[] := '{}';  -- the crossings. An array grows in place, and a jsonb is copied for each
+    charge    metered.new_charge;
+    lim       metered.charge_limit;
+    tip       metered.ledger;
+    told      jsonb;
+    threshold record;
+    nth       int := 0;
+    nth_limit int := 0;
+    kept      bigint;        -- held units, if they count
+    adds      bigint;        -- units that the charge adds
+    net       bigint;
+    now       timestamptz;
+    span      timestamptz[];
+    found     jsonb[] := '{}';  -- the crossings. An array grows in place, and a jsonb is copied for each
 begin
     silent := false;
-    foreach c in array charges loop
-        i := i + 1;
-        tip := tips[i];
+    foreach charge in array charges loop
+        nth := nth + 1;
+        tip := tips[nth];
         now := greatest(at, tip.at);
         told := coalesce(tip.crossed, '{}');
-        foreach l in array c.limits loop
-            n := n + 1;
-            continue when l.thresholds is null or used[n] is null;
-            if octet_length(l.thresholds) > 1536 then
+        foreach lim in array charge.limits loop
+            nth_limit := nth_limit + 1;
+            continue when lim.thresholds is null or used[nth_limit] is null;
+            if octet_length(lim.thresholds) > 1536 then
                 perform metered._require(false, 'thresholds');
             end if;
-            p := null;
-            for h in select metered._threshold_key(x) as key, split_part(x, ' ', 1)::bigint as level, split_part(x, ' ', 2)::bigint as rearm
-                from unnest(string_to_array(l.thresholds, chr(10))) x loop
-                kept := case when metered._on_spending(h.key) then 0 else held[i] end;
-                adds := c.amount - case when metered._on_spending(h.key) then c.held else 0 end;
-                net := tip.spent - tip.refunded + case when metered._on_spending(h.key) then 0 else tip.held end;
-                if told -> h.key is not null
-                    and (case when l.win is null then now >= (told -> h.key ->> 'from')::timestamptz and now < (told -> h.key ->> 'until')::timestamptz else used[n] + kept > h.rearm end) then
-                    continue when l.win is null or l.win = interval '0' or now < (told -> h.key ->> 'until')::timestamptz
-                        and net >= (told -> h.key ->> 'net')::bigint;
-                elsif used[n] + kept + adds >= h.level then
-                    p := case when l.win is null then coalesce(p, metered._period_at(l.period, now)) end;
-                    found := found || jsonb_build_object('scope', c.scope, 'key', h.key, 'nth', i, 'at', now,
-                        'used', used[n] + c.amount - c.held, 'held', held[i] + c.held, 'period', p);
-                    silent := silent or l.telling is not true;
+            span := null;
+            for threshold in select metered._threshold_key(x) as key, split_part(x, ' ', 1)::bigint as level, split_part(x, ' ', 2)::bigint as rearm
+                from unnest(string_to_array(lim.thresholds, chr(10))) x loop
+                kept := case when metered._on_spending(threshold.key) then 0 else held[nth] end;
+                adds := charge.amount - case when metered._on_spending(threshold.key) then charge.held else 0 end;
+                net := tip.spent - tip.refunded + case when metered._on_spending(threshold.key) then 0 else tip.held end;
+                if told -> threshold.key is not null
+                    and (case when lim.win is null then now >= (told -> threshold.key ->> 'from')::timestamptz and now < (told -> threshold.key ->> 'until')::timestamptz else used[nth_limit] + kept > threshold.rearm end) then
+                    continue when lim.win is null or lim.win = interval '0' or now < (told -> threshold.key ->> 'until')::timestamptz
+                        and net >= (told -> threshold.key ->> 'net')::bigint;
+                elsif used[nth_limit] + kept + adds >= threshold.level then
+                    span := case when lim.win is null then coalesce(span, metered._period_at(lim.period, now)) end;
+                    found := found || jsonb_build_object('scope', charge.scope, 'key', threshold.key, 'nth', nth, 'at', now,
+                        'used', used[nth_limit] + charge.amount - charge.held, 'held', held[nth] + charge.held, 'period', span);
+                    silent := silent or lim.telling is not true;
                 else
                     -- A period that ended is remembered: the clock may be set back.
-                    told := case when l.win is null then told else told - h.key end;
+                    told := case when lim.win is null then told else told - threshold.key end;
                     continue;
                 end if;
-                told := told || jsonb_build_object(h.key, case
-                    when l.win is null then jsonb_build_object('from', p[1], 'until', p[2])
-                    when l.win = interval '0' then jsonb_build_object('rearm', h.rearm)
-                    else jsonb_build_object('until', metered._reported_until(tip, l.win, h.rearm - kept - adds, now), 'net', net + adds) end);
+                told := told || jsonb_build_object(threshold.key, case
+                    when lim.win is null then jsonb_build_object('from', span[1], 'until', span[2])
+                    when lim.win = interval '0' then jsonb_build_object('rearm', threshold.rearm)
+                    else jsonb_build_object('until', metered._reported_until(tip, lim.win, threshold.rearm - kept - adds, now), 'net', net + adds) end);
             end loop;
         end loop;
         if told <> coalesce(tip.crossed, '{}') then
-            tip.crossed := metered._kept_reports(told, charges[i].limits, now, tip);
-            tips[i] := tip;
+            tip.crossed := metered._kept_reports(told, charges[nth].limits, now, tip);
+            tips[nth] := tip;
         end if;
     end loop;
     if found <> '{}' then
@@ -7356,16 +7356,16 @@ create function metered._reported_until(tip metered.ledger, win interval, room b
 language plpgsql stable
 as $$
 declare
-    w record;
+    counted record;
 begin
     if room < 0 or tip.at <= now - win then
         return now + win;
     end if;
-    w := metered._spent_since(tip, now - win);
-    if w.used <= room then
+    counted := metered._spent_since(tip, now - win);
+    if counted.used <= room then
         return now + win;
     end if;
-    return metered._leaves_at(tip, w.base_seq, w.base_spent, w.used, win, room);
+    return metered._leaves_at(tip, counted.base_seq, counted.base_spent, counted.used, win, room);
 end
 $$;
 
@@ -7395,19 +7395,19 @@ begin
 end
 $$;
 
--- The thresholds that stay reported when e, a credit or refund not written yet, lowers the use of a lifetime. Holds
+-- The thresholds that stay reported when entry, a credit or refund not written yet, lowers the use of a lifetime. Holds
 -- are due by the clock, which may have been set back since the entry before.
-create function metered._rearmed(e metered.ledger) returns jsonb
+create function metered._rearmed(entry metered.ledger) returns jsonb
 language plpgsql stable
 as $$
 declare
-    clk  timestamptz := least(e.at, metered.clock());
-    used bigint := e.spent - e.refunded - e.credited
-        + case when e.next_due <= clk then metered._minima(e, null, clk) else 0 end
-        + case when e.lots_end is not null then metered._lapsing(e, clk) else 0 end;
-    held bigint := e.held - case when e.next_due <= clk then metered._due_units(e.scope, e.next_due, clk) else 0 end;
+    clk  timestamptz := least(entry.at, metered.clock());
+    used bigint := entry.spent - entry.refunded - entry.credited
+        + case when entry.next_due <= clk then metered._minima(entry, null, clk) else 0 end
+        + case when entry.lots_end is not null then metered._lapsing(entry, clk) else 0 end;
+    held bigint := entry.held - case when entry.next_due <= clk then metered._due_units(entry.scope, entry.next_due, clk) else 0 end;
 begin
-    return metered._armed(e.crossed, used, held);
+    return metered._armed(entry.crossed, used, held);
 end
 $$;
 
@@ -7428,11 +7428,11 @@ create function metered._reported_after_repair(tip metered.ledger, clk timestamp
 language plpgsql stable
 as $$
 declare
-    told jsonb := '{}';
-    x    record;
-    was  jsonb;
+    told     jsonb := '{}';
+    crossing record;
+    was      jsonb;
 begin
-    for x in
+    for crossing in
         select e.key, e.value
         from (select coalesce((
                 select jsonb_object_agg(o.key, o.value)
@@ -7440,13 +7440,13 @@ begin
                 join metered.ledger y on y.scope = tip.scope and y.seq = b.seq, lateral jsonb_each(y.crossed) o
                 where o.value ? 'from'), '{}') || tip.crossed as all_of) a, lateral jsonb_each(a.all_of) e
     loop
-        was := case when x.value ? 'net' then x.value || jsonb_build_object('until', clk) else x.value end;
+        was := case when crossing.value ? 'net' then crossing.value || jsonb_build_object('until', clk) else crossing.value end;
         while (was ->> 'from')::timestamptz > clk loop
-            was := (select y.crossed -> x.key
+            was := (select y.crossed -> crossing.key
                 from metered._base(tip.scope, tip.seq, tip.epoch, (was ->> 'from')::timestamptz - interval '0.000001') b
                 join metered.ledger y on y.scope = tip.scope and y.seq = b.seq);
         end loop;
-        told := told || case when was is not null then jsonb_build_object(x.key, was) else '{}' end;
+        told := told || case when was is not null then jsonb_build_object(crossing.key, was) else '{}' end;
     end loop;
     return nullif(told, '{}');
 end
@@ -7461,32 +7461,32 @@ begin
 end
 $$;
 
--- The thresholds that are crossed without a charge, by ends of lots and by revoked units. e is the scope's last entry, and due ends
+-- The thresholds that are crossed without a charge, by ends of lots and by revoked units. entry is the scope's last entry, and due ends
 -- are not written yet. The caller appends the next entry with crossed, and reports crossings. silent: it did not say that it will.
-create function metered._cross_lowered(e metered.ledger, units bigint, of_limits metered.charge_limit[], clk timestamptz,
+create function metered._cross_lowered(entry metered.ledger, units bigint, of_limits metered.charge_limit[], clk timestamptz,
     out crossed jsonb, out crossings jsonb, out silent boolean)
 language plpgsql stable
 as $$
 declare
     lifetimes metered.charge_limit[] := array(select l::metered.charge_limit from unnest(of_limits) l where l.win = interval '0' and l.thresholds is not null);
-    held bigint := e.held;
-    w    record;
+    held      bigint := entry.held;
+    crossing  record;
 begin
-    crossed := e.crossed;
+    crossed := entry.crossed;
     silent := false;
     if cardinality(lifetimes) > 0 then
-        e.credited := e.credited - metered._lapsing(e, clk);
-        if e.next_due <= clk then
-            held := held - metered._due_units(e.scope, e.next_due, clk);
-            e.spent := e.spent + metered._minima(e, null, clk);
+        entry.credited := entry.credited - metered._lapsing(entry, clk);
+        if entry.next_due <= clk then
+            held := held - metered._due_units(entry.scope, entry.next_due, clk);
+            entry.spent := entry.spent + metered._minima(entry, null, clk);
         end if;
         begin
             -- The units are as those of a charge: without them use may be so low that a lot which has begun arms a level.
-            w := metered._cross_thresholds(array[row(e.scope, null, units, 0, lifetimes, null, null, null, null)::metered.new_charge],
-                array_fill(e.spent - e.refunded - e.credited, array[cardinality(lifetimes)]), array[held], clk, array[e]);
-            crossed := (w.tips[1]).crossed;
-            crossings := w.crossings;
-            silent := w.silent;
+            crossing := metered._cross_thresholds(array[row(entry.scope, null, units, 0, lifetimes, null, null, null, null)::metered.new_charge],
+                array_fill(entry.spent - entry.refunded - entry.credited, array[cardinality(lifetimes)]), array[held], clk, array[entry]);
+            crossed := (crossing.tips[1]).crossed;
+            crossings := crossing.crossings;
+            silent := crossing.silent;
         exception when sqlstate 'MT012' then    -- a lot ends in any case
         end;
     end if;
@@ -7498,13 +7498,13 @@ create function metered._spent_limits(limits metered.charge_limit[]) returns met
 language plpgsql immutable
 as $$
 declare
-    one metered.charge_limit;
-    n   int := 0;
+    one     metered.charge_limit;
+    watched int := 0;
 begin
     foreach one in array coalesce(limits, '{}') loop
-        n := n + (one.tell_at is not null)::int;
+        watched := watched + (one.tell_at is not null)::int;
     end loop;
-    return case when n > 0 then (
+    return case when watched > 0 then (
         select array_agg(row(9223372036854775807, l.win, l.period, t.lowest, t.lines, l.telling)::metered.charge_limit)
         from unnest(limits) l, lateral (
             select string_agg(x, chr(10)) as lines, min(split_part(x, ' ', 1)::bigint) as lowest
@@ -7521,28 +7521,28 @@ create function metered._cross_captured(take metered.new_charge, tip metered.led
 language plpgsql stable
 as $$
 declare
-    untold  metered.charge_limit[] := take.limits;
-    l       metered.charge_limit;
-    counted boolean := tip.at > clk or tip.next_due <= clk or tip.lots_end <= greatest(clk, tip.at);
-    a       record;
-    w       record;
+    untold   metered.charge_limit[] := take.limits;
+    lim      metered.charge_limit;
+    counted  boolean := tip.at > clk or tip.next_due <= clk or tip.lots_end <= greatest(clk, tip.at);
+    verdict  record;
+    crossing record;
 begin
     crossed := tip.crossed;
     silent := false;
     if crossed is not null then
         untold := metered._untold(untold, crossed, tip.spent - tip.refunded, tip.held, tip.credited, clk);
     end if;
-    foreach l in array untold loop
-        counted := coalesce(counted, false) or coalesce(tip.spent - case when l.win = interval '0' then tip.refunded + tip.credited
-            when tip.anchor_at < coalesce(clk - l.win + interval '0.000001', (metered._period_at(l.period, clk))[1]) then tip.anchor_spent
-            else 0 end + take.amount - take.held >= l.tell_at, false);
+    foreach lim in array untold loop
+        counted := coalesce(counted, false) or coalesce(tip.spent - case when lim.win = interval '0' then tip.refunded + tip.credited
+            when tip.anchor_at < coalesce(clk - lim.win + interval '0.000001', (metered._period_at(lim.period, clk))[1]) then tip.anchor_spent
+            else 0 end + take.amount - take.held >= lim.tell_at, false);
     end loop;
     if counted then
-        a := metered._check_now(array[take], array[tip], clk, ahead);
-        w := metered._cross_thresholds(array[take], a.used, a.held, clk, array[tip]);
-        crossed := (w.tips[1]).crossed;
-        crossings := w.crossings;
-        silent := w.silent;
+        verdict := metered._check_now(array[take], array[tip], clk, ahead);
+        crossing := metered._cross_thresholds(array[take], verdict.used, verdict.held, clk, array[tip]);
+        crossed := (crossing.tips[1]).crossed;
+        crossings := crossing.crossings;
+        silent := crossing.silent;
     end if;
 exception when sqlstate 'MT002' or sqlstate 'MT003' or sqlstate 'MT010' or sqlstate 'MT012' then
     crossed := tip.crossed;
@@ -7976,23 +7976,23 @@ language plpgsql stable
 as $$
 declare
     tip     metered.ledger;
-    c       metered.new_charge;
+    charge  metered.new_charge;
     verdict record;
     before  metered.ledger[] := tips;
     asked   metered.new_charge[];   -- charges as they came, if one is for a use
-    i       int := 0;
+    nth     int := 0;
     told    record;
 begin
     foreach tip in array tips loop
         held := held || tip.held - case when tip.next_due <= clk then metered._due_units(tip.scope, tip.next_due, clk) else 0 end;
     end loop;
     tips := metered._without_lapsing(tips, clk);
-    foreach c in array charges loop
-        i := i + 1;
-        if c.note ? 'use' and before[i].lots_end is not null then
+    foreach charge in array charges loop
+        nth := nth + 1;
+        if charge.note ? 'use' and before[nth].lots_end is not null then
             asked := coalesce(asked, charges);
-            charges[i].limits := metered._raised(c.limits, metered._kept_for(before[i], c.note ->> 'use', clk), tips[i].spent - tips[i].refunded - tips[i].credited + held[i]
-                + case when tips[i].next_due <= clk then metered._minima(tips[i], null, clk) else 0 end);
+            charges[nth].limits := metered._raised(charge.limits, metered._kept_for(before[nth], charge.note ->> 'use', clk), tips[nth].spent - tips[nth].refunded - tips[nth].credited + held[nth]
+                + case when tips[nth].next_due <= clk then metered._minima(tips[nth], null, clk) else 0 end);
         end if;
     end loop;
     verdict := metered._check_limits(charges, tips, held, clk, ahead, null, null, null);
@@ -8017,10 +8017,10 @@ set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-    c    metered.new_charge;
-    tips metered.ledger[];
-    clk  timestamptz := metered.clock();
-    a    record;
+    charge  metered.new_charge;
+    tips    metered.ledger[];
+    clk     timestamptz := metered.clock();
+    verdict record;
 begin
     if array_lower(charges, 1) <> 1
         or array_ndims(charges) <> 1
@@ -8029,19 +8029,19 @@ begin
         or pg_column_size(charges) > 1400 and not metered._fits(charges) then
         raise exception 'out of bounds: an argument of check_charge' using errcode = '22023';
     end if;
-    foreach c in array charges loop
-        tips := tips || metered._last_entry(c.scope);
-        if c.must_exist then
-            refused := metered._with_absent(refused, c.scope, metered._absence(c.scope));
+    foreach charge in array charges loop
+        tips := tips || metered._last_entry(charge.scope);
+        if charge.must_exist then
+            refused := metered._with_absent(refused, charge.scope, metered._absence(charge.scope));
         end if;
     end loop;
     if refused is not null then
         return;
     end if;
-    a := metered._check_now(charges, tips, clk, ahead);
-    used := a.used;
-    held := a.held;
-    refused := a.refused;
+    verdict := metered._check_now(charges, tips, clk, ahead);
+    used := verdict.used;
+    held := verdict.held;
+    refused := verdict.refused;
     periods := metered._periods_of(charges, tips, clk);
 end
 $$;
@@ -8059,12 +8059,12 @@ set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-    clk   timestamptz := metered.clock();
-    since timestamptz;
-    tip   metered.ledger;
-    l     record;
-    p     timestamptz[];
-    after timestamptz;  -- since, or null for a lifetime
+    clk     timestamptz := metered.clock();
+    since   timestamptz;
+    tip     metered.ledger;
+    counted record;
+    span    timestamptz[];
+    after   timestamptz;  -- since, or null for a lifetime
 begin
     if array_lower(scopes, 1) <> 1
         or array_ndims(scopes) <> 1
@@ -8083,9 +8083,9 @@ begin
     for i in 1..cardinality(scopes) loop
         tip := metered._last_entry(scopes[i]);
         tip.credited := tip.credited - case when tip.lots_end is not null then metered._lapsing(tip, clk) else 0 end;
-        p := case when windows[i] is null then metered._period_at(periods[i], greatest(clk, tip.at)) end;
-        starts_at := p[1];
-        ends_at := p[2];
+        span := case when windows[i] is null then metered._period_at(periods[i], greatest(clk, tip.at)) end;
+        starts_at := span[1];
+        ends_at := span[2];
         since := coalesce(greatest(clk, tip.at) - windows[i], starts_at - interval '0.000001');
         after := case when windows[i] is distinct from interval '0' then since end;
         charges := tip.seq - coalesce(int8smaller(tip.others, tip.seq), 0);
@@ -8095,16 +8095,16 @@ begin
             used := 0;
             charges := 0;
         else
-            l := metered._spent_since(tip, since);
-            used := l.used;
-            charges := charges - metered._charges_upto(tip.scope, l.base_seq);
+            counted := metered._spent_since(tip, since);
+            used := counted.used;
+            charges := charges - metered._charges_upto(tip.scope, counted.base_seq);
         end if;
         held := tip.held;
         spent := tip.spent;
         if tip.tallied then
-            l := metered._tallied_units(tip, after);
-            used := used + l.units;
-            charges := charges + l.charges;
+            counted := metered._tallied_units(tip, after);
+            used := used + counted.units;
+            charges := charges + counted.charges;
             spent := spent + (metered._tallied_units(tip, null)).units;
         end if;
         if tip.next_due <= clk then
@@ -8118,11 +8118,11 @@ begin
         seq := tip.seq;
         leased := 0;
         if held > 0 and with_leases then    -- spends of leases count, before they are in the chain
-            l := metered._leased(scopes[i]);
-            leased := l.unspent;
-            held := held - l.unspent - l.spent;
-            used := used + l.spent;
-            spent := spent + l.spent;
+            counted := metered._leased(scopes[i]);
+            leased := counted.unspent;
+            held := held - counted.unspent - counted.spent;
+            used := used + counted.spent;
+            spent := spent + counted.spent;
             charges := charges + (metered._unsettled_spends(scopes[i], array['-infinity'::timestamptz], true))[1];
         end if;
         due_us := case when held > 0 then
@@ -8169,21 +8169,21 @@ create function metered._beyond_limits(charges metered.new_charge[], refused jso
 language plpgsql immutable
 as $$
 declare
-    c    metered.new_charge;
-    l    metered.charge_limit;
-    d    jsonb;
-    n    int := 0;
-    most numeric;
-    all_of bigint[];
+    charge    metered.new_charge;
+    lim       metered.charge_limit;
+    refusal   jsonb;
+    nth_limit int := 0;
+    most      numeric;
+    all_of    bigint[];
 begin
-    foreach c in array charges loop
+    foreach charge in array charges loop
         most := 0;
-        foreach l in array c.limits loop
-            d := jsonb_path_query_first(refused, '$[*] ? (@.limit == $n)', jsonb_build_object('n', n));
-            most := greatest(most, c.amount - l.max + (d ->> 'used')::numeric + (d ->> 'held')::bigint + (d ->> 'own')::bigint + (d ->> 'leased')::bigint);
-            n := n + 1;
+        foreach lim in array charge.limits loop
+            refusal := jsonb_path_query_first(refused, '$[*] ? (@.limit == $n)', jsonb_build_object('n', nth_limit));
+            most := greatest(most, charge.amount - lim.max + (refusal ->> 'used')::numeric + (refusal ->> 'held')::bigint + (refusal ->> 'own')::bigint + (refusal ->> 'leased')::bigint);
+            nth_limit := nth_limit + 1;
         end loop;
-        all_of := all_of || least(most, c.amount)::bigint;
+        all_of := all_of || least(most, charge.amount)::bigint;
     end loop;
     return all_of;
 end
@@ -8197,7 +8197,7 @@ create function metered._write_up_to(inout charges metered.new_charge[], fewest 
 language plpgsql volatile
 as $$
 declare
-    c       metered.new_charge;
+    charge  metered.new_charge;
     units   bigint;
     less    bigint;
     holding boolean := false;
@@ -8206,9 +8206,9 @@ begin
     if posted.refused is null or mode = 'answer' and not posted.refused -> 0 ? 'limit' then
         return;
     end if;
-    foreach c in array charges loop
-        holding := holding or c.held > 0;
-        units := case when c.held > 0 then c.held else coalesce(units, c.amount) end;
+    foreach charge in array charges loop
+        holding := holding or charge.held > 0;
+        units := case when charge.held > 0 then charge.held else coalesce(units, charge.amount) end;
     end loop;
     less := least(units - fewest, (select max(x) from unnest(metered._beyond_limits(charges, posted.refused)) x));
     for i in 1..cardinality(charges) loop
@@ -8251,11 +8251,11 @@ set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-    mode text := case when origin.operation is null then 'answer' else 'raise' end;
-    c    metered.new_charge;
-    w    record;
-    p    metered.charged;
-    paid json[];
+    mode    text := case when origin.operation is null then 'answer' else 'raise' end;
+    charge  metered.new_charge;
+    written record;
+    posted  metered.charged;
+    paid    json[];
 begin
     if array_lower(charges, 1) <> 1
         or array_ndims(charges) <> 1
@@ -8271,26 +8271,26 @@ begin
     if up_to is null then
         perform metered._require(false, 'up_to');
     end if;
-    foreach c in array charges loop
-        if (c.held = 0 and c.lease is null and c.amount = case when up_to then charges[1].amount else c.amount end) is not true then
+    foreach charge in array charges loop
+        if (charge.held = 0 and charge.lease is null and charge.amount = case when up_to then charges[1].amount else charge.amount end) is not true then
             perform metered._require(false, 'amounts');
         end if;
     end loop;
     if up_to then
-        w := metered._write_up_to(charges, 1, ahead, wait_ms, origin, mode, null, standing);
-        p := w.posted;
-        charges := w.charges;
+        written := metered._write_up_to(charges, 1, ahead, wait_ms, origin, mode, null, standing);
+        posted := written.posted;
+        charges := written.charges;
         amount := charges[1].amount;
     else
-        p := metered._write_charges(charges, ahead, wait_ms, origin, mode, null, standing);
+        posted := metered._write_charges(charges, ahead, wait_ms, origin, mode, null, standing);
     end if;
-    seqs := p.seqs;
-    ats := p.ats;
-    used := p.used;
-    held := p.held;
-    refused := p.refused;
-    periods := p.periods;
-    crossed := p.crossed;
+    seqs := posted.seqs;
+    ats := posted.ats;
+    used := posted.used;
+    held := posted.held;
+    refused := posted.refused;
+    periods := posted.periods;
+    crossed := posted.crossed;
     if refused is not null then
         return;
     end if;
@@ -8311,17 +8311,17 @@ create function metered._as_far_as_admitted(charges metered.new_charge[], refuse
 language plpgsql immutable
 as $$
 declare
-    c    metered.new_charge;
-    less bigint[] := metered._beyond_limits(charges, refused);
-    most bigint := case when evenly then (select max(x) from unnest(less) x) end;
-    i    int := 0;
-    fit  metered.new_charge[];
+    charge metered.new_charge;
+    less   bigint[] := metered._beyond_limits(charges, refused);
+    most   bigint := case when evenly then (select max(x) from unnest(less) x) end;
+    nth    int := 0;
+    fit    metered.new_charge[];
 begin
-    foreach c in array charges loop
-        i := i + 1;
-        c.amount := c.amount - coalesce(most, less[i]);
-        if c.amount > 0 then
-            fit := fit || c;
+    foreach charge in array charges loop
+        nth := nth + 1;
+        charge.amount := charge.amount - coalesce(most, less[nth]);
+        if charge.amount > 0 then
+            fit := fit || charge;
         end if;
     end loop;
     return fit;
@@ -8345,16 +8345,16 @@ set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-    tip  metered.ledger := metered._last_entry(of_scope);
-    clk  timestamptz := metered.clock();
-    open bigint[];
-    due  bigint[];
-    apart bigint[];     -- units of tallies before each time
-    opens bigint[];     -- how many they are
-    dues  bigint[];
+    tip    metered.ledger := metered._last_entry(of_scope);
+    clk    timestamptz := metered.clock();
+    open   bigint[];
+    due    bigint[];
+    apart  bigint[];     -- units of tallies before each time
+    opens  bigint[];     -- how many they are
+    dues   bigint[];
     aparts bigint[];
     lapsed bigint[];    -- units of a wallet, before each time after tip
-    t    timestamptz;
+    until  timestamptz;
 begin
     if octet_length(of_scope) > 255
         or array_lower(times, 1) <> 1
@@ -8373,10 +8373,10 @@ begin
     aparts := case when apart is not null then metered._tallies_before(tip, times, true) end;
     lapsed := case when tip.lots_end is not null then metered._lapsing_before(tip, times, clk) end;
     for i in 1..cardinality(times) loop
-        t := times[i] - interval '1 microsecond';       -- an entry at an edge is after it
+        until := times[i] - interval '1 microsecond';       -- an entry at an edge is after it
         unsettled := coalesce(open[i], 0);
         unsettled_charges := coalesce(opens[i], 0);
-        if tip.at <= t then
+        if tip.at <= until then
             seq := tip.seq;
             spent := tip.spent + coalesce(due[i], 0) + coalesce(apart[i], 0);
             refunded := tip.refunded;
@@ -8387,8 +8387,8 @@ begin
             continue;
         end if;
         select b.seq, b.spent, b.refunded into seq, spent, refunded
-        from metered._base(of_scope, tip.seq, tip.epoch, t) b;
-        if seq is null and tip.epoch = 0 and (select l.at > t from metered.ledger l where l.scope = of_scope and l.seq = 1) then
+        from metered._base(of_scope, tip.seq, tip.epoch, until) b;
+        if seq is null and tip.epoch = 0 and (select l.at > until from metered.ledger l where l.scope = of_scope and l.seq = 1) then
             seq := 0;       -- before the scope began: a purge leaves entry 1, which says when that was
             spent := 0;
             refunded := 0;
@@ -8473,16 +8473,16 @@ as $$
 declare
     units bigint[] := array_fill(0::bigint, array[cardinality(times)]);
     total bigint := 0;
-    r     record;
+    line  record;
 begin
-    for r in
+    for line in
         select width_bucket(greatest(l.due, tip.at), times) as nth, sum(case when counting then 1 else l.at_least - l.captured end)::bigint as amount
         from metered.hold_lines l
         where l.scope = tip.scope and l.open > 0 and l.at_least > 0 and l.at_least > l.captured and l.due >= tip.next_due and l.due <= clk
         group by 1 order by 1
     loop
-        if r.nth < cardinality(times) then
-            units[r.nth + 1] := r.amount;
+        if line.nth < cardinality(times) then
+            units[line.nth + 1] := line.amount;
         end if;
     end loop;
     for i in 1..cardinality(times) loop
@@ -8499,9 +8499,9 @@ language plpgsql stable
 as $$
 declare
     units bigint[] := array_fill(0::bigint, array[cardinality(times)]);
-    r     record;
+    spend record;
 begin
-    for r in
+    for spend in
         select width_bucket(x.at, times) as nth, sum(case when counting then 1 else x.amount end)::bigint as amount
         -- In order, or the planner may take the index of the history, and read all that was ever settled.
         from (select y.no from metered.leases y
@@ -8509,7 +8509,7 @@ begin
              lateral (select s.at, s.amount from metered.lease_spends s where s.lease = l.no and s.at >= times[1] offset 0) x
         group by 1
     loop
-        units[r.nth] := r.amount;
+        units[spend.nth] := spend.amount;
     end loop;
     return units;
 end
@@ -8637,14 +8637,14 @@ set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-    l      metered.charge_limit;
+    lim    metered.charge_limit;
     tip    metered.ledger;
     looked record;
     posted metered.charged;
     wanted bigint := charge.amount;
     room   bigint;
     ends   timestamptz;
-    i      int := 0;
+    nth    int := 0;
 begin
     if greatest(octet_length(charge.scope), octet_length(terms.mode), octet_length(terms.owner), octet_length(terms.child)) > 255
         or array_lower(charge.limits, 1) <> 1
@@ -8670,10 +8670,10 @@ begin
         tip := metered._last_entry(charge.scope);
         charge.amount := terms.least;
         looked := metered._check_now(array[charge], array[tip], metered.clock(), ahead);
-        foreach l in array charge.limits loop
-            i := i + 1;
+        foreach lim in array charge.limits loop
+            nth := nth + 1;
             -- After large credits the units left may be beyond 64 bits. A lease has at most 2^53 units.
-            room := least(room, greatest(-1, least(9007199254740992, l.max::numeric - looked.used[i] - looked.held[1])))::bigint;
+            room := least(room, greatest(-1, least(9007199254740992, lim.max::numeric - looked.used[nth] - looked.held[1])))::bigint;
         end loop;
         used := looked.used;
         held := looked.held[1];
@@ -8787,12 +8787,12 @@ set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-    c      metered.new_charge;
-    chain  metered.new_charge[] := '{}';    -- charges of the ledger
-    spent  metered.new_charge[] := '{}';    -- from leases, by this call
-    posted metered.charged;
-    answer metered.charged;
-    n      int := 0;    -- in chain
+    charge      metered.new_charge;
+    chain       metered.new_charge[] := '{}';    -- charges of the ledger
+    spent       metered.new_charge[] := '{}';    -- from leases, by this call
+    posted      metered.charged;
+    answer      metered.charged;
+    nth_chained int := 0;    -- in chain
 begin
     if array_lower(charges, 1) <> 1
         or array_ndims(charges) <> 1
@@ -8808,18 +8808,18 @@ begin
     if (cardinality(charges) between 1 and 64 and mode in ('answer', 'raise')) is not true then
         perform metered._require(false, 'charges');
     end if;
-    foreach c in array charges loop
-        if c.lease is null then
-            chain := chain || c;
-        elsif (c.amount between 1 and 9007199254740992 and coalesce(pg_column_size(c.note), 0) <= 8192 and pg_column_compression(c.note) is null) is not true then
+    foreach charge in array charges loop
+        if charge.lease is null then
+            chain := chain || charge;
+        elsif (charge.amount between 1 and 9007199254740992 and coalesce(pg_column_size(charge.note), 0) <= 8192 and pg_column_compression(charge.note) is null) is not true then
             perform metered._no_amount();
         else
-            answer.at := metered._spend_range(c.lease, c.key, c.lease_offset, c.amount, c.scope, row(origin.tenant, origin.operation, c.note));
+            answer.at := metered._spend_range(charge.lease, charge.key, charge.lease_offset, charge.amount, charge.scope, row(origin.tenant, origin.operation, charge.note));
             if answer.at is null then
-                answer.refused := jsonb_build_array(jsonb_build_object('lease', c.lease));
+                answer.refused := jsonb_build_array(jsonb_build_object('lease', charge.lease));
                 exit;
             end if;
-            spent := spent || c;
+            spent := spent || charge;
         end if;
     end loop;
     if answer.refused is null and chain <> '{}' then
@@ -8839,10 +8839,10 @@ begin
     end if;
     for i in 1..cardinality(charges) loop
         if charges[i].lease is null then
-            n := n + 1;
-            answer.seqs[i] := posted.seqs[n];
-            answer.ats[i] := posted.ats[n];
-            answer.held[i] := coalesce(posted.held[n], 0);
+            nth_chained := nth_chained + 1;
+            answer.seqs[i] := posted.seqs[nth_chained];
+            answer.ats[i] := posted.ats[nth_chained];
+            answer.held[i] := coalesce(posted.held[nth_chained], 0);
         else
             answer.seqs[i] := 0;
             answer.ats[i] := answer.at;
@@ -8872,10 +8872,10 @@ set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-    l    metered.leases;
-    last timestamptz;
-    made bigint := 1;       -- charges: units that were spent in memory are one
-    c    record;
+    lease  metered.leases;
+    last   timestamptz;
+    made   bigint := 1;       -- charges: units that were spent in memory are one
+    closed record;
 begin
     if octet_length(of_owner) > 255
         or wait_ms > 3600000
@@ -8887,24 +8887,24 @@ begin
         raise exception 'out of bounds: an argument of settle_lease' using errcode = '22023';
     end if;
     perform metered._require(octet_length(of_owner) between 1 and 255 and coalesce(told >= 0, true), 'settle');
-    l := metered._lease_to_settle(of_no, wait_ms);
-    granted := l.granted;
+    lease := metered._lease_to_settle(of_no, wait_ms);
+    granted := lease.granted;
     status := case
-        when l.no is null or l.mode not in ('s', 'm') then 'unknown'
-        when l.settled_at is not null then 'closed'
-        when l.owner <> of_owner and l.ends_at > metered.clock() then 'early' end;
+        when lease.no is null or lease.mode not in ('s', 'm') then 'unknown'
+        when lease.settled_at is not null then 'closed'
+        when lease.owner <> of_owner and lease.ends_at > metered.clock() then 'early' end;
     if status is not null then
-        spent := l.spent;
+        spent := lease.spent;
         return;
     end if;
-    if l.mode = 's' then
+    if lease.mode = 's' then
         select coalesce(sum(s.amount), 0), max(s.at), count(*) into spent, last, made from metered.lease_spends s where s.lease = of_no;
     else
-        spent := case when l.owner = of_owner and told <= l.granted then told else l.granted end;
+        spent := case when lease.owner = of_owner and told <= lease.granted then told else lease.granted end;
     end if;
-    c := metered._close_lease(l, spent, of_owner, wait_ms, last, metered._spent_limits(limits), ahead, made);
-    status := case when c.silent then 'crossing' else 'settled' end;
-    crossed := c.crossed;
+    closed := metered._close_lease(lease, spent, of_owner, wait_ms, last, metered._spent_limits(limits), ahead, made);
+    status := case when closed.silent then 'crossing' else 'settled' end;
+    crossed := closed.crossed;
 end
 $$;
 
@@ -8913,17 +8913,17 @@ create function metered._lease_to_settle(of_no bigint, wait_ms int) returns mete
 language plpgsql volatile
 as $$
 declare
-    l      metered.leases;
-    before text;
+    of_lease metered.leases;
+    before   text;
 begin
     if metered._one_snapshot() then
         raise exception 'a lease is settled at READ COMMITTED' using errcode = '25001';
     end if;
     perform metered._lock_keys(array[metered._lease_key(of_no)], wait_ms);
     before := metered._bound_lock_wait(wait_ms);
-    select * into l from metered.leases y where y.no = of_no for update;
+    select * into of_lease from metered.leases y where y.no = of_no for update;
     before := metered._unbound_lock_wait(before);
-    return l;
+    return of_lease;
 end
 $$;
 
@@ -8931,58 +8931,58 @@ $$;
 -- granted ones, which nobody can spend, would be charged. The end is dated no earlier than last, the last spend, since the
 -- clock may have been set back. limits are _spent_limits. silent: nothing was written, since it crosses a threshold
 -- and the caller is not telling. The spent units count as so many charges.
-create function metered._close_lease(l metered.leases, units bigint, by_whom text, wait_ms int, last timestamptz,
+create function metered._close_lease(lease metered.leases, units bigint, by_whom text, wait_ms int, last timestamptz,
     limits metered.charge_limit[], ahead interval, charges bigint, out crossed jsonb, out silent boolean)
 language plpgsql volatile
 as $$
 declare
-    tip    metered.ledger := metered._next_entry(l.scope, null, wait_ms, row(null, null, jsonb_build_object('actor', by_whom)));
-    before bigint;
-    clk    timestamptz := metered.clock();
-    amount bigint;
-    w      record;
+    tip      metered.ledger := metered._next_entry(lease.scope, null, wait_ms, row(null, null, jsonb_build_object('actor', by_whom)));
+    before   bigint;
+    clk      timestamptz := metered.clock();
+    amount   bigint;
+    crossing record;
 begin
     silent := false;
     tip := metered._after_minima(tip, wait_ms);
     if limits is not null and units > 0 then
-        amount := least(units, l.granted);
-        w := metered._cross_captured(row(l.scope, null, units - amount, -amount, limits, null, null, null, null)::metered.new_charge,
-            metered._last_entry(l.scope), greatest(clk, last), ahead);
-        silent := w.silent;
+        amount := least(units, lease.granted);
+        crossing := metered._cross_captured(row(lease.scope, null, units - amount, -amount, limits, null, null, null, null)::metered.new_charge,
+            metered._last_entry(lease.scope), greatest(clk, last), ahead);
+        silent := crossing.silent;
         if silent then
             return;
         end if;
-        tip.crossed := w.crossed;
-        crossed := metered._crossed_at(w.crossings, array[tip.seq]);
+        tip.crossed := crossing.crossed;
+        crossed := metered._crossed_at(crossing.crossings, array[tip.seq]);
     end if;
     tip.at := greatest(tip.at, last);
-    tip := metered._after_due(tip, greatest(0, units - l.granted), wait_ms);
+    tip := metered._after_due(tip, greatest(0, units - lease.granted), wait_ms);
     before := tip.seq - 1;
-    tip.hold := 'lease/' || l.no;
+    tip.hold := 'lease/' || lease.no;
     foreach tip.kind in array array['u', 'c', 'l']::"char"[] loop
-        amount := case tip.kind when 'u' then least(units, l.granted) when 'c' then units - l.granted else l.granted - units end;
+        amount := case tip.kind when 'u' then least(units, lease.granted) when 'c' then units - lease.granted else lease.granted - units end;
         continue when amount <= 0;
         tip.seq := before + 1;
         tip.amount := amount;
         tip.spent := tip.spent + case when tip.kind in ('u', 'c') then amount else 0 end;
         tip.held := tip.held - case when tip.kind in ('u', 'l') then amount else 0 end;
-        tip.next_due := metered._due_after(l.scope, before, tip.held, tip.next_due, clk);
-        tip.others := nullif(coalesce(metered._others(l.scope, before), 0) + 1 - case tip.kind when 'u' then charges else 0 end, 0);
+        tip.next_due := metered._due_after(lease.scope, before, tip.held, tip.next_due, clk);
+        tip.others := nullif(coalesce(metered._others(lease.scope, before), 0) + 1 - case tip.kind when 'u' then charges else 0 end, 0);
         insert into metered.ledger values (tip.*) on conflict do nothing;
         if not found then
             perform metered._collided();
         end if;
-        perform metered._mark_freed(l.scope);
+        perform metered._mark_freed(lease.scope);
         before := tip.seq;
         continue when tip.lots_end is null;
         case tip.kind
-            when 'u' then perform metered._capture_lots(tip, l.opened_seq, amount);
-            when 'c' then perform metered._use_lots(l.scope, tip.seq, amount, case when not metered._lags(tip) then metered._balance(tip) + amount end, 't', null);
-            else perform metered._free_lots(tip, array[l.opened_seq]);
+            when 'u' then perform metered._capture_lots(tip, lease.opened_seq, amount);
+            when 'c' then perform metered._use_lots(lease.scope, tip.seq, amount, case when not metered._lags(tip) then metered._balance(tip) + amount end, 't', null);
+            else perform metered._free_lots(tip, array[lease.opened_seq]);
         end case;
     end loop;
-    update metered.leases y set settled_at = tip.at, spent = units, settled_by = by_whom, settled_seq = tip.seq where y.no = l.no;
-    perform metered._add_leased(l.scope, -l.granted);
+    update metered.leases y set settled_at = tip.at, spent = units, settled_by = by_whom, settled_seq = tip.seq where y.no = lease.no;
+    perform metered._add_leased(lease.scope, -lease.granted);
 end
 $$;
 
@@ -9029,9 +9029,9 @@ set enable_bitmapscan = off
 set enable_sort = off
 as $$
 declare
-    l    record;
+    of_lease  record;
     left_over bigint := max_rows;
-    n    bigint;
+    purged    bigint;
 begin
     if max_rows > 10000 then
         raise exception 'out of bounds: an argument of purge_leases' using errcode = '22023';
@@ -9039,20 +9039,20 @@ begin
     perform metered._require(max_rows between 1 and 10000, 'max_rows');
     cutoff := least(cutoff, metered.clock());
     deleted := 0;
-    for l in
+    for of_lease in
         select y.no, y.settled_at from metered.leases y
         where y.settled_at is not null and y.settled_at >= coalesce(after, '-infinity') and y.settled_at < cutoff
           and (y.mode <> 'g' or y.home_at is not null and y.ends_at < cutoff)
         order by y.settled_at limit max_rows for update skip locked
     loop
-        delete from metered.lease_spends s where s.lease = l.no and s.at_offset = any (array(
-            select x.at_offset from metered.lease_spends x where x.lease = l.no order by x.at_offset limit left_over));
-        get diagnostics n = row_count;
-        deleted := deleted + n;
-        left_over := left_over - n;
-        last := l.settled_at;
+        delete from metered.lease_spends s where s.lease = of_lease.no and s.at_offset = any (array(
+            select x.at_offset from metered.lease_spends x where x.lease = of_lease.no order by x.at_offset limit left_over));
+        get diagnostics purged = row_count;
+        deleted := deleted + purged;
+        left_over := left_over - purged;
+        last := of_lease.settled_at;
         exit when left_over <= 0;
-        delete from metered.leases y where y.no = l.no;
+        delete from metered.leases y where y.no = of_lease.no;
         deleted := deleted + 1;
         left_over := left_over - 1;
         exit when left_over <= 0;
@@ -9075,13 +9075,13 @@ $$;
 -- units that the child used. Messages between the clusters can come again, and in any order. So a row of mode g stays, and answers each
 -- message with the units used, until the parent's side is known to be settled (home_at) and its time is over.
 
--- Refuses a new entry in a closed scope. e is its last entry, or one that is to follow it.
-create function metered._refuse_closed(e metered.ledger) returns void
+-- Refuses a new entry in a closed scope. entry is its last entry, or one that is to follow it.
+create function metered._refuse_closed(entry metered.ledger) returns void
 language plpgsql stable
 as $$
 begin
-    if e.next_due = '-infinity' then
-        raise exception 'the scope is closed' using errcode = 'MT001', detail = metered._with_absent(null, e.scope, 'closed');
+    if entry.next_due = '-infinity' then
+        raise exception 'the scope is closed' using errcode = 'MT001', detail = metered._with_absent(null, entry.scope, 'closed');
     end if;
 end
 $$;
@@ -9091,29 +9091,29 @@ create function metered._close_scope(of_scope text, note jsonb, wait_ms int) ret
 language plpgsql volatile
 as $$
 declare
-    e metered.ledger := metered._entry_for_write(of_scope);
+    entry metered.ledger := metered._entry_for_write(of_scope);
 begin
-    if e.next_due = '-infinity' then
+    if entry.next_due = '-infinity' then
         return;
     end if;
-    if e.tallied then
-        e := metered._end_tallies(e, wait_ms);
+    if entry.tallied then
+        entry := metered._end_tallies(entry, wait_ms);
     end if;
-    if e.lots_end is not null then
-        e := metered._settle(e, metered.clock(), metered._ends_per_call(), 0, null);
+    if entry.lots_end is not null then
+        entry := metered._settle(entry, metered.clock(), metered._ends_per_call(), 0, null);
     end if;
-    perform metered._clear_freed_of(e);
-    e.seq := e.seq + 1;
-    e.amount := 0;
-    e.at := greatest(metered.clock(), e.at);
-    e.kind := 'z';
-    e.next_due := '-infinity';
-    e.ref := null;
-    e.hold := null;
-    e.operation_tenant := null;
-    e.operation := null;
-    e.note := _close_scope.note;
-    perform metered._append(e);
+    perform metered._clear_freed_of(entry);
+    entry.seq := entry.seq + 1;
+    entry.amount := 0;
+    entry.at := greatest(metered.clock(), entry.at);
+    entry.kind := 'z';
+    entry.next_due := '-infinity';
+    entry.ref := null;
+    entry.hold := null;
+    entry.operation_tenant := null;
+    entry.operation := null;
+    entry.note := _close_scope.note;
+    perform metered._append(entry);
     perform metered._recall_leases(of_scope);
 end
 $$;
@@ -9342,10 +9342,10 @@ create function metered._absence(of_scope text) returns text
 language plpgsql stable
 as $$
 declare
-    r metered.resources;
+    resource metered.resources;
 begin
-    select * into r from metered.resources x where x.scope = of_scope;
-    return case when r.scope is null then 'unknown' when r.retired_at is not null then 'retired' end;
+    select * into resource from metered.resources x where x.scope = of_scope;
+    return case when resource.scope is null then 'unknown' when resource.retired_at is not null then 'retired' end;
 end
 $$;
 
@@ -9354,10 +9354,10 @@ create function metered._resource_for_write(of_scope text, wait_ms int) returns 
 language plpgsql volatile
 as $$
 declare
-    before text := metered._bound_lock_wait(wait_ms);
-    r      metered.resources;
+    before   text := metered._bound_lock_wait(wait_ms);
+    resource metered.resources;
 begin
-    select * into r from metered.resources x where x.scope = of_scope for share;
+    select * into resource from metered.resources x where x.scope = of_scope for share;
     if not found and metered._one_snapshot() then
         begin   -- taken back by the block
             insert into metered.resources (created_at, scope) values (metered.clock(), of_scope) on conflict do nothing;
@@ -9367,7 +9367,7 @@ begin
         end;
     end if;
     before := metered._unbound_lock_wait(before);
-    return r;
+    return resource;
 end
 $$;
 
@@ -9385,26 +9385,26 @@ $$;
 
 -- Checks a charge that seems out of bounds, or whose scope must exist. It returns refused, with the
 -- scope if it does not exist. looking: the scope is not locked.
-create function metered._admit(c metered.new_charge, refused jsonb, looking boolean, wait_ms int) returns jsonb
+create function metered._admit(charge metered.new_charge, refused jsonb, looking boolean, wait_ms int) returns jsonb
 language plpgsql volatile
 as $$
 declare
     absence text;
 begin
-    if (c.amount between 1 and 9007199254740992 and c.held between 0 and c.amount and octet_length(c.scope) between 1 and 255
-        and coalesce(pg_column_size(c.note), 0) <= 8192
-        and (pg_column_compression(c.note) is null or octet_length(c.note::text) <= 8192) and coalesce(cardinality(c.limits), 0) <= 16) is not true then
+    if (charge.amount between 1 and 9007199254740992 and charge.held between 0 and charge.amount and octet_length(charge.scope) between 1 and 255
+        and coalesce(pg_column_size(charge.note), 0) <= 8192
+        and (pg_column_compression(charge.note) is null or octet_length(charge.note::text) <= 8192) and coalesce(cardinality(charge.limits), 0) <= 16) is not true then
         perform metered._no_amount();
     end if;
     -- If the key were another scope's, the charge would not read under the scope's lock.
-    if not metered._key_fits(c.key, c.scope) then
+    if not metered._key_fits(charge.key, charge.scope) then
         perform metered._require(false, 'key');
     end if;
-    absence := metered._absence(c.scope);
+    absence := metered._absence(charge.scope);
     if metered._one_snapshot() and (absence is not null or not looking) then
-        perform metered._resource_for_write(c.scope, wait_ms);
+        perform metered._resource_for_write(charge.scope, wait_ms);
     end if;
-    return metered._with_absent(refused, c.scope, absence);
+    return metered._with_absent(refused, charge.scope, absence);
 end
 $$;
 
@@ -9419,13 +9419,13 @@ set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-    before  text := metered._bound_lock_wait(wait_ms);
-    clk     timestamptz := metered.clock();
-    s       text;
-    r       metered.resources;
-    made    boolean[];
+    before     text := metered._bound_lock_wait(wait_ms);
+    clk        timestamptz := metered.clock();
+    scope_name text;
+    resource   metered.resources;
+    made       boolean[];
     found_rows metered.resources[];
-    refused boolean := false;
+    refused    boolean := false;
 begin
     if array_lower(scopes, 1) <> 1
         or array_ndims(scopes) <> 1
@@ -9438,12 +9438,12 @@ begin
     perform metered._require(cardinality(scopes) between 1 and 1000
         and cardinality(scopes) = (select count(*) from unnest(scopes) u where octet_length(u) between 1 and 255), 'scopes');
     begin
-        for s in select distinct u from unnest(scopes) u order by u loop   -- in order: two creators do not deadlock
-            insert into metered.resources as x (created_at, scope) values (clk, s) on conflict do nothing;
+        for scope_name in select distinct u from unnest(scopes) u order by u loop   -- in order: two creators do not deadlock
+            insert into metered.resources as x (created_at, scope) values (clk, scope_name) on conflict do nothing;
             made := made || found;
-            select * into r from metered.resources x where x.scope = s for share;
-            found_rows := found_rows || r;
-            refused := refused or r.retired_at is not null;
+            select * into resource from metered.resources x where x.scope = scope_name for share;
+            found_rows := found_rows || resource;
+            refused := refused or resource.retired_at is not null;
         end loop;
         if refused then
             raise exception using errcode = 'MT100';
@@ -9470,12 +9470,12 @@ set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-    clk     timestamptz;
-    before  text;
-    r       metered.resources;
-    tip     metered.ledger;
-    fences  bigint[];
-    missing boolean := false;
+    clk      timestamptz;
+    before   text;
+    resource metered.resources;
+    tip      metered.ledger;
+    fences   bigint[];
+    missing  boolean := false;
 begin
     if array_lower(scopes, 1) <> 1
         or array_ndims(scopes) <> 1
@@ -9506,8 +9506,8 @@ begin
         where y.scope = any (scopes) and y.settled_at is null and y.mode in ('s', 'm') and y.ends_at > clk;
     end if;
     for scope in select distinct u from unnest(scopes) u order by u loop
-        r := metered._resource_for_write(scope, wait_ms);
-        if r.scope is null then
+        resource := metered._resource_for_write(scope, wait_ms);
+        if resource.scope is null then
             missing := true;
             return next;
         end if;
@@ -9604,26 +9604,26 @@ create function metered._release_lines(nos bigint[], only_scopes text[], as_kind
 language plpgsql volatile
 as $$
 declare
-    scopes text[];
-    sums   bigint[];
-    firsts timestamptz[];       -- when the first line of each falls due
-    written text[];
-    wallets text[];
-    minima boolean;
-    dues   timestamptz[];
-    marked boolean;
-    tip    metered.ledger;
-    w      record;
+    scopes      text[];
+    sums        bigint[];
+    firsts      timestamptz[];       -- when the first line of each falls due
+    written     text[];
+    wallets     text[];
+    minima      boolean;
+    dues        timestamptz[];
+    marked      boolean;
+    tip         metered.ledger;
+    wallet_line record;
 begin
     if as_kind = 'x' then   -- in wallets, ends are written in the order of their times
-        for w in
+        for wallet_line in
             select l.scope, max(l.due) as due from metered.hold_lines l
             where l.hold = any (nos) and l.open <> 0 and (only_scopes is null or l.scope = any (only_scopes)) group by l.scope order by l.scope
         loop
-            tip := metered._entry_for_write(w.scope);
+            tip := metered._entry_for_write(wallet_line.scope);
             if tip.lots_end is not null then
-                tip := metered._settle(tip, least(w.due, clk), metered._ends_per_call(), 0, null);
-                perform metered._clear_freed(nos, array[w.scope]);      -- freed with a sum
+                tip := metered._settle(tip, least(wallet_line.due, clk), metered._ends_per_call(), 0, null);
+                perform metered._clear_freed(nos, array[wallet_line.scope]);      -- freed with a sum
             end if;
         end loop;
     end if;
@@ -9844,12 +9844,12 @@ set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-    of_no  bigint;
-    keys   bigint[];
-    clk    timestamptz;
-    h      record;
-    origin metered.origin;
-    before text;
+    of_no     bigint;
+    keys      bigint[];
+    clk       timestamptz;
+    this_hold record;
+    origin    metered.origin;
+    before    text;
 begin
     if greatest(octet_length(of_tenant), octet_length(of_id)) > 255
         or wait_ms > 3600000
@@ -9864,19 +9864,19 @@ begin
     end if;
     perform metered._lock_keys(keys, wait_ms);
     before := metered._bound_lock_wait(wait_ms);
-    select y.state, y.due, y.deadline, y.pending into h from metered.holds y where y.no = of_no for no key update;
+    select y.state, y.due, y.deadline, y.pending into this_hold from metered.holds y where y.no = of_no for no key update;
     before := metered._unbound_lock_wait(before);
-    if h.state is null then     -- purged while this waited
+    if this_hold.state is null then     -- purged while this waited
         status := case when issued <= (select z.at from metered.holds_horizon z where z.one) then 'retired' else 'unknown' end;
         return;
     end if;
     clk := metered.clock();
     status := case
-        when h.state = 'c' then 'captured'
-        when h.state = 'r' then 'released'
-        when not h.pending then 'ended'
-        when h.deadline <> of_deadline then 'extended'
-        when h.state = 'h' and h.due > clk then 'due_later' end;
+        when this_hold.state = 'c' then 'captured'
+        when this_hold.state = 'r' then 'released'
+        when not this_hold.pending then 'ended'
+        when this_hold.deadline <> of_deadline then 'extended'
+        when this_hold.state = 'h' and this_hold.due > clk then 'due_later' end;
     if status is null then
         origin := row(null, null, nullif(note, '')::jsonb);
         perform metered._end_rows(array[of_no], clk, origin.note, false);
@@ -9884,9 +9884,9 @@ begin
             where l.hold = of_no and l.open <> 0), of_no, clk, wait_ms);
         perform metered._clear_freed(array[of_no], null);
         perform metered._release_lines(array[of_no], null, 'x', clk, of_id, origin);
-        update metered.holds y set pending = false where y.no = of_no returning y.version into h;
+        update metered.holds y set pending = false where y.no = of_no returning y.version into this_hold;
         if channel is not null then
-            perform metered._announce(channel, of_tenant, of_id, h.version, 'expired');
+            perform metered._announce(channel, of_tenant, of_id, this_hold.version, 'expired');
         end if;
         status := 'expired';
     end if;
@@ -9907,27 +9907,27 @@ set enable_bitmapscan = off
 set enable_sort = off
 as $$
 declare
-    h    record;
-    seen int := 0;
+    this_hold record;
+    seen      int := 0;
 begin
     if greatest(octet_length(of_tenant), octet_length(prefix)) > 255
         or max_rows > 10000 then
         raise exception 'out of bounds: an argument of due_holds' using errcode = '22023';
     end if;
     holds := '{}';
-    for h in
+    for this_hold in
         select y.no, y.due, y.tenant from metered.holds y
         where y.pending and (y.due, y.no) > (after_due, after_no) and y.due < before
         order by y.due, y.no limit 10000
     loop
         seen := seen + 1;
-        if h.tenant = coalesce(of_tenant, h.tenant) and (prefix = '' or exists (
-            select from metered.hold_lines l where l.hold = h.no and starts_with(l.scope, prefix))) then
-            holds := holds || metered.hold_json(h.no, clk);
+        if this_hold.tenant = coalesce(of_tenant, this_hold.tenant) and (prefix = '' or exists (
+            select from metered.hold_lines l where l.hold = this_hold.no and starts_with(l.scope, prefix))) then
+            holds := holds || metered.hold_json(this_hold.no, clk);
         end if;
         if seen = 10000 or cardinality(holds) = max_rows then
-            last_due := h.due;
-            last_no := h.no;
+            last_due := this_hold.due;
+            last_no := this_hold.no;
             return;
         end if;
     end loop;
@@ -10041,7 +10041,7 @@ $$;
 
 -- The minima of a scope's open lines that fall due from since on and before until, without the holds of_nos, and the tallies from since on: units,
 -- and when they leave the window or period of a limit, in the order of these times. They never leave a lifetime. Null if there are none.
-create function metered._minima_leave(tip metered.ledger, l metered.charge_limit, since timestamptz, until timestamptz, clk timestamptz, of_nos bigint[],
+create function metered._minima_leave(tip metered.ledger, lim metered.charge_limit, since timestamptz, until timestamptz, clk timestamptz, of_nos bigint[],
     out units bigint[], out leave timestamptz[])
 language plpgsql stable
 as $$
@@ -10050,8 +10050,8 @@ declare
 begin
     select array_agg(x.units order by x.leaves), array_agg(x.leaves order by x.leaves) into units, leave
     from (select sum(y.at_least - y.captured)::bigint as units, case
-              when l.win > interval '0' then greatest(y.due, tip.at) + l.win
-              when l.win is null then (metered._period_at(l.period, greatest(y.due, tip.at)))[2]
+              when lim.win > interval '0' then greatest(y.due, tip.at) + lim.win
+              when lim.win is null then (metered._period_at(lim.period, greatest(y.due, tip.at)))[2]
               else 'infinity' end as leaves
           from metered.hold_lines y
           where y.scope = tip.scope and y.open > 0 and y.at_least > 0 and y.at_least > y.captured
@@ -10059,12 +10059,12 @@ begin
           group by 2) x
     where x.leaves > greatest(clk, tip.at);
     if tip.tallied then
-        span := case when l.win is null then metered._period_at(l.period, greatest(clk, tip.at)) end;
+        span := case when lim.win is null then metered._period_at(lim.period, greatest(clk, tip.at)) end;
         select array_agg(x.units order by x.leaves), array_agg(x.leaves order by x.leaves) into units, leave
         from (select sum(y.units)::bigint as units, y.leaves
               from (select m.units, m.leaves from unnest(units, leave) m(units, leaves)
                     union all
-                    select t.amount, case when l.win > interval '0' then greatest(t.at, tip.at) + l.win
+                    select t.amount, case when lim.win > interval '0' then greatest(t.at, tip.at) + lim.win
                         else coalesce(span[2], 'infinity') end
                     from metered.tallies t
                     where t.scope = tip.scope and t.at >= since and (greatest(t.at, tip.at) < span[1]) is not true) y
@@ -10076,19 +10076,19 @@ $$;
 
 -- The first time from since on at which at most room units are left in a window, if nothing else changes, or null for never. used are
 -- charged units, counted from the base (_spent_since), which leave by age. units are minima, and leave their times (_minima_leave).
-create function metered._fits_at(tip metered.ledger, l metered.charge_limit, room bigint, used bigint, base metered.counted,
+create function metered._fits_at(tip metered.ledger, lim metered.charge_limit, room bigint, used bigint, base metered.counted,
     since timestamptz, units bigint[], leave timestamptz[]) returns timestamptz
 language plpgsql stable
 as $$
 declare
-    gone   int := coalesce(cardinality(units), 0);  -- minima that have left, when there is room
-    few    int := -1;           -- minima that have left, when there is no room yet
-    stay   bigint := 0;         -- units of minima that stay
-    stays  bigint[] := '{}';    -- by gone + 1
-    half   int;
-    first  timestamptz := 'infinity';
-    free   timestamptz;         -- when the charges have left that are in the way
-    best   timestamptz := 'infinity';
+    gone  int := coalesce(cardinality(units), 0);  -- minima that have left, when there is room
+    few   int := -1;           -- minima that have left, when there is no room yet
+    stay  bigint := 0;         -- units of minima that stay
+    stays bigint[] := '{}';    -- by gone + 1
+    half  int;
+    first timestamptz := 'infinity';
+    free  timestamptz;         -- when the charges have left that are in the way
+    best  timestamptz := 'infinity';
 begin
     for n in reverse gone..0 loop
         stays[n + 1] := stay;
@@ -10104,7 +10104,7 @@ begin
     while gone - few > 1 loop
         half := (gone + few) / 2;
         free := case when used <= room - stays[half + 1] then '-infinity'
-            when l.win > interval '0' then metered._leaves_at(tip, base.base_seq, base.base_spent, used, l.win, room - stays[half + 1])
+            when lim.win > interval '0' then metered._leaves_at(tip, base.base_seq, base.base_spent, used, lim.win, room - stays[half + 1])
             else 'infinity' end;
         first := greatest(since, case when half > 0 then leave[half] end);
         best := least(best, greatest(first, free));
@@ -10285,26 +10285,26 @@ begin
 end
 $$;
 
--- _end_minima for the entry e of _next_entry. In a wallet, _settle ends due holds.
-create function metered._after_minima(e metered.ledger, wait_ms int) returns metered.ledger
+-- _end_minima for the entry entry of _next_entry. In a wallet, _settle ends due holds.
+create function metered._after_minima(entry metered.ledger, wait_ms int) returns metered.ledger
 language plpgsql volatile
 as $$
 declare
     tip metered.ledger;
 begin
-    if e.next_due <= e.at and e.lots_end is null then
-        if metered._end_minima(array[e.scope], null, least(e.at, metered.clock()), wait_ms) then
-            tip := metered._entry_for_write(e.scope);
-            e.seq := tip.seq + 1;
-            e.at := greatest(e.at, tip.at);
-            e.spent := tip.spent;
-            e.held := tip.held;
-            e.next_due := tip.next_due;
-            e.crossed := tip.crossed;
-            e.others := tip.others;
+    if entry.next_due <= entry.at and entry.lots_end is null then
+        if metered._end_minima(array[entry.scope], null, least(entry.at, metered.clock()), wait_ms) then
+            tip := metered._entry_for_write(entry.scope);
+            entry.seq := tip.seq + 1;
+            entry.at := greatest(entry.at, tip.at);
+            entry.spent := tip.spent;
+            entry.held := tip.held;
+            entry.next_due := tip.next_due;
+            entry.crossed := tip.crossed;
+            entry.others := tip.others;
         end if;
     end if;
-    return e;
+    return entry;
 end
 $$;
 
@@ -10762,14 +10762,14 @@ create function metered._sweep_lots(of_scope text, until timestamptz, max_lots i
 language plpgsql volatile
 as $$
 declare
-    tip metered.ledger := metered._entry_for_write(of_scope);
-    e   metered.ledger := tip;
-    w   record;
-    due bigint[];
+    tip      metered.ledger := metered._entry_for_write(of_scope);
+    entry    metered.ledger := tip;
+    crossing record;
+    due      bigint[];
 begin
     ended := 0;
-    w := metered._cross_lowered(tip, 0, limits, greatest(until, tip.at));
-    silent := w.silent;
+    crossing := metered._cross_lowered(tip, 0, limits, greatest(until, tip.at));
+    silent := crossing.silent;
     if silent then
         return;
     end if;
@@ -10782,15 +10782,15 @@ begin
         (select y.no from metered.lot_rows y
          where y.scope = of_scope and y.keeps and y.expires_at <= until
          order by y.expires_at, y.age)) d);
-    e.crossed := w.crossed;
-    e := metered._settle(e, until, max_lots, 0, wait_ms);
+    entry.crossed := crossing.crossed;
+    entry := metered._settle(entry, until, max_lots, 0, wait_ms);
     ended := (select count(*) from metered.lot_rows y
         where y.no = any (due) and not y.open and not y.keeps);
     -- In the order of the moves, which keeps the planner from the index of all moves of each lot.
     touched := due || array(select m.lot from metered.lot_moves m
-        where m.scope = of_scope and m.seq > tip.seq and m.seq <= e.seq order by m.seq, m.nth);
-    if e.seq > tip.seq and w.crossings is not null then
-        crossed := metered._crossed_at(w.crossings, array[e.seq]);
+        where m.scope = of_scope and m.seq > tip.seq and m.seq <= entry.seq order by m.seq, m.nth);
+    if entry.seq > tip.seq and crossing.crossings is not null then
+        crossed := metered._crossed_at(crossing.crossings, array[entry.seq]);
     end if;
 end
 $$;
@@ -11072,17 +11072,17 @@ $$;
 -- A hold as JSON, which is also on the record of a command: without what is empty, null or false. One that is due
 -- has expired, whether that is written down or not. reason is that of its release or return. A ceiling
 -- of infinity is none. Inlined wherever it stands.
-create function metered._hold_as_json(h metered.holds, lines json, clk timestamptz, reason text) returns json
+create function metered._hold_as_json(hold metered.holds, lines json, clk timestamptz, reason text) returns json
 language sql stable
 as $$
-    select concat('{"tenant":', to_json(h.tenant), ',"id":', to_json(h.id), case when h.holder <> '' then ',"holder":' || to_json(h.holder)::text end,
-        ',"state":"', case when h.state = 'h' and h.due <= clk then 'x' else h.state end, '","version":', h.version,
-        ',"placed_at":', to_json(h.placed_at), ',"deadline":', to_json(h.deadline), ',"due":', to_json(h.due),
-        ',"ceiling":' || to_json(nullif(h.ceiling, 'infinity'))::text,
-        ',"ended_at":' || to_json(case when h.state = 'h' and h.due <= clk then h.due else h.ended_at end)::text,
-        ',"now":', to_json(clk), ',"claim":' || to_json(h.claim)::text, ',"entity":' || to_json(h.entity)::text,
-        case when h.returned then ',"returned":true' end, ',"reason":' || to_json(reason)::text,
-        ',"metadata":' || h.metadata::text, ',"lines":' || lines::text, '}')::json
+    select concat('{"tenant":', to_json(hold.tenant), ',"id":', to_json(hold.id), case when hold.holder <> '' then ',"holder":' || to_json(hold.holder)::text end,
+        ',"state":"', case when hold.state = 'h' and hold.due <= clk then 'x' else hold.state end, '","version":', hold.version,
+        ',"placed_at":', to_json(hold.placed_at), ',"deadline":', to_json(hold.deadline), ',"due":', to_json(hold.due),
+        ',"ceiling":' || to_json(nullif(hold.ceiling, 'infinity'))::text,
+        ',"ended_at":' || to_json(case when hold.state = 'h' and hold.due <= clk then hold.due else hold.ended_at end)::text,
+        ',"now":', to_json(clk), ',"claim":' || to_json(hold.claim)::text, ',"entity":' || to_json(hold.entity)::text,
+        case when hold.returned then ',"returned":true' end, ',"reason":' || to_json(reason)::text,
+        ',"metadata":' || hold.metadata::text, ',"lines":' || lines::text, '}')::json
 $$;
 
 -- A line of a hold as JSON. open is 0 if the hold has ended, also where the line has
@@ -11225,10 +11225,10 @@ create function metered._announce(channel text, of_tenant text, of_id text, of_v
 language plpgsql volatile
 as $$
 declare
-    said text := json_build_object('tenant', of_tenant, 'id', of_id, 'version', of_version, 'kind', of_kind);
-    h    record;
-    l    record;
-    cut  boolean;
+    said      text := json_build_object('tenant', of_tenant, 'id', of_id, 'version', of_version, 'kind', of_kind);
+    this_hold record;
+    fitting   record;
+    cut       boolean;
 begin
     if right(channel, 1) = '+' then
         channel := left(channel, -1);
@@ -11237,19 +11237,19 @@ begin
                 'at', e.at, 'claim', y.claim)::text as stands,
             case when e.note is not null then json_strip_nulls(json_build_object('actor', e.note ->> 'actor', 'tenant', e.note ->> 'tenant',
                 'correlation', e.note ->> 'correlation', 'reason', e.note ->> 'reason'))::text end as note
-        into h from metered.holds y left join metered.hold_events e on e.hold = y.no and e.version = of_version
+        into this_hold from metered.holds y left join metered.hold_events e on e.hold = y.no and e.version = of_version
         where y.tenant = of_tenant and y.id = of_id;
-        said := left(said, -1) || ', ' || right(h.stands, -1);
-        cut := coalesce(octet_length(said) + octet_length(h.note) >= 7900, false);
-        if not cut and h.note is not null then
-            said := left(said, -1) || ', "note" : ' || h.note || '}';
+        said := left(said, -1) || ', ' || right(this_hold.stands, -1);
+        cut := coalesce(octet_length(said) + octet_length(this_hold.note) >= 7900, false);
+        if not cut and this_hold.note is not null then
+            said := left(said, -1) || ', "note" : ' || this_hold.note || '}';
         end if;
-        select coalesce(string_agg(x.line, ', ' order by x.scope) filter (where x.bytes < 7900), '') as sent, bool_or(x.bytes >= 7900) as cut into l
+        select coalesce(string_agg(x.line, ', ' order by x.scope) filter (where x.bytes < 7900), '') as sent, bool_or(x.bytes >= 7900) as cut into fitting
         from (select y.scope, j.line, octet_length(said) + sum(octet_length(j.line) + 2) over (order by y.scope) as bytes
               from metered.hold_lines y, lateral (select metered._line_json(y.scope, y.amount, y.captured,
-                  case when h.state = 'h' then y.open else 0 end, y.refunded, y.at_least)::text) j(line)
-              where y.hold = h.no) x;
-        said := left(said, -1) || ', "lines" : [' || l.sent || ']' || case when cut or l.cut then ', "cut" : true}' else '}' end;
+                  case when this_hold.state = 'h' then y.open else 0 end, y.refunded, y.at_least)::text) j(line)
+              where y.hold = this_hold.no) x;
+        said := left(said, -1) || ', "lines" : [' || fitting.sent || ']' || case when cut or fitting.cut then ', "cut" : true}' else '}' end;
     end if;
     perform pg_notify(channel, said);
 end
@@ -11338,20 +11338,20 @@ set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-    c      record;
-    was    record;
-    clk    timestamptz;
-    due_in interval := hold.ttl + hold.grace;
+    posted    record;
+    was       record;
+    clk       timestamptz;
+    due_in    interval := hold.ttl + hold.grace;
     line_keys bigint[] := '{}';
-    lines  jsonb := '[]';
-    claimed boolean := hold.claim is null;
-    new_no bigint;
-    unused text;
-    charge metered.new_charge;
-    n      int;
-    mode   text := case when raising then 'raise' else 'answer' end;
-    fewest bigint;      -- units of each line, of a hold up to so much
-    over   bigint;      -- the claim's last hold, if it is due
+    lines     jsonb := '[]';
+    claimed   boolean := hold.claim is null;
+    new_no    bigint;
+    unused    text;
+    charge    metered.new_charge;
+    minima    int;
+    mode      text := case when raising then 'raise' else 'answer' end;
+    fewest    bigint;      -- units of each line, of a hold up to so much
+    over      bigint;      -- the claim's last hold, if it is due
 begin
     if greatest(octet_length(hold.tenant), octet_length(hold.id), octet_length(hold.holder), octet_length(hold.claim), octet_length(origin.tenant), octet_length(origin.operation)) > 255
         or octet_length(hold.fingerprint) > 33
@@ -11373,10 +11373,10 @@ begin
         or octet_length(channel) > 64 then
         raise exception 'out of bounds: an argument of place' using errcode = '22023';
     end if;
-    n := cardinality(hold.minimum);
-    if n > 0 and (hold.minimum[n]).scope = '' then
-        fewest := (hold.minimum[n]).amount;
-        hold.minimum := nullif(hold.minimum[:n - 1], '{}');
+    minima := cardinality(hold.minimum);
+    if minima > 0 and (hold.minimum[minima]).scope = '' then
+        fewest := (hold.minimum[minima]).amount;
+        hold.minimum := nullif(hold.minimum[:minima - 1], '{}');
         perform metered._require((select min(x.held) = max(x.held) and fewest between 1 and min(x.held) from unnest(charges) x where x.held > 0), 'up to');
     end if;
     foreach charge in array charges loop
@@ -11415,22 +11415,22 @@ begin
         return;
     end if;
     if fewest is null then
-        c := metered._write_charges(charges, ahead, wait_ms, origin, mode, row(hold.id, due_in, null, clk), false);
+        posted := metered._write_charges(charges, ahead, wait_ms, origin, mode, row(hold.id, due_in, null, clk), false);
     else
-        c := metered._write_up_to(charges, fewest, ahead, wait_ms, origin, mode, row(hold.id, due_in, null, clk), false);
-        charges := c.charges;
-        c := c.posted;
+        posted := metered._write_up_to(charges, fewest, ahead, wait_ms, origin, mode, row(hold.id, due_in, null, clk), false);
+        charges := posted.charges;
+        posted := posted.posted;
     end if;
     foreach charge in array charges loop
         if charge.held > 0 then
             lines := lines || jsonb_build_object('scope', charge.scope, 'amount', charge.held, 'open', charge.held);
         end if;
     end loop;
-    seqs := c.seqs;
-    ats := c.ats;
-    refused := c.refused;
-    crossed := c.crossed;
-    placed_at := c.at;
+    seqs := posted.seqs;
+    ats := posted.ats;
+    refused := posted.refused;
+    crossed := posted.crossed;
+    placed_at := posted.at;
     if refused is not null then
         status := 'refused';
         return;
@@ -11651,26 +11651,26 @@ as $$
 declare
     of_tenant text := named.tenant;
     of_holder text := named.holder;
-    ids     text[] := named.ids;
-    h       record;
-    seen    bigint[];
-    waited  boolean;
-    before  text;
+    ids       text[] := named.ids;
+    this_hold record;
+    seen      bigint[];
+    waited    boolean;
+    before    text;
 begin
     -- Nearly always there is one, and nobody is in its way. Then nothing waits, and the order
     -- in which it is all locked does not matter. Otherwise the locks that it got are the
     -- first of its scopes' by key, or all of them and perhaps its row: in order, for what
     -- comes below. The row that is locked is read as it is by then, whatever the snapshot.
     if cardinality(ids) = 1 then
-        select y.no, y.keys, y.state, y.due into h from metered.holds y
+        select y.no, y.keys, y.state, y.due into this_hold from metered.holds y
         where y.tenant = of_tenant and y.id = ids[1]
           and case when of_holder = '' or y.holder = of_holder then metered._try_keys(y.keys) end
         for no key update skip locked;
         if found then
             clk := metered.clock();     -- after the lock
-            if (h.state = needs or needs = '*' and h.state in ('h', 'c')) and (h.state <> 'h' or h.due > clk) then
-                nos := array[h.no];
-                keys := h.keys;
+            if (this_hold.state = needs or needs = '*' and this_hold.state in ('h', 'c')) and (this_hold.state <> 'h' or this_hold.due > clk) then
+                nos := array[this_hold.no];
+                keys := this_hold.keys;
                 return;
             end if;
         end if;
@@ -11678,18 +11678,18 @@ begin
     perform metered._require(array_lower(ids, 1) = 1 and cardinality(ids) <= 100 and cardinality(ids) = (select count(distinct id) from unnest(ids) id), 'ids');
     keys := '{}';
     for i in 1..cardinality(ids) loop
-        select y.no, y.keys, y.holder into h from metered.holds y where y.tenant = of_tenant and y.id = ids[i];
-        if h.no is null or of_holder <> '' and h.holder <> of_holder then
+        select y.no, y.keys, y.holder into this_hold from metered.holds y where y.tenant = of_tenant and y.id = ids[i];
+        if this_hold.no is null or of_holder <> '' and this_hold.holder <> of_holder then
             -- An id that does not exist would be retired with such an id, and so is another tenant's.
             status := case
-                when h.no is null then metered._missing_hold(of_tenant, ids[i], named.issued[i], wait_ms)
+                when this_hold.no is null then metered._missing_hold(of_tenant, ids[i], named.issued[i], wait_ms)
                 when named.issued[i] <= (select z.at from metered.holds_horizon z where z.one) then 'retired'
                 else 'holder' end;
             failed := ids[i];
             return;
         end if;
-        seen := seen || h.no;
-        keys := keys || h.keys;
+        seen := seen || this_hold.no;
+        keys := keys || this_hold.keys;
     end loop;
     select coalesce(array_agg(k.key order by k.key), '{}') into keys from (select distinct unnest(keys)) k(key);
     waited := metered._lock_keys(keys, wait_ms);
@@ -11699,19 +11699,19 @@ begin
     clk := metered.clock();     -- after the lock
     for i in 1..cardinality(ids) loop
         -- One that took the id of one purged while this waited is not locked: it comes too late.
-        select y.no, y.state, y.due into h from metered.holds y
+        select y.no, y.state, y.due into this_hold from metered.holds y
         where y.tenant = of_tenant and y.id = ids[i] and y.no = any (seen);
-        if (h.state = needs or needs = '*' and h.state in ('h', 'c')) and (h.state <> 'h' or h.due > clk) then
-            nos[i] := h.no;
+        if (this_hold.state = needs or needs = '*' and this_hold.state in ('h', 'c')) and (this_hold.state <> 'h' or this_hold.due > clk) then
+            nos[i] := this_hold.no;
             continue;
         end if;
         failed := ids[i];
-        if h.no is null then
+        if this_hold.no is null then
             status := case when named.issued[i] <= (select z.at from metered.holds_horizon z where z.one) then 'retired' else 'unknown' end;
         else
             status := 'state';
-            stands := case when h.state = 'h' and h.due <= clk then 'x' else h.state end;
-            failed_no := h.no;
+            stands := case when this_hold.state = 'h' and this_hold.due <= clk then 'x' else this_hold.state end;
+            failed_no := this_hold.no;
         end if;
         return;
     end loop;
@@ -11746,31 +11746,31 @@ set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-    k       record;
-    own     text;
-    l       record;
-    c       record;
-    u       metered.used_units;
-    w       record;
-    tip     metered.ledger;
-    whole   boolean := used is null or (used[1]).amount is null;
-    take    bigint;
-    covered bigint;
-    spent   metered.charge_limit[];
-    takes   metered.new_charge[];   -- covered units of scopes with such thresholds
-    watched text[];                 -- these
-    scopes  text[];                 -- of used
-    units   bigint[];
-    excess  metered.new_charge[];
-    fitting metered.new_charge[];
-    detail  jsonb;
-    lines   json[];
-    n       int;
-    row_now metered.holds;
-    hold    json;
-    ended   boolean := false;       -- lines that are due before a minimum that is
-    unused  text;
-    marked  boolean;
+    locked   record;
+    own      text;
+    line     record;
+    posted   record;
+    asked    metered.used_units;
+    crossing record;
+    tip      metered.ledger;
+    whole    boolean := used is null or (used[1]).amount is null;
+    take     bigint;
+    covered  bigint;
+    spent    metered.charge_limit[];
+    takes    metered.new_charge[];   -- covered units of scopes with such thresholds
+    watched  text[];                 -- these
+    scopes   text[];                 -- of used
+    units    bigint[];
+    excess   metered.new_charge[];
+    fitting  metered.new_charge[];
+    detail   jsonb;
+    lines    json[];
+    which    int;
+    row_now  metered.holds;
+    hold     json;
+    ended    boolean := false;       -- lines that are due before a minimum that is
+    unused   text;
+    marked   boolean;
 begin
     if greatest(octet_length(named.tenant), octet_length(named.holder), octet_length(terms.policy), octet_length(terms.entity), octet_length(origin.tenant), octet_length(origin.operation)) > 255
         or array_lower(named.ids, 1) <> 1
@@ -11796,59 +11796,59 @@ begin
         or not terms.closing and used is not null) is not true then
         perform metered._require(false, 'terms');
     end if;
-    k := metered._lock_holds(named, 'h', wait_ms);
-    if k.status is not null then
-        refused := metered._refuse_hold(raising, json_build_object('status', k.status, 'id', k.failed, 'state', k.stands,
-            'hold', metered.hold_json(k.failed_no, k.clk)));
+    locked := metered._lock_holds(named, 'h', wait_ms);
+    if locked.status is not null then
+        refused := metered._refuse_hold(raising, json_build_object('status', locked.status, 'id', locked.failed, 'state', locked.stands,
+            'hold', metered.hold_json(locked.failed_no, locked.clk)));
         return;
     end if;
     if used is not null then
-        foreach u in array used loop
-            if (whole and u.amount is null or not whole and u.amount between 0 and 9007199254740992) is not true or u.scope = any (scopes) then
+        foreach asked in array used loop
+            if (whole and asked.amount is null or not whole and asked.amount between 0 and 9007199254740992) is not true or asked.scope = any (scopes) then
                 perform metered._require(false, 'used');
             end if;
-            scopes := scopes || u.scope::text;
-            units := units || u.amount::bigint;
+            scopes := scopes || asked.scope::text;
+            units := units || asked.amount::bigint;
         end loop;
         -- A claim's unit is spent when the claim is confirmed, and only then. If it could be
         -- spent before, and the hold then ended otherwise, nobody could have the key, nor give
         -- it back. Were it not spent, the key would be taken, and nothing given back would end
         -- that.
-        select h.claim into own from metered.holds h where h.no = k.nos[1];
+        select h.claim into own from metered.holds h where h.no = locked.nos[1];
         if own is not null and not whole and terms.closing <> coalesce(units[array_position(scopes, own)] > 0, false) then
             refused := metered._refuse_hold(raising, json_build_object('status', case when terms.closing then 'unconfirmed' else 'claim' end,
                 'id', named.ids[1], 'scope', own));
             return;
         end if;
-        foreach u in array used loop
-            select y.open into l from metered.hold_lines y where y.hold = k.nos[1] and y.scope = u.scope;
-            if l.open is null then
-                refused := metered._refuse_hold(raising, json_build_object('status', 'line', 'id', named.ids[1], 'scope', u.scope));
+        foreach asked in array used loop
+            select y.open into line from metered.hold_lines y where y.hold = locked.nos[1] and y.scope = asked.scope;
+            if line.open is null then
+                refused := metered._refuse_hold(raising, json_build_object('status', 'line', 'id', named.ids[1], 'scope', asked.scope));
                 return;
-            elsif u.amount > l.open and terms.policy = 'refuse' then
+            elsif asked.amount > line.open and terms.policy = 'refuse' then
                 refused := metered._refuse_hold(raising, json_build_object('status', 'excess', 'id', named.ids[1],
-                    'scope', u.scope, 'requested', u.amount, 'open', l.open));
+                    'scope', asked.scope, 'requested', asked.amount, 'open', line.open));
                 return;
-            elsif u.amount > l.open then
-                excess := excess || row(u.scope, null, u.amount - l.open, 0,
-                    u.limits, origin.note, null, null, null)::metered.new_charge;
+            elsif asked.amount > line.open then
+                excess := excess || row(asked.scope, null, asked.amount - line.open, 0,
+                    asked.limits, origin.note, null, null, null)::metered.new_charge;
             end if;
-            covered := least(u.amount, l.open);
-            spent := case when cardinality(u.limits) > 0 and covered > 0 then metered._spent_limits(u.limits) end;
+            covered := least(asked.amount, line.open);
+            spent := case when cardinality(asked.limits) > 0 and covered > 0 then metered._spent_limits(asked.limits) end;
             if spent is not null then
-                tip := metered._last_entry(u.scope);
-                w := metered._cross_captured(row(u.scope, null, coalesce(u.amount, covered) - covered, -covered, spent, null, null, null, null)::metered.new_charge,
-                    tip, k.clk, ahead);
-                if w.silent then
+                tip := metered._last_entry(asked.scope);
+                crossing := metered._cross_captured(row(asked.scope, null, coalesce(asked.amount, covered) - covered, -covered, spent, null, null, null, null)::metered.new_charge,
+                    tip, locked.clk, ahead);
+                if crossing.silent then
                     if raising then
                         perform metered._refuse_unreported();
                     end if;
                     refused := json_build_object('status', 'refused', 'refused', json_build_array(json_build_object('crossing', true)),
-                        'scopes', json_build_array(u.scope), 'units', json_build_array(covered));
+                        'scopes', json_build_array(asked.scope), 'units', json_build_array(covered));
                     return;
-                elsif w.crossed is distinct from tip.crossed then
-                    watched := watched || u.scope;
-                    takes := takes || row(u.scope, null, 0, -covered, spent, null, null, null, null)::metered.new_charge;
+                elsif crossing.crossed is distinct from tip.crossed then
+                    watched := watched || asked.scope;
+                    takes := takes || row(asked.scope, null, 0, -covered, spent, null, null, null, null)::metered.new_charge;
                 end if;
             end if;
         end loop;
@@ -11856,113 +11856,113 @@ begin
     -- The excess first: held units and units spent of them count the same.
     while excess is not null loop
         if terms.policy = 'allow' then
-            c := metered._charge_anyway(excess, ahead, wait_ms, origin, row(named.ids[1], null, k.nos, k.clk));
+            posted := metered._charge_anyway(excess, ahead, wait_ms, origin, row(named.ids[1], null, locked.nos, locked.clk));
         else
-            c := metered._write_charges(excess, ahead, wait_ms, origin, 'answer', row(named.ids[1], null, k.nos, k.clk), false);
+            posted := metered._write_charges(excess, ahead, wait_ms, origin, 'answer', row(named.ids[1], null, locked.nos, locked.clk), false);
         end if;
-        crossed := c.crossed;
-        exit when c.refused is null;
-        if c.refused -> 0 ? 'crossing' and raising then
+        crossed := posted.crossed;
+        exit when posted.refused is null;
+        if posted.refused -> 0 ? 'crossing' and raising then
             perform metered._refuse_unreported();
         end if;
-        fitting := case when terms.policy in ('upto', 'even') and not c.refused -> 0 ? 'crossing'
-            then metered._as_far_as_admitted(excess, c.refused, terms.policy = 'even') else excess end;
+        fitting := case when terms.policy in ('upto', 'even') and not posted.refused -> 0 ? 'crossing'
+            then metered._as_far_as_admitted(excess, posted.refused, terms.policy = 'even') else excess end;
         if fitting = excess then
-            refused := metered._refuse_hold(raising, json_build_object('status', 'refused', 'refused', c.refused,
+            refused := metered._refuse_hold(raising, json_build_object('status', 'refused', 'refused', posted.refused,
                 'scopes', (select json_agg(e.scope) from unnest(excess) e), 'units', (select json_agg(e.amount) from unnest(excess) e)));
             return;
         end if;
         excess := fitting;
     end loop;
     if terms.policy in ('upto', 'even') then
-        for n in 1..cardinality(scopes) loop
-            select y.open into covered from metered.hold_lines y where y.hold = k.nos[1] and y.scope = scopes[n];
-            units[n] := least(units[n], covered + coalesce((select e.amount from unnest(excess) e where e.scope = scopes[n]), 0));
+        for which in 1..cardinality(scopes) loop
+            select y.open into covered from metered.hold_lines y where y.hold = locked.nos[1] and y.scope = scopes[which];
+            units[which] := least(units[which], covered + coalesce((select e.amount from unnest(excess) e where e.scope = scopes[which]), 0));
         end loop;
     end if;
     for i in 1..cardinality(named.ids) loop
         detail := '[]';
         lines := '{}';
-        for l in
+        for line in
             select y.scope, y.amount, y.captured, y.open, y.due, y.opened_seq, y.refunded as given_back, y.at_least, t.seq, t.at, t.spent, t.refunded, t.credited, t.held, t.epoch, t.next_due,
                 t.anchor_at, t.anchor_spent, t.lots_end, t.crossed, t.tallied, t.others
             from metered.hold_lines y left join lateral (
                 select * from metered.ledger e where e.scope = y.scope order by e.seq desc limit 1 for key share) t on true
-            where y.hold = k.nos[i] order by y.scope
+            where y.hold = locked.nos[i] order by y.scope
         loop
-            take := case when whole then l.open else coalesce(units[array_position(scopes, l.scope)], 0) end;
-            covered := least(take, l.open);
-            if covered > 0 or terms.closing and l.open > 0 then
+            take := case when whole then line.open else coalesce(units[array_position(scopes, line.scope)], 0) end;
+            covered := least(take, line.open);
+            if covered > 0 or terms.closing and line.open > 0 then
                 -- The latter was freed before the clock was set back.
-                if l.seq is null or l.open > 0 and (l.due >= l.next_due) is not true then
+                if line.seq is null or line.open > 0 and (line.due >= line.next_due) is not true then
                     perform metered._collided();
                 end if;
-                if l.next_due <= k.clk and l.lots_end is null then
+                if line.next_due <= locked.clk and line.lots_end is null then
                     ended := ended or metered._end_minima(array(select distinct y.scope from metered.hold_lines y
-                        where y.hold = any (k.nos) and y.open <> 0 and (terms.closing or units[array_position(scopes, y.scope)] > 0)), k.nos[1], k.clk, wait_ms) is not null;
-                    tip := metered._entry_for_write(l.scope);
-                elsif l.lots_end <= greatest(k.clk, l.at) or l.lots_end is not null and l.next_due <= k.clk then
-                    tip := metered._settle(metered._entry_for_write(l.scope), k.clk, metered._ends_per_call(), 0, wait_ms);
-                elsif l.tallied then
-                    tip := metered._entry_for_write(l.scope);
+                        where y.hold = any (locked.nos) and y.open <> 0 and (terms.closing or units[array_position(scopes, y.scope)] > 0)), locked.nos[1], locked.clk, wait_ms) is not null;
+                    tip := metered._entry_for_write(line.scope);
+                elsif line.lots_end <= greatest(locked.clk, line.at) or line.lots_end is not null and line.next_due <= locked.clk then
+                    tip := metered._settle(metered._entry_for_write(line.scope), locked.clk, metered._ends_per_call(), 0, wait_ms);
+                elsif line.tallied then
+                    tip := metered._entry_for_write(line.scope);
                 end if;
-                if tip.scope = l.scope and tip.seq >= l.seq then
+                if tip.scope = line.scope and tip.seq >= line.seq then
                     select tip.seq, tip.at, tip.spent, tip.credited, tip.held, tip.next_due, tip.lots_end, tip.others
-                    into l.seq, l.at, l.spent, l.credited, l.held, l.next_due, l.lots_end, l.others;
+                    into line.seq, line.at, line.spent, line.credited, line.held, line.next_due, line.lots_end, line.others;
                 end if;
                 if take > covered then   -- the excess is no charge beside the capture
-                    l.others := coalesce(int8smaller(l.others, l.seq), 0) + 1;
+                    line.others := coalesce(int8smaller(line.others, line.seq), 0) + 1;
                 end if;
                 if covered > 0 then
-                    n := array_position(watched, l.scope);
-                    if n is not null then
-                        w := metered._cross_captured(takes[n], metered._last_entry(l.scope), k.clk, ahead);
-                        if w.silent then
+                    which := array_position(watched, line.scope);
+                    if which is not null then
+                        crossing := metered._cross_captured(takes[which], metered._last_entry(line.scope), locked.clk, ahead);
+                        if crossing.silent then
                             perform metered._collided();     -- the state that was judged first has changed
                         end if;
-                        l.crossed := w.crossed;
-                        crossed := case when w.crossings is null then crossed else coalesce(crossed, '[]') || metered._crossed_at(w.crossings, array[l.seq + 1]) end;
+                        line.crossed := crossing.crossed;
+                        crossed := case when crossing.crossings is null then crossed else coalesce(crossed, '[]') || metered._crossed_at(crossing.crossings, array[line.seq + 1]) end;
                     end if;
                     insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed, tallied, others)
-                    values (l.seq + 1, covered, greatest(k.clk, l.at), l.spent + covered, l.refunded, l.credited, l.held - covered, l.epoch, 'u', l.scope, metered._due_after(l.scope, l.seq, l.held - covered, l.next_due, k.clk), named.ids[i], origin.tenant, origin.operation, origin.note, l.anchor_at, l.anchor_spent, l.lots_end, l.crossed, l.tallied, int8smaller(l.others, l.seq))
+                    values (line.seq + 1, covered, greatest(locked.clk, line.at), line.spent + covered, line.refunded, line.credited, line.held - covered, line.epoch, 'u', line.scope, metered._due_after(line.scope, line.seq, line.held - covered, line.next_due, locked.clk), named.ids[i], origin.tenant, origin.operation, origin.note, line.anchor_at, line.anchor_spent, line.lots_end, line.crossed, line.tallied, int8smaller(line.others, line.seq))
                     on conflict do nothing;
                     if not found then
                         perform metered._collided();
-                    elsif l.lots_end is not null then
-                        perform metered._capture_lots(metered._last_entry(l.scope), l.opened_seq, covered);
+                    elsif line.lots_end is not null then
+                        perform metered._capture_lots(metered._last_entry(line.scope), line.opened_seq, covered);
                     end if;
-                    detail := detail || jsonb_build_object('scope', l.scope, 'amount', covered,
-                        'seq', l.seq + 1, 'at', greatest(k.clk, l.at));
+                    detail := detail || jsonb_build_object('scope', line.scope, 'amount', covered,
+                        'seq', line.seq + 1, 'at', greatest(locked.clk, line.at));
                 end if;
-                if terms.closing and covered < l.open then
+                if terms.closing and covered < line.open then
                     insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed, tallied, others)
-                    values (l.seq + case when covered > 0 then 2 else 1 end, l.open - covered, greatest(k.clk, l.at), l.spent + covered, l.refunded, l.credited, l.held - l.open, l.epoch, 'l', l.scope, metered._due_after(l.scope, l.seq, l.held - l.open, l.next_due, k.clk), named.ids[i], origin.tenant, origin.operation, origin.note, l.anchor_at, l.anchor_spent, l.lots_end, l.crossed, l.tallied, coalesce(int8smaller(l.others, l.seq), 0) + 1)
+                    values (line.seq + case when covered > 0 then 2 else 1 end, line.open - covered, greatest(locked.clk, line.at), line.spent + covered, line.refunded, line.credited, line.held - line.open, line.epoch, 'l', line.scope, metered._due_after(line.scope, line.seq, line.held - line.open, line.next_due, locked.clk), named.ids[i], origin.tenant, origin.operation, origin.note, line.anchor_at, line.anchor_spent, line.lots_end, line.crossed, line.tallied, coalesce(int8smaller(line.others, line.seq), 0) + 1)
                     on conflict do nothing;
                     if not found then
                         perform metered._collided();
-                    elsif l.lots_end is not null then
-                        perform metered._free_lots(metered._entry_for_write(l.scope), array[l.opened_seq]);
+                    elsif line.lots_end is not null then
+                        perform metered._free_lots(metered._entry_for_write(line.scope), array[line.opened_seq]);
                     end if;
                 end if;
-                marked := metered._mark_freed(l.scope);
+                marked := metered._mark_freed(line.scope);
             end if;
             if take > covered then
-                n := (select x.n from unnest(excess) with ordinality x(scope, key, amount, held, limits, note, must_exist, lease, lease_offset, n) where x.scope = l.scope);
-                detail := detail || jsonb_build_object('scope', l.scope, 'amount', take - covered, 'seq', c.seqs[n], 'at', c.ats[n], 'excess', true);
+                which := (select x.n from unnest(excess) with ordinality x(scope, key, amount, held, limits, note, must_exist, lease, lease_offset, n) where x.scope = line.scope);
+                detail := detail || jsonb_build_object('scope', line.scope, 'amount', take - covered, 'seq', posted.seqs[which], 'at', posted.ats[which], 'excess', true);
             end if;
-            lines := lines || metered._line_json(l.scope, l.amount, l.captured + take, case when terms.closing then 0 else l.open - covered end, l.given_back, l.at_least);
-            if take > 0 or terms.closing and l.open > 0 then
+            lines := lines || metered._line_json(line.scope, line.amount, line.captured + take, case when terms.closing then 0 else line.open - covered end, line.given_back, line.at_least);
+            if take > 0 or terms.closing and line.open > 0 then
                 update metered.hold_lines y set captured = y.captured + take, open = case when terms.closing then 0 else y.open - covered end
-                where y.hold = k.nos[i] and y.scope = l.scope;
+                where y.hold = locked.nos[i] and y.scope = line.scope;
             end if;
         end loop;
         update metered.holds y set version = y.version + 1, entity = coalesce(terms.entity, y.entity),
-            state = case when terms.closing then 'c' else 'h' end::"char", ended_at = case when terms.closing then k.clk end, pending = not terms.closing
-        where y.no = k.nos[i] returning y.* into row_now;
-        hold := metered._hold_as_json(row_now, array_to_json(lines), k.clk, null);
+            state = case when terms.closing then 'c' else 'h' end::"char", ended_at = case when terms.closing then locked.clk end, pending = not terms.closing
+        where y.no = locked.nos[i] returning y.* into row_now;
+        hold := metered._hold_as_json(row_now, array_to_json(lines), locked.clk, null);
         holds[i] := hold;
         insert into metered.hold_events (hold, at, version, kind, entity, detail, note, operation_tenant, operation)
-        values (k.nos[i], k.clk, row_now.version, case when terms.closing then 'c' else 'p' end, terms.entity, detail,
+        values (locked.nos[i], locked.clk, row_now.version, case when terms.closing then 'c' else 'p' end, terms.entity, detail,
             origin.note, origin.tenant, origin.operation);
         if channel is not null then
             perform metered._announce(channel, named.tenant, named.ids[i], row_now.version, case when terms.closing then 'captured' else 'captured_part' end);
@@ -11982,10 +11982,10 @@ set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-    k      record;
+    locked  record;
     row_now metered.holds;
-    hold   json;
-    unused text;
+    hold    json;
+    unused  text;
 begin
     if greatest(octet_length(named.tenant), octet_length(named.holder), octet_length(origin.tenant), octet_length(origin.operation)) > 255
         or array_lower(named.ids, 1) <> 1
@@ -12002,22 +12002,22 @@ begin
         or octet_length(channel) > 64 then
         raise exception 'out of bounds: an argument of release_holds' using errcode = '22023';
     end if;
-    k := metered._lock_holds(named, 'h', wait_ms);
-    if k.status is not null then
-        refused := metered._refuse_hold(raising, json_build_object('status', k.status, 'id', k.failed, 'state', k.stands,
-            'hold', metered.hold_json(k.failed_no, k.clk)));
+    locked := metered._lock_holds(named, 'h', wait_ms);
+    if locked.status is not null then
+        refused := metered._refuse_hold(raising, json_build_object('status', locked.status, 'id', locked.failed, 'state', locked.stands,
+            'hold', metered.hold_json(locked.failed_no, locked.clk)));
         return;
     end if;
-    perform metered._release_lines(k.nos, null, 'l', k.clk, case when cardinality(named.ids) = 1 then named.ids[1] end, origin);
+    perform metered._release_lines(locked.nos, null, 'l', locked.clk, case when cardinality(named.ids) = 1 then named.ids[1] end, origin);
     for i in 1..cardinality(named.ids) loop
-        update metered.holds y set version = y.version + 1, state = 'r', ended_at = k.clk, pending = false
-        where y.no = k.nos[i] returning y.* into row_now;
+        update metered.holds y set version = y.version + 1, state = 'r', ended_at = locked.clk, pending = false
+        where y.no = locked.nos[i] returning y.* into row_now;
         select json_agg(metered._line_json(l.scope, l.amount, l.captured, 0, l.refunded, l.at_least) order by l.scope) into hold
-        from metered.hold_lines l where l.hold = k.nos[i];
-        hold := metered._hold_as_json(row_now, hold, k.clk, origin.note ->> 'reason');
+        from metered.hold_lines l where l.hold = locked.nos[i];
+        hold := metered._hold_as_json(row_now, hold, locked.clk, origin.note ->> 'reason');
         holds[i] := hold;
         insert into metered.hold_events (hold, at, version, kind, note, operation_tenant, operation)
-        values (k.nos[i], k.clk, row_now.version, 'r', origin.note, origin.tenant, origin.operation);
+        values (locked.nos[i], locked.clk, row_now.version, 'r', origin.note, origin.tenant, origin.operation);
         if channel is not null then
             perform metered._announce(channel, named.tenant, named.ids[i], row_now.version, 'released');
         end if;
@@ -12037,13 +12037,13 @@ set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-    k      record;
-    h      record;
+    locked    record;
+    this_hold record;
     deadlines timestamptz[];    -- the new ones
-    dues   timestamptz[];
-    ends   timestamptz;         -- of one: Citus 13 crashes over an element of an array in a SET
-    due_at timestamptz;
-    unused text;
+    dues      timestamptz[];
+    ends      timestamptz;         -- of one: Citus 13 crashes over an element of an array in a SET
+    due_at    timestamptz;
+    unused    text;
 begin
     if greatest(octet_length(named.tenant), octet_length(named.holder), octet_length(origin.tenant), octet_length(origin.operation)) > 255
         or array_lower(named.ids, 1) <> 1
@@ -12063,44 +12063,44 @@ begin
     if (by > interval '0' and by <= interval '3660 days') is not true then
         perform metered._require(false, 'by');
     end if;
-    k := metered._lock_holds(named, 'h', wait_ms);
-    if k.status is not null then
-        refused := metered._refuse_hold(raising, json_build_object('status', k.status, 'id', k.failed, 'state', k.stands,
-            'hold', metered.hold_json(k.failed_no, k.clk)));
+    locked := metered._lock_holds(named, 'h', wait_ms);
+    if locked.status is not null then
+        refused := metered._refuse_hold(raising, json_build_object('status', locked.status, 'id', locked.failed, 'state', locked.stands,
+            'hold', metered.hold_json(locked.failed_no, locked.clk)));
         return;
     end if;
     for i in 1..cardinality(named.ids) loop
-        select y.deadline, y.due, least(y.ceiling, '9980-01-01 00:00:00+00') as ceiling into h from metered.holds y where y.no = k.nos[i];
-        if h.deadline <= k.clk then     -- in its grace, which is for captures
+        select y.deadline, y.due, least(y.ceiling, '9980-01-01 00:00:00+00') as ceiling into this_hold from metered.holds y where y.no = locked.nos[i];
+        if this_hold.deadline <= locked.clk then     -- in its grace, which is for captures
             refused := metered._refuse_hold(raising, json_build_object('status', 'state', 'id', named.ids[i], 'state', 'x',
-                'hold', metered.hold_json(k.nos[i], k.clk)));
-        elsif h.deadline + by <= h.deadline or h.due + by < h.deadline + by then    -- a month can be shorter than 30 days
+                'hold', metered.hold_json(locked.nos[i], locked.clk)));
+        elsif this_hold.deadline + by <= this_hold.deadline or this_hold.due + by < this_hold.deadline + by then    -- a month can be shorter than 30 days
             perform metered._require(false, 'by');
-        elsif h.deadline + by > h.ceiling then
+        elsif this_hold.deadline + by > this_hold.ceiling then
             refused := metered._refuse_hold(raising, json_build_object('status', 'ceiling', 'id', named.ids[i],
-                'left_us', (extract(epoch from h.ceiling - h.deadline) * 1000000)::bigint));
+                'left_us', (extract(epoch from this_hold.ceiling - this_hold.deadline) * 1000000)::bigint));
         end if;
         if refused is not null then
             return;
         end if;
-        deadlines[i] := h.deadline + by;
-        dues[i] := h.due + by;
+        deadlines[i] := this_hold.deadline + by;
+        dues[i] := this_hold.due + by;
     end loop;
     perform metered._collided() from metered.hold_lines l   -- freed before the clock was set back
-    where l.hold = any (k.nos) and l.open <> 0 and (l.due >= (
+    where l.hold = any (locked.nos) and l.open <> 0 and (l.due >= (
         select t.next_due from metered.ledger t where t.scope = l.scope order by t.seq desc limit 1)) is not true;
     for i in 1..cardinality(named.ids) loop
         ends := deadlines[i];
         due_at := dues[i];
         update metered.holds y set version = y.version + 1, deadline = ends, due = due_at
-        where y.no = k.nos[i] returning y.version, y.deadline, y.due into h;
-        update metered.hold_lines l set due = h.due where l.hold = k.nos[i];
+        where y.no = locked.nos[i] returning y.version, y.deadline, y.due into this_hold;
+        update metered.hold_lines l set due = this_hold.due where l.hold = locked.nos[i];
         insert into metered.hold_events (hold, at, deadline, version, kind, note, operation_tenant, operation)
-        values (k.nos[i], k.clk, h.deadline, h.version, 'e', origin.note, origin.tenant, origin.operation);
+        values (locked.nos[i], locked.clk, this_hold.deadline, this_hold.version, 'e', origin.note, origin.tenant, origin.operation);
         if channel is not null then
-            perform metered._announce(channel, named.tenant, named.ids[i], h.version, 'extended');
+            perform metered._announce(channel, named.tenant, named.ids[i], this_hold.version, 'extended');
         end if;
-        holds[i] := metered.hold_json(k.nos[i], k.clk);
+        holds[i] := metered.hold_json(locked.nos[i], locked.clk);
         unused := case when origin.operation is not null then metered._remember_hold(holds[i]) end;
     end loop;
 end
@@ -12123,7 +12123,7 @@ set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-    k      record;
+    locked record;
     unused text;
 begin
     if greatest(octet_length(named.tenant), octet_length(named.holder), octet_length(origin.tenant), octet_length(origin.operation)) > 255
@@ -12147,30 +12147,30 @@ begin
         raise exception 'out of bounds: an argument of return_holds' using errcode = '22023';
     end if;
     perform metered._require(skip_purged is not null and (used is null or cardinality(named.ids) = 1 and cardinality(used) > 0), 'used');
-    k := metered._lock_holds(named, 'c', wait_ms);
-    if k.status is null and exists (select from metered.holds h where h.no = any (k.nos) and h.returned) then
-        select 'returned', h.id, h.no into k.status, k.failed, k.failed_no
-        from metered.holds h where h.no = any (k.nos) and h.returned order by h.no limit 1;
+    locked := metered._lock_holds(named, 'c', wait_ms);
+    if locked.status is null and exists (select from metered.holds h where h.no = any (locked.nos) and h.returned) then
+        select 'returned', h.id, h.no into locked.status, locked.failed, locked.failed_no
+        from metered.holds h where h.no = any (locked.nos) and h.returned order by h.no limit 1;
     end if;
-    if k.status is not null then
-        refused := metered._refuse_hold(raising, json_build_object('status', k.status, 'id', k.failed, 'state', k.stands,
-            'hold', metered.hold_json(k.failed_no, k.clk)));
+    if locked.status is not null then
+        refused := metered._refuse_hold(raising, json_build_object('status', locked.status, 'id', locked.failed, 'state', locked.stands,
+            'hold', metered.hold_json(locked.failed_no, locked.clk)));
         return;
     end if;
     -- A refusal after the first refund takes that back, too. By a code that does not end in
     -- 000: such a one would catch its whole class, and with it the errors of _refuse_hold.
     begin
         for i in 1..cardinality(named.ids) loop
-            refused := metered._refund_hold(k.nos[i], named.ids[i], used, skip_purged, k.clk, wait_ms, origin);
+            refused := metered._refund_hold(locked.nos[i], named.ids[i], used, skip_purged, locked.clk, wait_ms, origin);
             if refused is not null then
                 refused := metered._refuse_hold(raising, refused);
                 raise exception using errcode = 'MT100';
             end if;
-            holds[i] := metered.hold_json(k.nos[i], k.clk);
+            holds[i] := metered.hold_json(locked.nos[i], locked.clk);
             if channel is not null then
                 -- Not out of the JSON, in which the caller's may be that no operator reads.
                 perform metered._announce(channel, h.tenant, h.id, h.version, case when h.returned then 'returned' else 'returned_part' end)
-                from metered.holds h where h.no = k.nos[i];
+                from metered.holds h where h.no = locked.nos[i];
             end if;
             unused := case when origin.operation is not null then metered._remember_hold(holds[i]) end;
         end loop;
@@ -12186,25 +12186,25 @@ create function metered._refund_hold(of_no bigint, of_id text, used metered.used
 language plpgsql volatile
 as $$
 declare
-    e      record;
-    u      metered.used_units;
-    own    text;
-    wanted jsonb := '{}';       -- by scope: units still to be given back
-    want   bigint;
-    left_over bigint;
-    answer text;
-    given  jsonb := '[]';
-    kept   jsonb;
-    whole  boolean := true;
+    entry        record;
+    asked        metered.used_units;
+    own          text;
+    wanted       jsonb := '{}';       -- by scope: units still to be given back
+    want         bigint;
+    left_over    bigint;
+    answer       text;
+    given        jsonb := '[]';
+    kept         jsonb;
+    whole        boolean := true;
     own_returned boolean := false;
-    v      int;
+    new_version  int;
 begin
     select h.claim into own from metered.holds h where h.no = of_no;
-    foreach u in array coalesce(used, '{}') loop
-        perform metered._require(u.amount between 1 and 9007199254740992 and not wanted ? u.scope, 'used');
-        wanted := wanted || jsonb_build_object(u.scope, u.amount);
+    foreach asked in array coalesce(used, '{}') loop
+        perform metered._require(asked.amount between 1 and 9007199254740992 and not wanted ? asked.scope, 'used');
+        wanted := wanted || jsonb_build_object(asked.scope, asked.amount);
     end loop;
-    for e in select d.scope, d.amount, d.seq, d.at, l.key, (
+    for entry in select d.scope, d.amount, d.seq, d.at, l.key, (
                  -- The number in a scope that was forgotten may be another's by now. Not
                  -- EXISTS, which Postgres 18 answers from a hash of the whole ledger.
                  select c.seq from metered.ledger c where c.scope = d.scope and c.seq = d.seq and c.at = d.at and c.hold = of_id
@@ -12213,32 +12213,32 @@ begin
                   lateral (select z.key from metered.hold_lines z where z.hold = y.hold and z.scope = d.scope) l
              where y.hold = of_no and y.kind in ('p', 'c') order by d.scope, d.seq loop
         -- A purge takes the sum of refunds, and not the history.
-        left_over := e.amount - greatest(
-            coalesce((select r.amount from metered.refund_sum r where r.scope = e.scope and r.level = 0 and r.block = e.seq), 0),
+        left_over := entry.amount - greatest(
+            coalesce((select r.amount from metered.refund_sum r where r.scope = entry.scope and r.level = 0 and r.block = entry.seq), 0),
             coalesce((select sum(x.amount) from metered.hold_events y, lateral jsonb_to_recordset(y.detail) x(scope text, amount bigint, seq bigint)
-                where y.hold = of_no and y.kind = 'g' and x.scope = e.scope and x.seq = e.seq), 0));
+                where y.hold = of_no and y.kind = 'g' and x.scope = entry.scope and x.seq = entry.seq), 0));
         continue when left_over <= 0;
-        want := case when used is null then left_over else least(left_over, coalesce((wanted ->> e.scope)::bigint, 0)) end;
-        answer := case when not e.there then 'purged' when want = 0 then 'ok' else
-            (metered.refund(e.scope, e.key, e.seq, want, wait_ms, origin, false)).status end;
+        want := case when used is null then left_over else least(left_over, coalesce((wanted ->> entry.scope)::bigint, 0)) end;
+        answer := case when not entry.there then 'purged' when want = 0 then 'ok' else
+            (metered.refund(entry.scope, entry.key, entry.seq, want, wait_ms, origin, false)).status end;
         if answer = 'ok' then
             whole := whole and want = left_over;
-            own_returned := own_returned or e.scope = own and want > 0;
+            own_returned := own_returned or entry.scope = own and want > 0;
             if want > 0 then
-                given := given || jsonb_build_object('scope', e.scope, 'amount', want, 'seq', e.seq, 'at', e.at);
-                wanted := wanted || jsonb_build_object(e.scope, coalesce((wanted ->> e.scope)::bigint, want) - want);
+                given := given || jsonb_build_object('scope', entry.scope, 'amount', want, 'seq', entry.seq, 'at', entry.at);
+                wanted := wanted || jsonb_build_object(entry.scope, coalesce((wanted ->> entry.scope)::bigint, want) - want);
             end if;
-        elsif answer = 'purged' and (used is not null or skip_purged and e.scope is distinct from own) then
+        elsif answer = 'purged' and (used is not null or skip_purged and entry.scope is distinct from own) then
             whole := whole and used is null;
-            kept := coalesce(kept, '[]') || jsonb_build_object('scope', e.scope, 'amount', left_over, 'seq', e.seq, 'at', e.at);
+            kept := coalesce(kept, '[]') || jsonb_build_object('scope', entry.scope, 'amount', left_over, 'seq', entry.seq, 'at', entry.at);
         else
-            return json_build_object('status', answer, 'id', of_id, 'scope', e.scope);
+            return json_build_object('status', answer, 'id', of_id, 'scope', entry.scope);
         end if;
     end loop;
-    foreach u in array coalesce(used, '{}') loop
-        if (wanted ->> u.scope)::bigint > 0 then
-            return json_build_object('status', 'left', 'id', of_id, 'scope', u.scope, 'requested', u.amount,
-                'open', u.amount - (wanted ->> u.scope)::bigint);
+    foreach asked in array coalesce(used, '{}') loop
+        if (wanted ->> asked.scope)::bigint > 0 then
+            return json_build_object('status', 'left', 'id', of_id, 'scope', asked.scope, 'requested', asked.amount,
+                'open', asked.amount - (wanted ->> asked.scope)::bigint);
         end if;
     end loop;
     if own_returned and not whole then
@@ -12249,9 +12249,9 @@ begin
             l.captured - coalesce((select sum(x.amount) from jsonb_to_recordset(kept) x(scope text, amount bigint) where x.scope = l.scope), 0))
         else l.refunded + coalesce((select sum(x.amount) from jsonb_to_recordset(given) x(scope text, amount bigint) where x.scope = l.scope), 0) end
     where l.hold = of_no;
-    update metered.holds h set version = h.version + 1, returned = whole where h.no = of_no returning h.version into v;
+    update metered.holds h set version = h.version + 1, returned = whole where h.no = of_no returning h.version into new_version;
     insert into metered.hold_events (hold, at, version, kind, detail, note, operation_tenant, operation)
-    values (of_no, clk, v, case when whole then 'b' else 'g' end, case when whole then kept else given end,
+    values (of_no, clk, new_version, case when whole then 'b' else 'g' end, case when whole then kept else given end,
         origin.note, origin.tenant, origin.operation);
     return null;
 end
@@ -12268,9 +12268,9 @@ set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-    k   record;
-    one metered.hold_ids;
-    r   record;
+    locked  record;
+    one     metered.hold_ids;
+    outcome record;
 begin
     if greatest(octet_length(named.tenant), octet_length(named.holder), octet_length(origin.tenant), octet_length(origin.operation)) > 255
         or array_lower(named.ids, 1) <> 1
@@ -12287,25 +12287,25 @@ begin
         or octet_length(channel) > 64 then
         raise exception 'out of bounds: an argument of release_captured' using errcode = '22023';
     end if;
-    k := metered._lock_holds(named, '*', wait_ms);
-    if k.status is not null then
-        refused := metered._refuse_hold(raising, json_build_object('status', k.status, 'id', k.failed, 'state', k.stands,
-            'hold', metered.hold_json(k.failed_no, k.clk)));
+    locked := metered._lock_holds(named, '*', wait_ms);
+    if locked.status is not null then
+        refused := metered._refuse_hold(raising, json_build_object('status', locked.status, 'id', locked.failed, 'state', locked.stands,
+            'hold', metered.hold_json(locked.failed_no, locked.clk)));
         return;
     end if;
     begin
         for i in 1..cardinality(named.ids) loop     -- all is locked by now, whatever their order
             one := row(named.tenant, array[named.ids[i]], array[named.issued[i]], named.holder);
-            if (select h.state from metered.holds h where h.no = k.nos[i]) = 'c' then
-                r := metered.return_holds(one, null, false, wait_ms, origin, channel, false);
+            if (select h.state from metered.holds h where h.no = locked.nos[i]) = 'c' then
+                outcome := metered.return_holds(one, null, false, wait_ms, origin, channel, false);
             else
-                r := metered.release_holds(one, wait_ms, origin, channel, false);
+                outcome := metered.release_holds(one, wait_ms, origin, channel, false);
             end if;
-            if r.refused is not null then
-                refused := metered._refuse_hold(raising, r.refused);
+            if outcome.refused is not null then
+                refused := metered._refuse_hold(raising, outcome.refused);
                 raise exception using errcode = 'MT100';
             end if;
-            holds := holds || r.holds;
+            holds := holds || outcome.holds;
         end loop;
     exception when sqlstate 'MT100' then
         holds := null;
@@ -12363,12 +12363,12 @@ end
 $$;
 
 -- Whether a token is within its bounds. The table catches nulls. Inlined wherever it stands.
-create function metered._token_fits(m metered.new_token) returns boolean
+create function metered._token_fits(minted metered.new_token) returns boolean
 language sql stable
 as $$
-    select m.ttl between interval '1 s' and interval '9600:00:00' and m.uses between 1 and 1000000
-        and octet_length(m.purpose) between 1 and 128 and octet_length(m.subject) between 1 and 512
-        and (m.payload is null or octet_length(m.payload::text) <= 8192)
+    select minted.ttl between interval '1 s' and interval '9600:00:00' and minted.uses between 1 and 1000000
+        and octet_length(minted.purpose) between 1 and 128 and octet_length(minted.subject) between 1 and 512
+        and (minted.payload is null or octet_length(minted.payload::text) <= 8192)
 $$;
 
 -- Looks at a token and changes nothing. Status is 'ok', or why it cannot be
@@ -12778,11 +12778,11 @@ $$;
 
 -- The class of a charge: where one does not fit, none of its class does that is as large. Credit for a use lets in those for this use alone.
 -- Sessions of other styles give the same class, and _hold_text the same text.
-create function metered._class_of(c metered.new_charge) returns bigint
+create function metered._class_of(charge metered.new_charge) returns bigint
 language sql immutable
 set datestyle = 'ISO, MDY' set intervalstyle = postgres set timezone = 'UTC'
 as $$
-    select hashtextextended(row(c.limits, c.note ->> 'use', c.must_exist)::text, 0)
+    select hashtextextended(row(charge.limits, charge.note ->> 'use', charge.must_exist)::text, 0)
 $$;
 
 -- The scope that refused, own or else the first, and how long from now it will refuse, or null if nobody knows. scope is null if neither time nor
@@ -12792,28 +12792,28 @@ create function metered._refusing(charges metered.new_charge[], refused jsonb, o
 language plpgsql immutable
 as $$
 declare
-    c metered.new_charge;
-    l metered.charge_limit;
-    d jsonb;
-    n int := 0;
-    us bigint;
-    never boolean := false;
+    charge    metered.new_charge;
+    lim       metered.charge_limit;
+    refusal   jsonb;
+    nth_limit int := 0;
+    us        bigint;
+    never     boolean := false;
 begin
-    foreach c in array charges loop
+    foreach charge in array charges loop
         us := null;
-        foreach l in array c.limits loop
-            d := jsonb_path_query_first(refused, '$[*] ? (@.limit == $n)', jsonb_build_object('n', n));
-            n := n + 1;
-            continue when d is null;
-            if not hopeful and c.amount > l.max and l.win is distinct from interval '0' then
+        foreach lim in array charge.limits loop
+            refusal := jsonb_path_query_first(refused, '$[*] ? (@.limit == $n)', jsonb_build_object('n', nth_limit));
+            nth_limit := nth_limit + 1;
+            continue when refusal is null;
+            if not hopeful and charge.amount > lim.max and lim.win is distinct from interval '0' then
                 scope := null;
                 return;
             end if;
-            never := never or (d ->> 'retry_us')::bigint < 0;
-            us := greatest(coalesce(us, 0), (d ->> 'retry_us')::bigint);
+            never := never or (refusal ->> 'retry_us')::bigint < 0;
+            us := greatest(coalesce(us, 0), (refusal ->> 'retry_us')::bigint);
         end loop;
-        if us is not null and (scope is null or c.scope = own) then
-            scope := c.scope;
+        if us is not null and (scope is null or charge.scope = own) then
+            scope := charge.scope;
             retry := case when not never then us * interval '1 microsecond' end;
         end if;
         never := false;
@@ -12892,99 +12892,99 @@ end
 $$;
 
 -- A parked job as callers see it.
-create function metered._parked_json(j metered.parked_jobs) returns jsonb
+create function metered._parked_json(job metered.parked_jobs) returns jsonb
 language sql stable
 as $$
-    select jsonb_build_object('job_id', j.job_id, 'queue', j.job ->> 'queue', 'kind', j.job ->> 'kind', 'key', coalesce(j.job -> 'metadata' ->> 'metered:key', ''),
-        'tenant', j.tenant, 'fair', j.fair, 'priority', j.priority, 'scope', j.scope, 'amount', j.amount, 'parked_at', j.parked_at, 'drop_at', j.drop_at,
-        'args', j.job -> 'args', 'not_before', j.not_before, 'hold', j.job -> 'metadata' ->> 'metered:hold', 'trouble', j.trouble)
+    select jsonb_build_object('job_id', job.job_id, 'queue', job.job ->> 'queue', 'kind', job.job ->> 'kind', 'key', coalesce(job.job -> 'metadata' ->> 'metered:key', ''),
+        'tenant', job.tenant, 'fair', job.fair, 'priority', job.priority, 'scope', job.scope, 'amount', job.amount, 'parked_at', job.parked_at, 'drop_at', job.drop_at,
+        'args', job.job -> 'args', 'not_before', job.not_before, 'hold', job.job -> 'metadata' ->> 'metered:hold', 'trouble', job.trouble)
 $$;
 
 -- Whether a job is one that River takes, and that the releaser can read: SQL would cast more than it does.
-create function metered._is_job(j jsonb) returns boolean
+create function metered._is_job(job jsonb) returns boolean
 language sql immutable
 as $$
-    select jsonb_typeof(j) = 'object' and jsonb_typeof(j -> 'args') is not null and jsonb_typeof(j -> 'metadata') = 'object'
-        and jsonb_typeof(j -> 'kind') = 'string' and jsonb_typeof(j -> 'queue') = 'string' and jsonb_typeof(j -> 'job_id') = 'number'
-        and jsonb_typeof(j -> 'priority') = 'number' and jsonb_typeof(j -> 'max_attempts') = 'number'
-        and not jsonb_path_exists(j -> 'tags', 'strict $[*] ? (@.type() <> "string")', '{}', true)
-        and char_length(j ->> 'kind') between 1 and 127 and char_length(j ->> 'queue') between 1 and 64
-        and (j ->> 'priority')::int between 1 and 4 and (j ->> 'max_attempts')::int between 1 and 32767 and (j ->> 'job_id')::bigint > 0
-        and jsonb_typeof(j -> 'tags') = 'array' and octet_length(coalesce(j ->> 'fair', '')) <= 255
-        and j -> 'metadata' ->> 'metered:hold' ~ ('^job/' || (j ->> 'job_id') || '/[0-9a-f]{16}$')
-        and octet_length(j ->> 'charges') <= 65536 and octet_length(j ->> 'hold') <= 131072
-        and coalesce((j ->> 'most')::bigint > 0, true) and coalesce((j ->> 'wait_us')::bigint between 1 and 315576000000000, true)
-        and coalesce((j ->> 'rest_us')::bigint between 0 and 315576000000000, true)
-        and coalesce(octet_length(j -> 'burst' ->> 'charges') <= 65536 and octet_length(j -> 'burst' ->> 'hold') <= 131072, not j ? 'burst')
+    select jsonb_typeof(job) = 'object' and jsonb_typeof(job -> 'args') is not null and jsonb_typeof(job -> 'metadata') = 'object'
+        and jsonb_typeof(job -> 'kind') = 'string' and jsonb_typeof(job -> 'queue') = 'string' and jsonb_typeof(job -> 'job_id') = 'number'
+        and jsonb_typeof(job -> 'priority') = 'number' and jsonb_typeof(job -> 'max_attempts') = 'number'
+        and not jsonb_path_exists(job -> 'tags', 'strict $[*] ? (@.type() <> "string")', '{}', true)
+        and char_length(job ->> 'kind') between 1 and 127 and char_length(job ->> 'queue') between 1 and 64
+        and (job ->> 'priority')::int between 1 and 4 and (job ->> 'max_attempts')::int between 1 and 32767 and (job ->> 'job_id')::bigint > 0
+        and jsonb_typeof(job -> 'tags') = 'array' and octet_length(coalesce(job ->> 'fair', '')) <= 255
+        and job -> 'metadata' ->> 'metered:hold' ~ ('^job/' || (job ->> 'job_id') || '/[0-9a-f]{16}$')
+        and octet_length(job ->> 'charges') <= 65536 and octet_length(job ->> 'hold') <= 131072
+        and coalesce((job ->> 'most')::bigint > 0, true) and coalesce((job ->> 'wait_us')::bigint between 1 and 315576000000000, true)
+        and coalesce((job ->> 'rest_us')::bigint between 0 and 315576000000000, true)
+        and coalesce(octet_length(job -> 'burst' ->> 'charges') <= 65536 and octet_length(job -> 'burst' ->> 'hold') <= 131072, not job ? 'burst')
 $$;
 
 -- The keys of the scopes of a job's charges, of both choices. Conditions are no statements, which cost more: a job that fits is enqueued by few.
-create function metered._keys_of_job(j jsonb) returns bigint[]
+create function metered._keys_of_job(job jsonb) returns bigint[]
 language plpgsql volatile
 as $$
 declare
-    cs   metered.new_charge[] := (j ->> 'charges')::metered.new_charge[];
-    c    metered.new_charge;
-    keys bigint[] := '{}';
+    cs     metered.new_charge[] := (job ->> 'charges')::metered.new_charge[];
+    charge metered.new_charge;
+    keys   bigint[] := '{}';
 begin
-    if metered._is_job(j) is not true then
+    if metered._is_job(job) is not true then
         perform metered._require(false, 'job');
     elsif (cardinality(cs) between 1 and 64 and metered._fits(cs)) is not true then
         perform metered._require(false, 'charges');
     end if;
-    foreach c in array cs loop
-        if (metered._key_fits(c.key, c.scope) and c.lease is null) is not true then
+    foreach charge in array cs loop
+        if (metered._key_fits(charge.key, charge.scope) and charge.lease is null) is not true then
             perform metered._require(false, 'key');
         end if;
-        keys := keys || c.key;
+        keys := keys || charge.key;
     end loop;
-    return case when j ? 'burst' then keys || metered._keys_of_job((j || (j -> 'burst')) - 'burst') else keys end;
+    return case when job ? 'burst' then keys || metered._keys_of_job((job || (job -> 'burst')) - 'burst') else keys end;
 end
 $$;
 
 -- The hold that a job asks for, with its id.
-create function metered._hold_of_job(j jsonb) returns metered.new_hold
+create function metered._hold_of_job(job jsonb) returns metered.new_hold
 language plpgsql stable
 as $$
 declare
-    h metered.new_hold := (j ->> 'hold')::metered.new_hold;
+    hold metered.new_hold := (job ->> 'hold')::metered.new_hold;
 begin
-    h.id := j -> 'metadata' ->> 'metered:hold';
-    h.holder := h.id;
-    h.chosen := false;
-    h.claim := null;
-    return h;
+    hold.id := job -> 'metadata' ->> 'metered:hold';
+    hold.holder := hold.id;
+    hold.chosen := false;
+    hold.claim := null;
+    return hold;
 end
 $$;
 
 -- A hold as parked_jobs has it: a session of another style reads it as it was written.
-create function metered._hold_text(h metered.new_hold) returns text
+create function metered._hold_text(hold metered.new_hold) returns text
 language sql immutable
 set datestyle = 'ISO, MDY' set intervalstyle = postgres set timezone = 'UTC' set bytea_output = hex
 as $$
-    select h::text
+    select hold::text
 $$;
 
 -- Holds the units of a job that starts, and charges the others: as place, also for a job that holds nothing. Then due is null.
-create function metered._start_job(h metered.new_hold, charges metered.new_charge[], ahead interval, wait_ms int, origin metered.origin, channel text,
+create function metered._start_job(hold metered.new_hold, charges metered.new_charge[], ahead interval, wait_ms int, origin metered.origin, channel text,
     out started boolean, out refused jsonb, out due timestamptz)
 language plpgsql volatile
 as $$
 declare
-    p    record;
-    c    metered.new_charge;
-    held boolean := false;
+    start  record;
+    charge metered.new_charge;
+    held   boolean := false;
 begin
-    foreach c in array charges loop
-        held := held or c.held > 0;
+    foreach charge in array charges loop
+        held := held or charge.held > 0;
     end loop;
     if held then
-        p := metered.place(h, charges, ahead, wait_ms, origin, channel, false, false);
-        due := p.deadline + h.grace;
+        start := metered.place(hold, charges, ahead, wait_ms, origin, channel, false, false);
+        due := start.deadline + hold.grace;
     else
-        p := metered._write_charges(charges, ahead, wait_ms, origin, 'answer', null, false);
+        start := metered._write_charges(charges, ahead, wait_ms, origin, 'answer', null, false);
     end if;
-    refused := p.refused;
+    refused := start.refused;
     started := refused is null;
 end
 $$;
@@ -13006,21 +13006,21 @@ set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-    j     jsonb;
-    h     metered.new_hold;
-    cs    metered.new_charge[];
-    c     metered.new_charge;
-    p     record;
-    w     record;
-    no    jsonb;    -- a refusal
-    busy  text;     -- a scope with a line
-    clk   timestamptz;
-    keys  bigint[] := '{}';
-    most  bigint;
-    waits metered.parked_jobs[];
-    waited boolean;
+    parked    jsonb;
+    hold      metered.new_hold;
+    cs        metered.new_charge[];
+    charge    metered.new_charge;
+    started   record;
+    refusing  record;
+    no        jsonb;    -- a refusal
+    busy      text;     -- a scope with a line
+    clk       timestamptz;
+    keys      bigint[] := '{}';
+    most      bigint;
+    waits     metered.parked_jobs[];
+    waited    boolean;
     line_keys bigint[];
-    wakes timestamptz[];
+    wakes     timestamptz[];
 begin
     if pg_column_size(parking) > 16777220
         or pg_column_compression(parking) is not null and octet_length(parking::text) > 16777216
@@ -13043,20 +13043,20 @@ begin
     waited := metered._lock_keys(keys, wait_ms);
     for i in 1..jsonb_array_length(parking) loop
         nth := i;
-        j := parking -> i - 1;
+        parked := parking -> i - 1;
         status := null; job := null; refused := null; scope := null; retry_us := null;
         waits := '{}'; line_keys := '{}'; wakes := '{}';
         loop
-            cs := (j ->> 'charges')::metered.new_charge[];
-            h := metered._hold_of_job(j);
+            cs := (parked ->> 'charges')::metered.new_charge[];
+            hold := metered._hold_of_job(parked);
             busy := (select y.scope from unnest(cs) x, lateral (select z.scope from metered.parked_scopes z where z.scope = x.scope) y limit 1);
             if busy is null then
-                p := metered._start_job(h, cs, ahead, wait_ms, origin, channel);
-                if p.started then
-                    status := 'started'; job := j;
+                started := metered._start_job(hold, cs, ahead, wait_ms, origin, channel);
+                if started.started then
+                    status := 'started'; job := parked;
                     exit;
                 end if;
-                no := p.refused;
+                no := started.refused;
             else
                 no := (metered.check_charge(cs, ahead)).refused;
                 if metered._one_snapshot() then
@@ -13064,22 +13064,22 @@ begin
                 end if;
             end if;
             refused := coalesce(refused, no);
-            w := metered._refusing(cs, no, null, coalesce((j ->> 'hopeful')::boolean, false));
+            refusing := metered._refusing(cs, no, null, coalesce((parked ->> 'hopeful')::boolean, false));
             clk := metered.clock();
-            if no is null or w.scope is not null then
-                c := (metered._charge_of(coalesce(w.scope, busy), cs))[1];
-                waits := waits || row((j ->> 'job_id')::bigint, 0, c.amount, metered._class_of(c), clk,
-                    clk + (j ->> 'wait_us')::bigint * interval '1 microsecond', null, null, null, null, (j ->> 'priority')::int, cardinality(waits), c.scope,
-                    coalesce(j ->> 'fair', ''), h.tenant, j - '{hold,charges,fair,most,wait_us,hopeful,burst}'::text[], metered._hold_text(h), j ->> 'charges', null, null)::metered.parked_jobs;
-                line_keys := line_keys || c.key;
-                wakes := wakes || case when no is null then '-infinity' else coalesce(clk + w.retry, 'infinity') end;
+            if no is null or refusing.scope is not null then
+                charge := (metered._charge_of(coalesce(refusing.scope, busy), cs))[1];
+                waits := waits || row((parked ->> 'job_id')::bigint, 0, charge.amount, metered._class_of(charge), clk,
+                    clk + (parked ->> 'wait_us')::bigint * interval '1 microsecond', null, null, null, null, (parked ->> 'priority')::int, cardinality(waits), charge.scope,
+                    coalesce(parked ->> 'fair', ''), hold.tenant, parked - '{hold,charges,fair,most,wait_us,hopeful,burst}'::text[], metered._hold_text(hold), parked ->> 'charges', null, null)::metered.parked_jobs;
+                line_keys := line_keys || charge.key;
+                wakes := wakes || case when no is null then '-infinity' else coalesce(clk + refusing.retry, 'infinity') end;
                 if scope is null then
-                    scope := c.scope;
-                    retry_us := case when no is not null then extract(epoch from w.retry) * 1000000 end;
+                    scope := charge.scope;
+                    retry_us := case when no is not null then extract(epoch from refusing.retry) * 1000000 end;
                 end if;
             end if;
-            exit when not j ? 'burst';
-            j := (j || (j -> 'burst')) - 'burst';
+            exit when not parked ? 'burst';
+            parked := (parked || (parked -> 'burst')) - 'burst';
         end loop;
         if status = 'started' then
             refused := null; scope := null; retry_us := null;
@@ -13093,7 +13093,7 @@ begin
             return next;
             continue;
         end if;
-        most := (j ->> 'most')::bigint;
+        most := (parked ->> 'most')::bigint;
         if most <= (select y.waiting from metered.parked_scopes y where y.scope = park_jobs.scope) then
             status := 'full';
             if raising then
@@ -13126,30 +13126,30 @@ set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-    j    jsonb;
-    h    metered.new_hold;
-    clk  timestamptz := metered.clock();
-    due  timestamptz;
-    keys bigint[];
+    parked jsonb;
+    held   metered.new_hold;
+    clk    timestamptz := metered.clock();
+    due    timestamptz;
+    keys   bigint[];
 begin
     if pg_column_size(resting) > 16777220
         or pg_column_compression(resting) is not null and octet_length(resting::text) > 16777216 then
         raise exception 'out of bounds: an argument of rest_jobs' using errcode = '22023';
     end if;
     perform metered._require(jsonb_typeof(resting) = 'array' and jsonb_array_length(resting) between 1 and 1000, 'resting');
-    for j in select x from jsonb_array_elements(resting) x loop
-        keys := metered._keys_of_job(j);
-        due := clk + (j ->> 'rest_us')::bigint * interval '1 microsecond';
+    for parked in select x from jsonb_array_elements(resting) x loop
+        keys := metered._keys_of_job(parked);
+        due := clk + (parked ->> 'rest_us')::bigint * interval '1 microsecond';
         for of_lane in 0..1 loop
-            h := metered._hold_of_job(j);
+            held := metered._hold_of_job(parked);
             insert into metered.parked_jobs (job_id, turn, amount, class, parked_at, not_before, drop_at, priority, lane, scope, fair, tenant, job, hold, charges)
-            values ((j ->> 'job_id')::bigint, 0, 0, 0, clk, due, due + (j ->> 'wait_us')::bigint * interval '1 microsecond', (j ->> 'priority')::int,
-                of_lane, '', coalesce(j ->> 'fair', ''), h.tenant, (j - '{hold,charges,fair,wait_us,rest_us,burst}'::text[])
-                || case when of_lane = 1 or j ? 'burst' then '{"burst": true}' else '{}' end::jsonb, metered._hold_text(h), j ->> 'charges');
-            exit when not j ? 'burst';
-            j := (j || (j -> 'burst')) - 'burst';
+            values ((parked ->> 'job_id')::bigint, 0, 0, 0, clk, due, due + (parked ->> 'wait_us')::bigint * interval '1 microsecond', (parked ->> 'priority')::int,
+                of_lane, '', coalesce(parked ->> 'fair', ''), held.tenant, (parked - '{hold,charges,fair,wait_us,rest_us,burst}'::text[])
+                || case when of_lane = 1 or parked ? 'burst' then '{"burst": true}' else '{}' end::jsonb, metered._hold_text(held), parked ->> 'charges');
+            exit when not parked ? 'burst';
+            parked := (parked || (parked -> 'burst')) - 'burst';
         end loop;
-        return next (j ->> 'job_id')::bigint;
+        return next (parked ->> 'job_id')::bigint;
     end loop;
 end
 $$;
@@ -13175,20 +13175,20 @@ set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-    j metered.parked_jobs;
-    s metered.parked_scopes;
+    parked metered.parked_jobs;
+    line   metered.parked_scopes;
 begin
-    select * into j from metered.parked_jobs x where x.job_id = of_job and x.lane = 0;
+    select * into parked from metered.parked_jobs x where x.job_id = of_job and x.lane = 0;
     if not found then
         return null;
     end if;
-    select * into s from metered.parked_scopes y where y.scope = j.scope;
-    return metered._parked_json(j) || metered._explain_charges(j.charges, ahead) || jsonb_build_object(
-        'waiting', s.waiting, 'wake_at', nullif(greatest(case when j.scope = '' then j.retry_at else s.wake_at end, '0001-01-01Z'), 'infinity'),
-        'trouble', coalesce(j.trouble, s.trouble),
+    select * into line from metered.parked_scopes y where y.scope = parked.scope;
+    return metered._parked_json(parked) || metered._explain_charges(parked.charges, ahead) || jsonb_build_object(
+        'waiting', line.waiting, 'wake_at', nullif(greatest(case when parked.scope = '' then parked.retry_at else line.wake_at end, '0001-01-01Z'), 'infinity'),
+        'trouble', coalesce(parked.trouble, line.trouble),
         'now', metered.clock(), 'burst', (select metered._explain_charges(x.charges, ahead) from metered.parked_jobs x where x.job_id = of_job and x.lane = 1),
-        'position', case when j.scope <> '' then 1 end + (select count(*) from (select from metered.parked_jobs x
-            where x.scope = j.scope and (x.priority, x.turn, x.job_id) < (j.priority, j.turn, j.job_id)
+        'position', case when parked.scope <> '' then 1 end + (select count(*) from (select from metered.parked_jobs x
+            where x.scope = parked.scope and (x.priority, x.turn, x.job_id) < (parked.priority, parked.turn, parked.job_id)
             order by x.priority desc, x.turn desc, x.job_id desc limit 9999) y));
 end
 $$;
@@ -13201,26 +13201,26 @@ create function metered._closed_classes(of_scope text, given jsonb, ahead interv
 language plpgsql volatile
 as $$
 declare
-    r    metered.parked_jobs;
-    c    metered.new_charge;
-    w    record;
-    k    bigint;
-    open boolean := false;
+    parked     metered.parked_jobs;
+    charge     metered.new_charge;
+    refusing   record;
+    last_class bigint;
+    open       boolean := false;
 begin
     closed := '{}'; whole := false; next := 'infinity';
     for i in 1..64 loop
-        select * into r from metered.parked_jobs j
-        where j.scope = of_scope and j.class > coalesce(k, -9223372036854775808) order by j.class, j.amount limit 1;
+        select * into parked from metered.parked_jobs j
+        where j.scope = of_scope and j.class > coalesce(last_class, -9223372036854775808) order by j.class, j.amount limit 1;
         whole := not found;
         exit when whole;
-        k := r.class;
-        c := (metered._under_limits(metered._charge_of(of_scope, r.charges::metered.new_charge[]), given))[1];
-        w := metered._refusing(array[c], (metered.check_charge(array[c], ahead)).refused, of_scope, true);
-        if w.scope is null then     -- it fits, or the scope is absent or closed: place will say
+        last_class := parked.class;
+        charge := (metered._under_limits(metered._charge_of(of_scope, parked.charges::metered.new_charge[]), given))[1];
+        refusing := metered._refusing(array[charge], (metered.check_charge(array[charge], ahead)).refused, of_scope, true);
+        if refusing.scope is null then     -- it fits, or the scope is absent or closed: place will say
             open := true;
         else
-            closed := closed || jsonb_build_object(k, r.amount);
-            next := least(next, clk + w.retry);
+            closed := closed || jsonb_build_object(last_class, parked.amount);
+            next := least(next, clk + refusing.retry);
         end if;
     end loop;
     whole := whole and not open;
@@ -13245,21 +13245,21 @@ $$;
 
 -- The charge of the scope whose line a job is to join before it starts, since others wait there: else a tenant whose own line frees first would pass
 -- them. From a line that others share, too, a job goes to those behind it alone, and never back to where it came from.
-create function metered._line_before(r metered.parked_jobs, charges metered.new_charge[]) returns metered.new_charge
+create function metered._line_before(job metered.parked_jobs, charges metered.new_charge[]) returns metered.new_charge
 language plpgsql volatile
 as $$
 declare
-    c      metered.new_charge;
+    charge metered.new_charge;
     behind boolean := false;
 begin
     if cardinality(charges) > 1 then
-        foreach c in array charges loop
-            if c.scope = r.scope then
+        foreach charge in array charges loop
+            if charge.scope = job.scope then
                 behind := true;
-            elsif c.scope is distinct from r.passed and metered._others_wait(c.scope, r.priority, r.fair)
-                and (behind or not metered._others_wait(r.scope, 4, r.fair))
+            elsif charge.scope is distinct from job.passed and metered._others_wait(charge.scope, job.priority, job.fair)
+                and (behind or not metered._others_wait(job.scope, 4, job.fair))
             then
-                return c;
+                return charge;
             end if;
         end loop;
     end if;
@@ -13268,14 +13268,14 @@ end
 $$;
 
 -- Has a job join the line of a charge: it is refused there, or (passing) it fits where it is, and others wait there.
-create function metered._change_lines(r metered.parked_jobs, c metered.new_charge, wake timestamptz, passing boolean) returns void
+create function metered._change_lines(parked metered.parked_jobs, charge metered.new_charge, wake timestamptz, passing boolean) returns void
 language plpgsql volatile
 as $$
 begin
-    update metered.parked_jobs j set scope = c.scope, amount = c.amount, class = metered._class_of(c), turn = metered._turn(c.scope, r.priority, r.fair),
-        passed = case when passing then r.scope end, passed_amount = case when passing then r.amount end
-    where j.job_id = r.job_id and j.lane = r.lane;
-    perform metered._join_line(c.scope, c.key, wake), metered._look_again(nullif(r.passed, c.scope));
+    update metered.parked_jobs j set scope = charge.scope, amount = charge.amount, class = metered._class_of(charge), turn = metered._turn(charge.scope, parked.priority, parked.fair),
+        passed = case when passing then parked.scope end, passed_amount = case when passing then parked.amount end
+    where j.job_id = parked.job_id and j.lane = parked.lane;
+    perform metered._join_line(charge.scope, charge.key, wake), metered._look_again(nullif(parked.passed, charge.scope));
 end
 $$;
 
@@ -13308,12 +13308,12 @@ as $$
 $$;
 
 -- _start_job, but started is null after an error, such as of a window that reaches purged entries. why is the error.
-create function metered._try_start_job(h metered.new_hold, charges metered.new_charge[], ahead interval, wait_ms int, origin metered.origin, channel text,
+create function metered._try_start_job(this_hold metered.new_hold, charges metered.new_charge[], ahead interval, wait_ms int, origin metered.origin, channel text,
     out started boolean, out refused jsonb, out due timestamptz, out why text)
 language plpgsql volatile
 as $$
 begin
-    select p.started, p.refused, p.due into started, refused, due from metered._start_job(h, charges, ahead, wait_ms, origin, channel) p;
+    select p.started, p.refused, p.due into started, refused, due from metered._start_job(this_hold, charges, ahead, wait_ms, origin, channel) p;
 exception
     when serialization_failure or deadlock_detected or lock_not_available then
         raise;
@@ -13325,20 +13325,20 @@ $$;
 
 -- For a job in two lines: its row in the other one, the charges of its first choice, which is tried first, and the keys that starting it
 -- locks beside those of r's charges.
-create function metered._other_lane(r metered.parked_jobs, given jsonb, out other metered.parked_jobs, out first metered.new_charge[], out keys bigint[])
+create function metered._other_lane(job metered.parked_jobs, given jsonb, out other metered.parked_jobs, out first metered.new_charge[], out keys bigint[])
 language plpgsql volatile
 as $$
 begin
     keys := '{}';
-    if not r.job ? 'burst' then
+    if not job.job ? 'burst' then
         return;
     end if;
-    select x.* into other from metered.parked_jobs x where x.job_id = r.job_id and x.lane <> r.lane;
+    select x.* into other from metered.parked_jobs x where x.job_id = job.job_id and x.lane <> job.lane;
     if other.job_id is null then
         return;
     end if;
     keys := array(select y.key from metered.parked_scopes y where y.scope = other.scope);
-    if r.lane = 1 then
+    if job.lane = 1 then
         first := metered._under_limits(other.charges::metered.new_charge[], given);
         keys := case when first is not null then keys || array(select c.key from unnest(first) c) end;
     end if;
@@ -13347,47 +13347,47 @@ $$;
 
 -- Starts a job of a line, or says why not. outcome is started, passes (it is to join the line of onward), refused, failed (in a careful look) or limits (both say why), unknown (given
 -- lacks a scope), or busy (another has one of its locks, or moves it). other is its row in another line.
-create function metered._release_job(r metered.parked_jobs, given jsonb, ahead interval, wait_ms int, origin metered.origin, channel text, careful boolean,
+create function metered._release_job(job metered.parked_jobs, given jsonb, ahead interval, wait_ms int, origin metered.origin, channel text, careful boolean,
     out outcome text, out charges metered.new_charge[], out refused jsonb, out due timestamptz, out why text, out other metered.parked_jobs, out onward metered.new_charge)
 language plpgsql volatile
 as $$
 declare
-    o record;
-    p record;
-    own metered.new_charge;
+    lane    record;
+    started record;
+    own     metered.new_charge;
 begin
-    charges := metered._under_limits(r.charges::metered.new_charge[], given);
-    o := metered._other_lane(r, given);
-    other := o.other;
-    if charges is null or o.keys is null then
+    charges := metered._under_limits(job.charges::metered.new_charge[], given);
+    lane := metered._other_lane(job, given);
+    other := lane.other;
+    if charges is null or lane.keys is null then
         why := metered._limits_trouble(array(
-            select c.scope from unnest(r.charges::metered.new_charge[] || coalesce(other.charges, '{}')::metered.new_charge[]) c), given);
+            select c.scope from unnest(job.charges::metered.new_charge[] || coalesce(other.charges, '{}')::metered.new_charge[]) c), given);
         outcome := case when why is null then 'unknown' else 'limits' end;
         return;
-    elsif not metered._try_each(array(select x.key from unnest(charges) x union select unnest(o.keys) order by 1)) then
+    elsif not metered._try_each(array(select x.key from unnest(charges) x union select unnest(lane.keys) order by 1)) then
         outcome := 'busy';
         return;
     elsif other.job_id is not null then    -- another releaser may have moved it since, or do so now
         perform from metered.parked_jobs x
-        where x.job_id = r.job_id and x.lane = other.lane and x.scope = other.scope for update skip locked;
+        where x.job_id = job.job_id and x.lane = other.lane and x.scope = other.scope for update skip locked;
         if not found then
             outcome := 'busy';
             return;
         end if;
     end if;
-    if o.first is not null then
-        p := metered._try_start_job(other.hold::metered.new_hold, o.first, ahead, wait_ms, origin, channel);
-        if p.started then
-            outcome := 'started'; due := p.due;
+    if lane.first is not null then
+        started := metered._try_start_job(other.hold::metered.new_hold, lane.first, ahead, wait_ms, origin, channel);
+        if started.started then
+            outcome := 'started'; due := started.due;
             return;
         end if;
     end if;
     if not careful then
-        onward := metered._line_before(r, charges);
+        onward := metered._line_before(job, charges);
     end if;
     if onward.scope is not null then
-        own := (metered._charge_of(r.scope, charges))[1];
-        select own.amount + coalesce(sum(x.passed_amount), 0) into own.amount from metered.parked_jobs x where x.passed = r.scope;
+        own := (metered._charge_of(job.scope, charges))[1];
+        select own.amount + coalesce(sum(x.passed_amount), 0) into own.amount from metered.parked_jobs x where x.passed = job.scope;
         refused := (metered.check_charge(array[own], ahead)).refused;
         charges := array[own];
         outcome := case when refused is null then 'passes' else 'refused' end;
@@ -13395,13 +13395,13 @@ begin
         return;
     end if;
     if careful then
-        p := metered._try_start_job(r.hold::metered.new_hold, charges, ahead, wait_ms, origin, channel);
-        why := p.why;
+        started := metered._try_start_job(job.hold::metered.new_hold, charges, ahead, wait_ms, origin, channel);
+        why := started.why;
     else
-        p := metered._start_job(r.hold::metered.new_hold, charges, ahead, wait_ms, origin, channel);
+        started := metered._start_job(job.hold::metered.new_hold, charges, ahead, wait_ms, origin, channel);
     end if;
-    refused := p.refused; due := p.due;
-    outcome := case when p.started is null then 'failed' when p.started then 'started' else 'refused' end;
+    refused := started.refused; due := started.due;
+    outcome := case when started.started is null then 'failed' when started.started then 'started' else 'refused' end;
 end
 $$;
 
@@ -13414,115 +13414,115 @@ create function metered._release_line(of_scope text, given jsonb, room int, ahea
 language plpgsql volatile
 as $$
 declare
-    s      metered.parked_scopes;
-    r      metered.parked_jobs;
-    p      record;
-    w      record;
-    closed jsonb := '{}';       -- by class: the smallest amount that was refused
-    jobs   jsonb[] := '{}';
-    clk    timestamptz;
-    before bigint[];
-    gone   bigint[] := '{}';    -- jobs that stood in this line twice
-    seen   int := 0;
-    whole  boolean := false;    -- all classes were asked, or all jobs looked at
+    line     metered.parked_scopes;
+    parked   metered.parked_jobs;
+    outcome  record;
+    refusing record;
+    closed   jsonb := '{}';       -- by class: the smallest amount that was refused
+    jobs     jsonb[] := '{}';
+    clk      timestamptz;
+    before   bigint[];
+    gone     bigint[] := '{}';    -- jobs that stood in this line twice
+    seen     int := 0;
+    whole    boolean := false;    -- all classes were asked, or all jobs looked at
 begin
-    select * into s from metered.parked_scopes y where y.scope = of_scope for update;
+    select * into line from metered.parked_scopes y where y.scope = of_scope for update;
     if not found then
         return jobs;
     end if;
     clk := metered.clock();
-    if s.after is null then
-        s.next_at := 'infinity'; s.trouble := null;
+    if line.after is null then
+        line.next_at := 'infinity'; line.trouble := null;
     end if;
-    update metered.parked_scopes y set again = s.after is not null and y.again where y.scope = of_scope;
+    update metered.parked_scopes y set again = line.after is not null and y.again where y.scope = of_scope;
     if not careful then
-        p := metered._closed_classes(of_scope, given, ahead, clk);
-        closed := p.closed; whole := p.whole;
-        s.next_at := least(s.next_at, p.next);
+        outcome := metered._closed_classes(of_scope, given, ahead, clk);
+        closed := outcome.closed; whole := outcome.whole;
+        line.next_at := least(line.next_at, outcome.next);
     end if;
     if not whole then
-        for r in
+        for parked in
             select * from metered.parked_jobs j
-            where j.scope = of_scope and (j.priority, j.turn, j.job_id) > (coalesce(s.after[1], -1), coalesce(s.after[2], -1), coalesce(s.after[3], -1))
+            where j.scope = of_scope and (j.priority, j.turn, j.job_id) > (coalesce(line.after[1], -1), coalesce(line.after[2], -1), coalesce(line.after[3], -1))
             order by j.priority, j.turn, j.job_id limit 501
         loop
             seen := seen + 1;
             exit when seen > 500 or cardinality(jobs) = room;
-            before := s.after;
-            s.after := array[r.priority, r.turn, r.job_id];
-            if r.retry_at > clk then
-                update metered.parked_jobs j set scope = '', passed = null, passed_amount = null where j.job_id = r.job_id and j.lane = r.lane;
-                perform metered._look_again(r.passed);
-                s.waiting := s.waiting - 1;
+            before := line.after;
+            line.after := array[parked.priority, parked.turn, parked.job_id];
+            if parked.retry_at > clk then
+                update metered.parked_jobs j set scope = '', passed = null, passed_amount = null where j.job_id = parked.job_id and j.lane = parked.lane;
+                perform metered._look_again(parked.passed);
+                line.waiting := line.waiting - 1;
                 continue;
             end if;
-            continue when r.amount >= (closed ->> r.class::text)::bigint or r.drop_at <= clk or r.job_id = any (gone);
-            p := metered._release_job(r, given, ahead, wait_ms, origin, channel, careful);
-            if p.outcome = 'unknown' and seen > room then   -- judged_scopes did not come so far: the next look begins here
-                s.after := before;
+            continue when parked.amount >= (closed ->> parked.class::text)::bigint or parked.drop_at <= clk or parked.job_id = any (gone);
+            outcome := metered._release_job(parked, given, ahead, wait_ms, origin, channel, careful);
+            if outcome.outcome = 'unknown' and seen > room then   -- judged_scopes did not come so far: the next look begins here
+                line.after := before;
                 seen := 501;
                 exit;
-            elsif p.outcome in ('unknown', 'busy') then
-                s.next_at := least(s.next_at, clk + interval '20 milliseconds');
+            elsif outcome.outcome in ('unknown', 'busy') then
+                line.next_at := least(line.next_at, clk + interval '20 milliseconds');
                 continue;
-            elsif p.outcome in ('limits', 'failed') then
-                s.trouble := p.why;
-                s.next_at := least(s.next_at, clk + interval '10 seconds');
-                if p.outcome = 'failed' then    -- it stays in its line: units that are freed may end the trouble
-                    update metered.parked_jobs j set trouble = left(p.why, 1000), troubled_at = coalesce(j.troubled_at, clk) where j.job_id = r.job_id;
+            elsif outcome.outcome in ('limits', 'failed') then
+                line.trouble := outcome.why;
+                line.next_at := least(line.next_at, clk + interval '10 seconds');
+                if outcome.outcome = 'failed' then    -- it stays in its line: units that are freed may end the trouble
+                    update metered.parked_jobs j set trouble = left(outcome.why, 1000), troubled_at = coalesce(j.troubled_at, clk) where j.job_id = parked.job_id;
                 end if;
                 continue;
-            elsif p.outcome = 'passes' then
-                perform metered._change_lines(r, p.onward, '-infinity', true);
-                s.waiting := s.waiting - 1;
+            elsif outcome.outcome = 'passes' then
+                perform metered._change_lines(parked, outcome.onward, '-infinity', true);
+                line.waiting := line.waiting - 1;
                 continue;
-            elsif p.outcome = 'started' then
-                jobs := jobs || r.job;
-                perform metered._look_again(r.passed), metered._look_again((p.other).passed);
-                delete from metered.parked_jobs j where j.job_id = r.job_id;
-                s.waiting := s.waiting - 1;
-                if (p.other).scope = of_scope then
-                    s.waiting := s.waiting - 1;
-                    gone := gone || r.job_id;
-                elsif (p.other).scope <> '' then
-                    update metered.parked_scopes y set waiting = y.waiting - 1 where y.scope = (p.other).scope;
-                    delete from metered.parked_scopes y where y.scope = (p.other).scope and y.waiting = 0;
+            elsif outcome.outcome = 'started' then
+                jobs := jobs || parked.job;
+                perform metered._look_again(parked.passed), metered._look_again((outcome.other).passed);
+                delete from metered.parked_jobs j where j.job_id = parked.job_id;
+                line.waiting := line.waiting - 1;
+                if (outcome.other).scope = of_scope then
+                    line.waiting := line.waiting - 1;
+                    gone := gone || parked.job_id;
+                elsif (outcome.other).scope <> '' then
+                    update metered.parked_scopes y set waiting = y.waiting - 1 where y.scope = (outcome.other).scope;
+                    delete from metered.parked_scopes y where y.scope = (outcome.other).scope and y.waiting = 0;
                 end if;
-                s.turns[r.priority] := greatest(s.turns[r.priority], r.turn);
-                s.next_at := least(s.next_at, p.due);
+                line.turns[parked.priority] := greatest(line.turns[parked.priority], parked.turn);
+                line.next_at := least(line.next_at, outcome.due);
                 continue;
             end if;
-            if r.trouble is not null and r.retry_at is null then
-                update metered.parked_jobs j set trouble = null, troubled_at = null where j.job_id = r.job_id;
+            if parked.trouble is not null and parked.retry_at is null then
+                update metered.parked_jobs j set trouble = null, troubled_at = null where j.job_id = parked.job_id;
             end if;
-            w := metered._refusing(p.charges, p.refused, of_scope, true);
-            if w.scope is null then
-                s.next_at := least(s.next_at, clk + interval '1 minute');
-            elsif w.scope = of_scope then
-                closed := closed || jsonb_build_object(r.class, least(r.amount, (closed ->> r.class::text)::bigint));
-                s.next_at := least(s.next_at, clk + w.retry, p.due);
+            refusing := metered._refusing(outcome.charges, outcome.refused, of_scope, true);
+            if refusing.scope is null then
+                line.next_at := least(line.next_at, clk + interval '1 minute');
+            elsif refusing.scope = of_scope then
+                closed := closed || jsonb_build_object(parked.class, least(parked.amount, (closed ->> parked.class::text)::bigint));
+                line.next_at := least(line.next_at, clk + refusing.retry, outcome.due);
             else
-                perform metered._change_lines(r, (metered._charge_of(w.scope, p.charges))[1], coalesce(clk + w.retry, 'infinity'), false);
-                s.waiting := s.waiting - 1;
+                perform metered._change_lines(parked, (metered._charge_of(refusing.scope, outcome.charges))[1], coalesce(clk + refusing.retry, 'infinity'), false);
+                line.waiting := line.waiting - 1;
             end if;
         end loop;
-        whole := seen <= 500 and cardinality(jobs) < room or s.waiting = 0;
+        whole := seen <= 500 and cardinality(jobs) < room or line.waiting = 0;
     end if;
-    if whole and s.waiting = 0 then
+    if whole and line.waiting = 0 then
         delete from metered.parked_scopes y where y.scope = of_scope;
         return jobs;
     end if;
-    s.started := s.started + cardinality(jobs);
-    if clk - s.since > interval '1 hour' then   -- the rate stays, and the past counts half
-        s.started := s.started / 2;
-        s.since := clk - (clk - s.since) / 2;
+    line.started := line.started + cardinality(jobs);
+    if clk - line.since > interval '1 hour' then   -- the rate stays, and the past counts half
+        line.started := line.started / 2;
+        line.since := clk - (clk - line.since) / 2;
     end if;
     if whole then
-        s.wake_at := greatest(least(s.next_at, metered._lot_begins(of_scope, clk)), clk + interval '1 millisecond');
+        line.wake_at := greatest(least(line.next_at, metered._lot_begins(of_scope, clk)), clk + interval '1 millisecond');
     end if;
-    update metered.parked_scopes y set waiting = s.waiting, turns = s.turns, next_at = s.next_at, trouble = s.trouble, started = s.started, since = s.since,
-        after = case when whole then null else s.after end,
-        wake_at = case when not whole or y.again then '-infinity' else s.wake_at end
+    update metered.parked_scopes y set waiting = line.waiting, turns = line.turns, next_at = line.next_at, trouble = line.trouble, started = line.started, since = line.since,
+        after = case when whole then null else line.after end,
+        wake_at = case when not whole or y.again then '-infinity' else line.wake_at end
     where y.scope = of_scope;
     return jobs;
 end
@@ -13534,45 +13534,45 @@ create function metered._lines(only_scopes text[], most int) returns table (scop
 language plpgsql volatile
 as $$
 declare
-    r metered.parked_jobs;
-    c metered.new_charge;
-    n int := 0;
+    parked metered.parked_jobs;
+    charge metered.new_charge;
+    nth    int := 0;
     joined int := 0;
     locked text[] := '{}';  -- scopes: their other jobs are passed, and keep nobody waiting
 begin
-    for r in
+    for parked in
         select x.* from metered.parked_jobs x
         where x.scope = '' and greatest(x.not_before, x.retry_at) <= metered.clock()
           and (only_scopes is null or ((x.charges::metered.new_charge[])[1]).scope = any (only_scopes))
         order by greatest(x.not_before, x.retry_at) limit 10000
     loop
-        c := (r.charges::metered.new_charge[])[1];
-        continue when c.scope = any (locked);
-        if metered._try_lock(c.key) then
-            select x.* into r from metered.parked_jobs x
-            where x.job_id = r.job_id and x.lane = r.lane and x.scope = '' for update skip locked;
+        charge := (parked.charges::metered.new_charge[])[1];
+        continue when charge.scope = any (locked);
+        if metered._try_lock(charge.key) then
+            select x.* into parked from metered.parked_jobs x
+            where x.job_id = parked.job_id and x.lane = parked.lane and x.scope = '' for update skip locked;
             continue when not found;
             joined := joined + 1;
             if metered._one_snapshot() then     -- nobody marked the line in which the job was not
-                perform metered._refuse_stale(array[metered._last_entry(c.scope)]);
+                perform metered._refuse_stale(array[metered._last_entry(charge.scope)]);
             end if;
-            r.class := metered._class_of(c);
-            r.turn := metered._turn(c.scope, r.priority, r.fair);
-            update metered.parked_jobs x set scope = c.scope, amount = c.amount, class = r.class, turn = r.turn
-            where x.job_id = r.job_id and x.lane = r.lane;
-            perform metered._join_line(c.scope, c.key, '-infinity');
+            parked.class := metered._class_of(charge);
+            parked.turn := metered._turn(charge.scope, parked.priority, parked.fair);
+            update metered.parked_jobs x set scope = charge.scope, amount = charge.amount, class = parked.class, turn = parked.turn
+            where x.job_id = parked.job_id and x.lane = parked.lane;
+            perform metered._join_line(charge.scope, charge.key, '-infinity');
             if joined = 64 then
                 scope := null; key := null;
                 return next;
                 exit;
             end if;
         else
-            locked := locked || c.scope;
-            scope := c.scope;
-            key := c.key;
-            n := n + 1;
+            locked := locked || charge.scope;
+            scope := charge.scope;
+            key := charge.key;
+            nth := nth + 1;
             return next;
-            exit when n = 16;
+            exit when nth = 16;
         end if;
     end loop;
     if only_scopes is null then
@@ -13778,7 +13778,7 @@ set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-    n int := 0;
+    troubled int := 0;
 begin
     if array_lower(jobs, 1) <> 1
         or array_ndims(jobs) <> 1
@@ -13793,9 +13793,9 @@ begin
     end if;
     perform metered._require(cardinality(jobs) = cardinality(reasons), 'reasons');
     for i in 1..cardinality(jobs) loop
-        n := n + metered._trouble_job(jobs[i], reasons[i])::int;
+        troubled := troubled + metered._trouble_job(jobs[i], reasons[i])::int;
     end loop;
-    return n;
+    return troubled;
 end
 $$;
 
@@ -13808,26 +13808,26 @@ set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-    j record;
-    n int := 0;
+    parked  record;
+    dropped int := 0;
 begin
     if max_rows > 10000 then
         raise exception 'out of bounds: an argument of drop_parked' using errcode = '22023';
     end if;
     perform metered._require(max_rows between 1 and 1000, 'max_rows');
-    for j in
+    for parked in
         select x.job_id, l.scopes, l.keys from metered.parked_jobs x, lateral (
             select array_agg(z.scope order by z.lane) as scopes, array_agg(y.key order by y.key) filter (where z.scope <> '') as keys
             from metered.parked_jobs z left join metered.parked_scopes y on y.scope = z.scope where z.job_id = x.job_id) l
         where x.drop_at is not null and greatest(x.drop_at, x.retry_at) <= metered.clock() and x.lane = 0
         order by greatest(x.drop_at, x.retry_at) limit 10000
     loop
-        continue when array_position(j.keys, null) is not null or not metered._try_each(coalesce(j.keys, '{}'));
-        continue when j.scopes is distinct from array(select z.scope from (
-            select x.scope, x.lane from metered.parked_jobs x where x.job_id = j.job_id for update skip locked) z order by z.lane);
-        return next metered._leave_line(j.job_id);
-        n := n + 1;
-        exit when n = max_rows;
+        continue when array_position(parked.keys, null) is not null or not metered._try_each(coalesce(parked.keys, '{}'));
+        continue when parked.scopes is distinct from array(select z.scope from (
+            select x.scope, x.lane from metered.parked_jobs x where x.job_id = parked.job_id for update skip locked) z order by z.lane);
+        return next metered._leave_line(parked.job_id);
+        dropped := dropped + 1;
+        exit when dropped = max_rows;
     end loop;
 end
 $$;
@@ -13842,9 +13842,9 @@ set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-    j   metered.parked_jobs;
-    was text[];
-    now timestamptz;
+    parked metered.parked_jobs;
+    was    text[];
+    now    timestamptz;
 begin
     if of_priority > 4
         or wait_ms > 3600000 then
@@ -13873,18 +13873,18 @@ begin
     elsif of_priority is null then
         return metered._leave_line(of_job);
     end if;
-    for j in select x.* from metered.parked_jobs x where x.job_id = of_job and x.priority <> of_priority order by x.lane loop
-        j.turn := metered._turn(j.scope, of_priority, j.fair);
-        j.job := j.job || jsonb_build_object('priority', of_priority);
-        update metered.parked_jobs x set priority = of_priority, turn = j.turn, job = j.job where x.job_id = of_job and x.lane = j.lane;
+    for parked in select x.* from metered.parked_jobs x where x.job_id = of_job and x.priority <> of_priority order by x.lane loop
+        parked.turn := metered._turn(parked.scope, of_priority, parked.fair);
+        parked.job := parked.job || jsonb_build_object('priority', of_priority);
+        update metered.parked_jobs x set priority = of_priority, turn = parked.turn, job = parked.job where x.job_id = of_job and x.lane = parked.lane;
     end loop;
     now := metered.clock();
     update metered.parked_jobs x set trouble = null, troubled_at = null, retry_at = now where x.job_id = of_job and x.retry_at is not null;
     if found then
         perform metered._wake_releasers();
     end if;
-    select x.* into j from metered.parked_jobs x where x.job_id = of_job and x.lane = 0;
-    return metered._parked_json(j);
+    select x.* into parked from metered.parked_jobs x where x.job_id = of_job and x.lane = 0;
+    return metered._parked_json(parked);
 end
 $$;
 
@@ -14003,7 +14003,7 @@ as $$
 declare
     horizon timestamptz;
     unused  text;   -- set_config in an assignment is cheaper than in perform, by far
-    t       record; -- and so is a function than as a table
+    answer  record; -- and so is a function than as a table
 begin
     if greatest(octet_length(command.tenant), octet_length(command.id), octet_length(command.marker), octet_length(command.name)) > 255
         or array_lower(command.jobs, 1) <> 1
@@ -14086,20 +14086,20 @@ begin
         return;
     end if;
     if token.digest is not null then
-        t := metered.consume_token(token.digest, token.purpose, token.subject, wait_ms);
-        token_status := t.status;
-        payload := t.payload;
-        uses_left := t.uses_left;
-        minted_at := t.minted_at;
-        expires_at := t.expires_at;
-        consumed_at := t.consumed_at;
+        answer := metered.consume_token(token.digest, token.purpose, token.subject, wait_ms);
+        token_status := answer.status;
+        payload := answer.payload;
+        uses_left := answer.uses_left;
+        minted_at := answer.minted_at;
+        expires_at := answer.expires_at;
+        consumed_at := answer.consumed_at;
         if token_status <> 'ok' then
             return;
         end if;
     end if;
     if cardinality(charges) > 0 then
-        t := metered._write_charges(charges, ahead, wait_ms, null, 'look', null, false);
-        refused := t.refused;
+        answer := metered._write_charges(charges, ahead, wait_ms, null, 'look', null, false);
+        refused := answer.refused;
     end if;
 end
 $$;
@@ -14118,12 +14118,12 @@ set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-    c       record;
-    charge  metered.new_charge;
-    scopes  text[];
-    amounts bigint[];
+    posted       record;
+    charge       metered.new_charge;
+    scopes       text[];
+    amounts      bigint[];
     command_cursor refcursor := 'metered_command';  -- CLOSE by a variable is not parsed anew
-    unused  text;
+    unused       text;
 begin
     if greatest(octet_length(command.tenant), octet_length(command.id), octet_length(command.marker), octet_length(command.name)) > 255
         or array_lower(command.jobs, 1) <> 1
@@ -14155,18 +14155,18 @@ begin
             if at is null then
                 raise exception 'a lease is closed' using errcode = 'MT009', detail = jsonb_build_array(jsonb_build_object('lease', charge.lease));
             end if;
-            c := row(array[0]::bigint[], array[at], null::bigint[], array[0]::bigint[], null::jsonb, at, null::timestamptz[], null::jsonb)::metered.charged;
+            posted := row(array[0]::bigint[], array[at], null::bigint[], array[0]::bigint[], null::jsonb, at, null::timestamptz[], null::jsonb)::metered.charged;
         elsif command.leased then
-            c := metered.charge_leased(charges, ahead, wait_ms, row(command.tenant, command.id, null), 'raise', command.standing);
+            posted := metered.charge_leased(charges, ahead, wait_ms, row(command.tenant, command.id, null), 'raise', command.standing);
         else
-            c := metered._write_charges(charges, ahead, wait_ms, row(command.tenant, command.id, null), 'raise', null, command.standing);
+            posted := metered._write_charges(charges, ahead, wait_ms, row(command.tenant, command.id, null), 'raise', null, command.standing);
         end if;
-        seqs := c.seqs;
-        ats := c.ats;
-        used := c.used;
-        held := c.held;
-        periods := c.periods;
-        crossed := c.crossed;
+        seqs := posted.seqs;
+        ats := posted.ats;
+        used := posted.used;
+        held := posted.held;
+        periods := posted.periods;
+        crossed := posted.crossed;
         scopes := array[charges[1].scope];      -- a query in the INSERT would be prepared for one charge, too
         amounts := array[charges[1].amount];
         if cardinality(charges) > 1 then
@@ -14290,10 +14290,10 @@ $$;
 
 -- The microseconds of a time since 1970: a number, which no setting of a session spells otherwise.
 -- Stable, as extract is: else it would not be inlined.
-create function metered._in_us(t timestamptz) returns bigint
+create function metered._in_us(moment timestamptz) returns bigint
 language sql stable
 as $$
-    select (extract(epoch from t) * 1000000)::bigint
+    select (extract(epoch from moment) * 1000000)::bigint
 $$;
 
 -- A charge with at most one limit by window or lifetime, as the full functions take it. whole is the limit itself,
@@ -14308,13 +14308,13 @@ as $$
 $$;
 
 -- The answer of charge as JSON, with times in microseconds.
-create function metered._charged_json(a metered.charged) returns json
+create function metered._charged_json(answer metered.charged) returns json
 language sql stable
 as $$
-    select json_build_object('seqs', (a).seqs,
-        'ats', array(select metered._in_us(x) from unnest((a).ats) x),
-        'used', (a).used, 'held', (a).held, 'refused', (a).refused, 'crossed', (a).crossed,
-        'periods', array(select metered._in_us(x) from unnest((a).periods) x))
+    select json_build_object('seqs', (answer).seqs,
+        'ats', array(select metered._in_us(x) from unnest((answer).ats) x),
+        'used', (answer).used, 'held', (answer).held, 'refused', (answer).refused, 'crossed', (answer).crossed,
+        'periods', array(select metered._in_us(x) from unnest((answer).periods) x))
 $$;
 
 -- A charge of one scope without a command, as charge makes it: JSON, [seq, time in microseconds, held units, used
@@ -14410,8 +14410,8 @@ set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-    begun text;
-    t     record;
+    begun   text;
+    claimed record;
 begin
     if greatest(octet_length(of_tenant), octet_length(of_id), octet_length(marker)) > 255
         or wait_ms > 3600000 then
@@ -14442,17 +14442,17 @@ begin
             return null;
         end if;
     end if;
-    t := metered.begin_command(true, true, row(of_tenant, of_id, key, issued, max_future, timeout_ms,
+    claimed := metered.begin_command(true, true, row(of_tenant, of_id, key, issued, max_future, timeout_ms,
         marker, false, false, null, null)::metered.new_command, null, '{}', interval '0', wait_ms);
-    if t.status = 'new' then
+    if claimed.status = 'new' then
         return null;
     elsif raising then
         raise exception 'the operation id is known' using errcode = 'MT016';
     end if;
-    return json_build_object('status', t.status, 'fingerprint', encode(t.fingerprint, 'base64'),
-        'result', encode(t.result, 'base64'), 'scopes', t.scopes, 'amounts', t.amounts, 'seqs', t.seqs,
-        'ats', array(select metered._in_us(x) from unnest(t.ats) x), 'holds', t.holds,
-        'at', metered._in_us(t.at), 'refusal', t.refusal);
+    return json_build_object('status', claimed.status, 'fingerprint', encode(claimed.fingerprint, 'base64'),
+        'result', encode(claimed.result, 'base64'), 'scopes', claimed.scopes, 'amounts', claimed.amounts, 'seqs', claimed.seqs,
+        'ats', array(select metered._in_us(x) from unnest(claimed.ats) x), 'holds', claimed.holds,
+        'at', metered._in_us(claimed.at), 'refusal', claimed.refusal);
 end
 $$;
 
@@ -15091,7 +15091,7 @@ declare
     horizon timestamptz;
     done    timestamptz;
     was     record;
-    p       record;
+    placed  record;
 begin
     if greatest(octet_length(command.tenant), octet_length(command.id), octet_length(command.marker), octet_length(command.name), octet_length(hold.tenant), octet_length(hold.id), octet_length(hold.holder), octet_length(hold.claim), octet_length(origin.tenant), octet_length(origin.operation)) > 255
         or array_lower(command.jobs, 1) <> 1
@@ -15148,15 +15148,15 @@ begin
     if status is not null then
         return;
     end if;
-    p := metered.place(hold, charges, ahead, wait_ms, origin, channel, false);
-    status := p.status;
-    placed_at := p.placed_at;
-    deadline := p.deadline;
-    seqs := p.seqs;
-    ats := p.ats;
-    refused := p.refused;
-    stored := p.stored;
-    crossed := p.crossed;
+    placed := metered.place(hold, charges, ahead, wait_ms, origin, channel, false);
+    status := placed.status;
+    placed_at := placed.placed_at;
+    deadline := placed.deadline;
+    seqs := placed.seqs;
+    ats := placed.ats;
+    refused := placed.refused;
+    stored := placed.stored;
+    crossed := placed.crossed;
 end
 $$;
 
@@ -15190,7 +15190,7 @@ declare
     at_seq bigint;      -- the entry that was appended, or null
     new_no bigint;
     unused text;
-    p      record;
+    answer      record;
 begin
     if greatest(octet_length(of_tenant), octet_length(of_id), octet_length(holder), octet_length(of_scope), octet_length(op_tenant), octet_length(operation)) > 255
         or octet_length(of_fingerprint) > 33
@@ -15262,11 +15262,11 @@ begin
             end if;
         end if;
     end if;
-    p := metered.place(
+    answer := metered.place(
         row(of_tenant, of_id, id_key is not null, id_key, holder, null, of_fingerprint, issued, ttl, grace, lifetime, metadata, null)::metered.new_hold,
         metered._as_held(of_scope, key, units, max_units, win, note), ahead, wait_ms,
         row(op_tenant, operation, note)::metered.origin, channel, raising);
-    return metered._placed_json(p.status, p.placed_at, p.deadline, p.refused, p.stored, p.crossed);
+    return metered._placed_json(answer.status, answer.placed_at, answer.deadline, answer.refused, answer.stored, answer.crossed);
 end
 $$;
 
@@ -15306,7 +15306,7 @@ declare
     at_seq bigint;      -- the entry that was appended, or null
     new_no bigint;
     unused text;
-    p      record;
+    opened      record;
 begin
     if greatest(octet_length(named), octet_length(of_tenant), octet_length(of_id), octet_length(holder), octet_length(of_scope), octet_length(op_tenant), octet_length(operation)) > 255
         or octet_length(of_fingerprint) > 33
@@ -15384,11 +15384,11 @@ begin
             end if;
         end if;
     end if;
-    p := metered.open_session(row(of_tenant, named, name_key, named_at, max_future, null, null, null, null, null, null)::metered.new_command,
+    opened := metered.open_session(row(of_tenant, named, name_key, named_at, max_future, null, null, null, null, null, null)::metered.new_command,
         row(of_tenant, of_id, false, null, holder, null, of_fingerprint, issued, ttl, grace, lifetime, metadata, null)::metered.new_hold,
         metered._as_held(of_scope, key, units, max_units, win, note), ahead, wait_ms,
         row(op_tenant, operation, note)::metered.origin, channel);
-    return metered._placed_json(p.status, p.placed_at, p.deadline, p.refused, p.stored, p.crossed);
+    return metered._placed_json(opened.status, opened.placed_at, opened.deadline, opened.refused, opened.stored, opened.crossed);
 end
 $$;
 
@@ -15658,26 +15658,26 @@ end
 $$;
 
 -- Writes one charge, whose scope is locked, with the record of its event, or says why it is refused.
-create function metered._write_exact(c metered.new_charge, e metered.new_event, nth int, ahead interval, wait_ms int, clk timestamptz)
+create function metered._write_exact(charge metered.new_charge, event metered.new_event, nth int, ahead interval, wait_ms int, clk timestamptz)
 returns metered.each_answer
 language plpgsql volatile
 as $$
 declare
-    a record;
+    answer record;
 begin
-    a := metered._write_charges(array[c], ahead, wait_ms, row(e.tenant, e.id, null), 'answer', row(null, null, null, clk), true);
-    if a.refused -> 0 ? 'crossing' then
+    answer := metered._write_charges(array[charge], ahead, wait_ms, row(event.tenant, event.id, null), 'answer', row(null, null, null, clk), true);
+    if answer.refused -> 0 ? 'crossing' then
         perform metered._refuse_unreported();
     end if;
-    if a.refused is null and e.id is not null then
+    if answer.refused is null and event.id is not null then
         insert into metered.operations (tenant, id, fingerprint, issued_at, at, result, scopes, amounts, seqs, ats)
-        values (e.tenant, e.id, e.fingerprint, e.issued_at, clk, 'null', array[c.scope], array[c.amount], a.seqs, a.ats)
+        values (event.tenant, event.id, event.fingerprint, event.issued_at, clk, 'null', array[charge.scope], array[charge.amount], answer.seqs, answer.ats)
         on conflict do nothing;
         if not found then
             perform metered._recorded_meanwhile();
         end if;
     end if;
-    return row(nth, a.seqs[1], a.ats[1], a.used, a.held[1], a.refused, null, a.periods, a.crossed)::metered.each_answer;
+    return row(nth, answer.seqs[1], answer.ats[1], answer.used, answer.held[1], answer.refused, null, answer.periods, answer.crossed)::metered.each_answer;
 end
 $$;
 
@@ -15701,7 +15701,7 @@ set plan_cache_mode = force_generic_plan
 set enable_bitmapscan = off
 as $$
 declare
-    n        int := cardinality(charges);
+    asked    int := cardinality(charges);
     clk      timestamptz;
     horizon  timestamptz;
     busy     bigint[];
@@ -15709,9 +15709,9 @@ declare
     answers  metered.each_answer[];
     exact    int[];
     behind   text[];
-    p        record;
-    a        metered.each_answer;
-    i        int;
+    written  record;
+    answer   metered.each_answer;
+    which    int;
     state    text;
     detail   text;
 begin
@@ -15728,8 +15728,8 @@ begin
         or wait_ms > 3600000 then
         raise exception 'out of bounds: an argument of charge_each' using errcode = '22023';
     end if;
-    if (n between 1 and 1000 and array_ndims(charges) = 1 and array_lower(charges, 1) = 1
-        and (events is null or cardinality(events) = n and array_ndims(events) = 1 and array_lower(events, 1) = 1)) is not true then
+    if (asked between 1 and 1000 and array_ndims(charges) = 1 and array_lower(charges, 1) = 1
+        and (events is null or cardinality(events) = asked and array_ndims(events) = 1 and array_lower(events, 1) = 1)) is not true then
         perform metered._require(false, 'charges');
     end if;
     if events is not null then
@@ -15738,9 +15738,9 @@ begin
             perform metered._require(false, 'events');
         end if;
         busy := metered._lock_each(array(select e.id_key from unnest(events) e where e.id_key is not null), wait_ms, skip_busy);
-        p := metered._recorded_events(events, busy, wait_ms);
-        statuses := p.statuses;
-        return query select * from unnest(p.answers);
+        written := metered._recorded_events(events, busy, wait_ms);
+        statuses := written.statuses;
+        return query select * from unnest(written.answers);
     end if;
     busy := metered._lock_each(array(
         select coalesce(c.key, metered._scope_key(c.scope))
@@ -15760,15 +15760,15 @@ begin
                 when e.occurred_at < clk - late then 'late' end)
             from rows from (unnest(events), unnest(statuses)) with ordinality e order by e.ordinality);
     end if;
-    if n = 1 then   -- for one charge _write_charges is faster
+    if asked = 1 then   -- for one charge _write_charges is faster
         exact := array(select 1 where statuses[1] is null);
     else
         perform metered._entry_for_write(x.scope)   -- folds tallies
         from (select distinct c.scope from rows from (unnest(charges), unnest(statuses)) c where c.unnest is null) x,
              lateral (select l.tallied from metered.ledger l where l.scope = x.scope order by l.seq desc limit 1) t where t.tallied;
-        p := metered._write_plain(charges, events, statuses, clk);
-        return query select * from unnest(p.answers);
-        exact := p.exact;
+        written := metered._write_plain(charges, events, statuses, clk);
+        return query select * from unnest(written.answers);
+        exact := written.exact;
     end if;
     if skip_busy and exact <> '{}' then     -- else the others wait for what it writes
         behind := array(
@@ -15788,18 +15788,18 @@ begin
         end if;
     end if;
     begin
-        foreach i in array coalesce(exact, '{}') loop
-            answers[i] := metered._write_exact(charges[i], events[i], i, ahead, wait_ms, clk);
+        foreach which in array coalesce(exact, '{}') loop
+            answers[which] := metered._write_exact(charges[which], events[which], which, ahead, wait_ms, clk);
         end loop;
     exception when sqlstate 'MT002' or sqlstate 'MT003' or sqlstate 'MT010' or sqlstate 'MT012' or numeric_value_out_of_range then
         -- Once more, each in a block of its own, which costs a subtransaction.
         answers := null;
-        foreach i in array exact loop
+        foreach which in array exact loop
             begin
-                answers[i] := metered._write_exact(charges[i], events[i], i, ahead, wait_ms, clk);
+                answers[which] := metered._write_exact(charges[which], events[which], which, ahead, wait_ms, clk);
             exception when sqlstate 'MT002' or sqlstate 'MT003' or sqlstate 'MT010' or sqlstate 'MT012' or numeric_value_out_of_range then
                 get stacked diagnostics state = returned_sqlstate, detail = pg_exception_detail;
-                answers[i] := row(i, null, null, null, null, to_jsonb(detail), state, null, null)::metered.each_answer;
+                answers[which] := row(which, null, null, null, null, to_jsonb(detail), state, null, null)::metered.each_answer;
             end;
         end loop;
     end;
@@ -16497,27 +16497,27 @@ create function metered._v1_limit(given jsonb) returns metered.charge_limit
 language plpgsql stable
 as $$
 declare
-    l    metered.charge_limit;
+    lim  metered.charge_limit;
     fits boolean;
 begin
-    l.max := given ->> 'max';
+    lim.max := given ->> 'max';
     if given - '{name,max,window}'::text[] = '{}' then
-        l.win := interval '1 second' * date_part('epoch', (given ->> 'window')::interval);
-        fits := l.win > interval '0' and l.win <= interval '3660 days';
+        lim.win := interval '1 second' * date_part('epoch', (given ->> 'window')::interval);
+        fits := lim.win > interval '0' and lim.win <= interval '3660 days';
     elsif given - '{name,max,period,time_zone,anchor}'::text[] = '{}' then
-        l.period := row(case when given ->> 'period' in ('day', 'week', 'month', 'year') then '1 ' else '' end
+        lim.period := row(case when given ->> 'period' in ('day', 'week', 'month', 'year') then '1 ' else '' end
             || (given ->> 'period'), given ->> 'anchor', given ->> 'time_zone');
         fits := given ? 'period' and (not given ? 'time_zone' or octet_length(given ->> 'time_zone') <= 64
             and given ->> 'time_zone' ~ '^(UTC|Etc/GMT[+-][0-9]{1,2}|[A-Z][A-Za-z]+(/[A-Z][A-Za-z_-]*)+)$');
     else
-        l.max := coalesce(l.max, case when given ? 'prepaid' then 0 end);
-        l.win := interval '0';
+        lim.max := coalesce(lim.max, case when given ? 'prepaid' then 0 end);
+        lim.win := interval '0';
         fits := given - '{name,max}'::text[] in ('{"lifetime": true}', '{"prepaid": true}');
     end if;
-    if (l.max >= 0 and fits) is not true then
+    if (lim.max >= 0 and fits) is not true then
         perform metered._require(false, 'limits');
     end if;
-    return l;
+    return lim;
 end
 $$;
 

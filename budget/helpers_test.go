@@ -140,8 +140,8 @@ func withoutLocks(t testing.TB, pool *pgxpool.Pool) {
 		begin
 			for f in select pg_get_functiondef(p.oid) from pg_proc p
 			         where p.pronamespace = 'metered'::regnamespace and p.prosrc ~ 'advisory_xact_lock\(k\)' loop
-				f := replace(f, 'pg_try_advisory_xact_lock(k)', 'true');
-				execute replace(f, 'pg_advisory_xact_lock(k)', '1');
+				f := replace(f, 'pg_try_advisory_xact_lock(key)', 'true');
+				execute replace(f, 'pg_advisory_xact_lock(key)', '1');
 			end loop;
 		end $$`)
 }

@@ -7,10 +7,10 @@
 -- due, each from the oldest on. A lot that no row has yet has a number below 0: its place in the array.
 
 -- When the turn of a lot comes: it begins, or it ends. Inlined wherever it stands.
-create function metered._turn_at(l metered.lots) returns timestamptz
+create function metered._turn_at(lot metered.lots) returns timestamptz
 language sql immutable
 as $$
-    select case when l.pending > 0 then l.starts_at else l.expires_at end
+    select case when lot.pending > 0 then lot.starts_at else lot.expires_at end
 $$;
 
 -- Places in lots after the first from_n, which had their turn, with one more: in the order of turns.
@@ -18,14 +18,14 @@ create function metered._queued(turns int[], from_n int, pos int, lots metered.l
 language plpgsql immutable
 as $$
 declare
-    n int := cardinality(turns);
+    remaining int := cardinality(turns);
 begin
-    while n > from_n and (metered._turn_at(lots[pos]), lots[pos].pending > 0, lots[pos].age)
-        < (metered._turn_at(lots[turns[n]]), lots[turns[n]].pending > 0, lots[turns[n]].age)
+    while remaining > from_n and (metered._turn_at(lots[pos]), lots[pos].pending > 0, lots[pos].age)
+        < (metered._turn_at(lots[turns[remaining]]), lots[turns[remaining]].pending > 0, lots[turns[remaining]].age)
     loop
-        n := n - 1;
+        remaining := remaining - 1;
     end loop;
-    return turns[from_n + 1:n] || pos || turns[n + 1:];
+    return turns[from_n + 1:remaining] || pos || turns[remaining + 1:];
 end
 $$;
 
@@ -64,7 +64,7 @@ $$;
 -- Units that a shared cap counts where a lot ends: those of its category that have rolled over, and
 -- have not ended by then. capped are places of lots that may be of these: those that have ended are
 -- left out from here on.
-create function metered._capped(l metered.lots, lots metered.lots[], inout capped int[],
+create function metered._capped(lot metered.lots, lots metered.lots[], inout capped int[],
     out units bigint)
 language plpgsql stable
 as $$
@@ -73,11 +73,11 @@ declare
     pos  int;
 begin
     units := 0;
-    if (l.plan).roll_shared is true and l.roll_cap is not null then
+    if (lot.plan).roll_shared is true and lot.roll_cap is not null then
         foreach pos in array capped loop
-            continue when lots[pos].expires_at <= l.expires_at;
+            continue when lots[pos].expires_at <= lot.expires_at;
             live := live || pos;
-            if lots[pos].category = l.category then
+            if lots[pos].category = lot.category then
                 units := units + lots[pos].rest + lots[pos].kept + lots[pos].held;
             end if;
         end loop;
@@ -99,28 +99,28 @@ language plpgsql stable
 as $$
 declare
     -- Places in lots, in their order, and how many had their turn.
-    turns  int[] := array(select x.ordinality from unnest(lots) with ordinality x
+    turns    int[] := array(select x.ordinality from unnest(lots) with ordinality x
         where case when x.pending > 0 then x.starts_at else x.expires_at end <= until
           and x.pending + x.rest + x.kept + x.held > 0
         order by case when x.pending > 0 then x.starts_at else x.expires_at end, x.pending > 0, x.age);
-    turned int := 0;
-    capped int[] := array(select x.ordinality from unnest(lots) with ordinality x
+    turned   int := 0;
+    capped   int[] := array(select x.ordinality from unnest(lots) with ordinality x
         where x.origin = 'r' and (x.plan).roll_shared and x.rest + x.kept + x.held > 0);
-    places int[] := case when parts = '{}' then '{}' else metered._places(parts, lots) end;
-    due    int := 0;
-    parted int := 0;
-    loaded int := cardinality(parts);
-    over   bigint := (select coalesce(sum(k.amount), 0) from unnest(parts) k where k.lot = 0);
-    pos    int;
-    step   record;
-    begins boolean;
-    made   metered.lots;
-    mine   int[];       -- places in parts
-    came   int[];       -- places of lots to which units came
+    places   int[] := case when parts = '{}' then '{}' else metered._places(parts, lots) end;
+    due      int := 0;
+    parted   int := 0;
+    loaded   int := cardinality(parts);
+    over     bigint := (select coalesce(sum(k.amount), 0) from unnest(parts) k where k.lot = 0);
+    pos      int;
+    step     record;
+    begins   boolean;
+    made     metered.lots;
+    mine     int[];       -- places in parts
+    came     int[];       -- places of lots to which units came
     came_seq bigint;    -- by this entry, up to its move came_nth
     came_nth int;
-    said   metered.ledger[];
-    moved  metered.lot_moves[];
+    said     metered.ledger[];
+    moved    metered.lot_moves[];
 begin
     entries := '{}';
     moves := '{}';
@@ -145,7 +145,7 @@ begin
                 step := metered._end_lot(tip, lots[pos], step.units, -1 - cardinality(lots));
                 came_seq := case when ((step.made).plan).uses is null then (step.made).granted_seq end;
             end if;
-            lots[pos] := step.l;
+            lots[pos] := step.lot;
             made := step.made;
             if begins and lots[pos].expires_at <= until then
                 turns := metered._queued(turns, turned, pos, lots);

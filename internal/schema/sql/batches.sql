@@ -156,26 +156,26 @@ end
 $$;
 
 -- Writes one charge, whose scope is locked, with the record of its event, or says why it is refused.
-create function metered._write_exact(c metered.new_charge, e metered.new_event, nth int, ahead interval, wait_ms int, clk timestamptz)
+create function metered._write_exact(charge metered.new_charge, event metered.new_event, nth int, ahead interval, wait_ms int, clk timestamptz)
 returns metered.each_answer
 language plpgsql volatile
 as $$
 declare
-    a record;
+    answer record;
 begin
-    a := metered._write_charges(array[c], ahead, wait_ms, row(e.tenant, e.id, null), 'answer', row(null, null, null, clk), true);
-    if a.refused -> 0 ? 'crossing' then
+    answer := metered._write_charges(array[charge], ahead, wait_ms, row(event.tenant, event.id, null), 'answer', row(null, null, null, clk), true);
+    if answer.refused -> 0 ? 'crossing' then
         perform metered._refuse_unreported();
     end if;
-    if a.refused is null and e.id is not null then
+    if answer.refused is null and event.id is not null then
         insert into metered.operations (tenant, id, fingerprint, issued_at, at, result, scopes, amounts, seqs, ats)
-        values (e.tenant, e.id, e.fingerprint, e.issued_at, clk, 'null', array[c.scope], array[c.amount], a.seqs, a.ats)
+        values (event.tenant, event.id, event.fingerprint, event.issued_at, clk, 'null', array[charge.scope], array[charge.amount], answer.seqs, answer.ats)
         on conflict do nothing;
         if not found then
             perform metered._recorded_meanwhile();
         end if;
     end if;
-    return row(nth, a.seqs[1], a.ats[1], a.used, a.held[1], a.refused, null, a.periods, a.crossed)::metered.each_answer;
+    return row(nth, answer.seqs[1], answer.ats[1], answer.used, answer.held[1], answer.refused, null, answer.periods, answer.crossed)::metered.each_answer;
 end
 $$;
 
@@ -194,7 +194,7 @@ returns setof metered.each_answer
 language plpgsql volatile
 as $$
 declare
-    n        int := cardinality(charges);
+    asked    int := cardinality(charges);
     clk      timestamptz;
     horizon  timestamptz;
     busy     bigint[];
@@ -202,14 +202,14 @@ declare
     answers  metered.each_answer[];
     exact    int[];
     behind   text[];
-    p        record;
-    a        metered.each_answer;
-    i        int;
+    written  record;
+    answer   metered.each_answer;
+    which    int;
     state    text;
     detail   text;
 begin
-    if (n between 1 and 1000 and array_ndims(charges) = 1 and array_lower(charges, 1) = 1
-        and (events is null or cardinality(events) = n and array_ndims(events) = 1 and array_lower(events, 1) = 1)) is not true then
+    if (asked between 1 and 1000 and array_ndims(charges) = 1 and array_lower(charges, 1) = 1
+        and (events is null or cardinality(events) = asked and array_ndims(events) = 1 and array_lower(events, 1) = 1)) is not true then
         perform metered._require(false, 'charges');
     end if;
     if events is not null then
@@ -218,9 +218,9 @@ begin
             perform metered._require(false, 'events');
         end if;
         busy := metered._lock_each(array(select e.id_key from unnest(events) e where e.id_key is not null), wait_ms, skip_busy);
-        p := metered._recorded_events(events, busy, wait_ms);
-        statuses := p.statuses;
-        return query select * from unnest(p.answers);
+        written := metered._recorded_events(events, busy, wait_ms);
+        statuses := written.statuses;
+        return query select * from unnest(written.answers);
     end if;
     busy := metered._lock_each(array(
         select coalesce(c.key, metered._scope_key(c.scope))
@@ -240,15 +240,15 @@ begin
                 when e.occurred_at < clk - late then 'late' end)
             from rows from (unnest(events), unnest(statuses)) with ordinality e order by e.ordinality);
     end if;
-    if n = 1 then   -- for one charge _write_charges is faster
+    if asked = 1 then   -- for one charge _write_charges is faster
         exact := array(select 1 where statuses[1] is null);
     else
         perform metered._entry_for_write(x.scope)   -- folds tallies
         from (select distinct c.scope from rows from (unnest(charges), unnest(statuses)) c where c.unnest is null) x,
              lateral (select l.tallied from metered.ledger l where l.scope = x.scope order by l.seq desc limit 1) t where t.tallied;
-        p := metered._write_plain(charges, events, statuses, clk);
-        return query select * from unnest(p.answers);
-        exact := p.exact;
+        written := metered._write_plain(charges, events, statuses, clk);
+        return query select * from unnest(written.answers);
+        exact := written.exact;
     end if;
     if skip_busy and exact <> '{}' then     -- else the others wait for what it writes
         behind := array(
@@ -268,18 +268,18 @@ begin
         end if;
     end if;
     begin
-        foreach i in array coalesce(exact, '{}') loop
-            answers[i] := metered._write_exact(charges[i], events[i], i, ahead, wait_ms, clk);
+        foreach which in array coalesce(exact, '{}') loop
+            answers[which] := metered._write_exact(charges[which], events[which], which, ahead, wait_ms, clk);
         end loop;
     exception when sqlstate 'MT002' or sqlstate 'MT003' or sqlstate 'MT010' or sqlstate 'MT012' or numeric_value_out_of_range then
         -- Once more, each in a block of its own, which costs a subtransaction.
         answers := null;
-        foreach i in array exact loop
+        foreach which in array exact loop
             begin
-                answers[i] := metered._write_exact(charges[i], events[i], i, ahead, wait_ms, clk);
+                answers[which] := metered._write_exact(charges[which], events[which], which, ahead, wait_ms, clk);
             exception when sqlstate 'MT002' or sqlstate 'MT003' or sqlstate 'MT010' or sqlstate 'MT012' or numeric_value_out_of_range then
                 get stacked diagnostics state = returned_sqlstate, detail = pg_exception_detail;
-                answers[i] := row(i, null, null, null, null, to_jsonb(detail), state, null, null)::metered.each_answer;
+                answers[which] := row(which, null, null, null, null, to_jsonb(detail), state, null, null)::metered.each_answer;
             end;
         end loop;
     end;

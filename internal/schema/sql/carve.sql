@@ -13,13 +13,13 @@
 -- units that the child used. Messages between the clusters can come again, and in any order. So a row of mode g stays, and answers each
 -- message with the units used, until the parent's side is known to be settled (home_at) and its time is over.
 
--- Refuses a new entry in a closed scope. e is its last entry, or one that is to follow it.
-create function metered._refuse_closed(e metered.ledger) returns void
+-- Refuses a new entry in a closed scope. entry is its last entry, or one that is to follow it.
+create function metered._refuse_closed(entry metered.ledger) returns void
 language plpgsql stable
 as $$
 begin
-    if e.next_due = '-infinity' then
-        raise exception 'the scope is closed' using errcode = 'MT001', detail = metered._with_absent(null, e.scope, 'closed');
+    if entry.next_due = '-infinity' then
+        raise exception 'the scope is closed' using errcode = 'MT001', detail = metered._with_absent(null, entry.scope, 'closed');
     end if;
 end
 $$;
@@ -29,29 +29,29 @@ create function metered._close_scope(of_scope text, note jsonb, wait_ms int) ret
 language plpgsql volatile
 as $$
 declare
-    e metered.ledger := metered._entry_for_write(of_scope);
+    entry metered.ledger := metered._entry_for_write(of_scope);
 begin
-    if e.next_due = '-infinity' then
+    if entry.next_due = '-infinity' then
         return;
     end if;
-    if e.tallied then
-        e := metered._end_tallies(e, wait_ms);
+    if entry.tallied then
+        entry := metered._end_tallies(entry, wait_ms);
     end if;
-    if e.lots_end is not null then
-        e := metered._settle(e, metered.clock(), metered._ends_per_call(), 0, null);
+    if entry.lots_end is not null then
+        entry := metered._settle(entry, metered.clock(), metered._ends_per_call(), 0, null);
     end if;
-    perform metered._clear_freed_of(e);
-    e.seq := e.seq + 1;
-    e.amount := 0;
-    e.at := greatest(metered.clock(), e.at);
-    e.kind := 'z';
-    e.next_due := '-infinity';
-    e.ref := null;
-    e.hold := null;
-    e.operation_tenant := null;
-    e.operation := null;
-    e.note := _close_scope.note;
-    perform metered._append(e);
+    perform metered._clear_freed_of(entry);
+    entry.seq := entry.seq + 1;
+    entry.amount := 0;
+    entry.at := greatest(metered.clock(), entry.at);
+    entry.kind := 'z';
+    entry.next_due := '-infinity';
+    entry.ref := null;
+    entry.hold := null;
+    entry.operation_tenant := null;
+    entry.operation := null;
+    entry.note := _close_scope.note;
+    perform metered._append(entry);
     perform metered._recall_leases(of_scope);
 end
 $$;

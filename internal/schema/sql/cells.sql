@@ -69,8 +69,8 @@ create function metered.enter_tenant(of_tenant text, key bigint, in_cell int, of
 language plpgsql volatile
 as $$
 declare
-    before text;
-    c      record;
+    before   text;
+    cell_now record;
 begin
     if int8send(key) is distinct from substr(sha256('metered/tenant/metered'::bytea || decode('00', 'hex') || convert_to(of_tenant, 'UTF8')), 1, 8) then
         perform metered._require(false, 'key');
@@ -83,12 +83,12 @@ begin
     if metered._one_snapshot() then
         perform metered._refuse_old_tenant(of_tenant);
     end if;
-    select y.no, y.cells, t.cell, t.moves into c
+    select y.no, y.cells, t.cell, t.moves into cell_now
     from metered.cell y left join metered.tenants t on t.tenant = of_tenant where y.one;
-    if (c.no = in_cell and c.cells = of_cells) is not true then
-        raise exception 'the schema is cell % of %, and not % of %', c.no, c.cells, in_cell, of_cells using errcode = 'MT015';
-    elsif coalesce(c.cell = in_cell, home) is not true then
-        perform metered._raise_moved(of_tenant, c.cell, c.moves);
+    if (cell_now.no = in_cell and cell_now.cells = of_cells) is not true then
+        raise exception 'the schema is cell % of %, and not % of %', cell_now.no, cell_now.cells, in_cell, of_cells using errcode = 'MT015';
+    elsif coalesce(cell_now.cell = in_cell, home) is not true then
+        perform metered._raise_moved(of_tenant, cell_now.cell, cell_now.moves);
     end if;
 end
 $$;
@@ -101,7 +101,7 @@ as $$
 declare
     parts text[] := (string_to_array(of_scope, '/'))[1:4];
     name  text;
-    t     metered.tenants;
+    moved metered.tenants;
 begin
     for i in 1..cardinality(parts) loop
         name := array_to_string(parts[1:i], '/');
@@ -111,9 +111,9 @@ begin
         if metered._one_snapshot() then
             perform metered._refuse_old_tenant(name);
         end if;
-        select * into t from metered.tenants y where y.tenant = name;
-        if t.cell <> (select c.no from metered.cell c where c.one) then
-            perform metered._raise_moved(name, t.cell, t.moves);
+        select * into moved from metered.tenants y where y.tenant = name;
+        if moved.cell <> (select c.no from metered.cell c where c.one) then
+            perform metered._raise_moved(name, moved.cell, moved.moves);
         end if;
     end loop;
 end

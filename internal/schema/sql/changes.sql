@@ -24,16 +24,16 @@ create function metered.begin_change(of_scope metered.scope_name, key bigint, of
 language plpgsql volatile
 as $$
 declare
-    e metered.ledger;
+    entry metered.ledger;
 begin
     perform metered._require(coalesce(metered._key_fits(key, of_scope), true)
         and (octet_length(of_reference) between 1 and 255) is true and (octet_length(of_plan) between 1 and 255) is true, 'begin_change');
-    e := metered._next_entry(of_scope, key, wait_ms, null);
+    entry := metered._next_entry(of_scope, key, wait_ms, null);
     if metered._one_snapshot() then
-        e.seq := e.seq - 1;
-        perform metered._refuse_stale(array[e]);
+        entry.seq := entry.seq - 1;
+        perform metered._refuse_stale(array[entry]);
     end if;
-    at := e.at;
+    at := entry.at;
     select c.fingerprint, c.answer into fingerprint, answer
     from metered.plan_changes c where c.scope = of_scope and c.reference = of_reference;
     if not found then
@@ -128,15 +128,15 @@ create function metered.plan_overage(of_scope metered.scope_name, key bigint, of
 language plpgsql volatile
 as $$
 declare
-    e metered.ledger;
-    l record;       -- the lot
-    near record;    -- or one that ends later
+    entry metered.ledger;
+    lot   record;       -- the lot
+    near  record;    -- or one that ends later
 begin
     perform metered._require(coalesce(metered._key_fits(key, of_scope), true) and (octet_length(of_plan) between 1 and 255) is true
         and coalesce(isfinite(during), true), 'plan_overage');
-    select null::bigint as no, null::bigint[] as age into l;
-    e := metered._next_entry(of_scope, key, wait_ms, null);
-    during := coalesce(during, e.at);
+    select null::bigint as no, null::bigint[] as age into lot;
+    entry := metered._next_entry(of_scope, key, wait_ms, null);
+    during := coalesce(during, entry.at);
     -- Lots that end later begin later, but for those whose end was set.
     for near in
         select x.no, x.age, x.granted_seq, x.expires_at, x.category, x.priority, (x.plan).uses as uses,
@@ -147,38 +147,38 @@ begin
         order by x.expires_at, x.no
     loop
         if near.begun > during then
-            exit when l.no is not null;
-        elsif (l.age > near.age) is not true then
-            l := near;
+            exit when lot.no is not null;
+        elsif (lot.age > near.age) is not true then
+            lot := near;
         end if;
     end loop;
-    if l.no is null then
+    if lot.no is null then
         if metered._one_snapshot() then
-            e.seq := e.seq - 1;
-            perform metered._refuse_stale(array[e]);
+            entry.seq := entry.seq - 1;
+            perform metered._refuse_stale(array[entry]);
         end if;
         status := 'unknown';
         return;
     end if;
-    no := l.no;
-    category := l.category;
-    priority := l.priority;
-    uses := l.uses;
+    no := lot.no;
+    category := lot.category;
+    priority := lot.priority;
+    uses := lot.uses;
     paid := (select coalesce(sum(m.amount), 0) from metered.ledger b
         join metered.ledger x on x.scope = b.scope and x.seq >= b.seq and x.at = b.at
-        join metered.lot_moves m on m.scope = x.scope and m.seq = x.seq and m.lot = l.no and m.kind = 'p'
-        where b.scope = of_scope and b.seq = l.granted_seq);
+        join metered.lot_moves m on m.scope = x.scope and m.seq = x.seq and m.lot = lot.no and m.kind = 'p'
+        where b.scope = of_scope and b.seq = lot.granted_seq);
     select y.no, y.expires_at into restored, ends from metered.lot_rows y
-    where y.scope = of_scope and y.reference = format('overage of lot %s', l.no);
+    where y.scope = of_scope and y.reference = format('overage of lot %s', lot.no);
     status := 'found';
     if found then
         ends := nullif(ends, 'infinity');
         return;
     end if;
     -- A period that is over leaves its units to the present one.
-    ends := case when l.expires_at > e.at then l.expires_at else (select max(y.expires_at) from metered.lot_rows y
+    ends := case when lot.expires_at > entry.at then lot.expires_at else (select max(y.expires_at) from metered.lot_rows y
         where y.scope = of_scope and (y.plan).renewal = of_plan and y.origin = 'g' and ((y.plan).renews).every is null and y.pending = 0
-          and coalesce(y.starts_at, y.granted_at) <= e.at and y.expires_at > e.at) end;
+          and coalesce(y.starts_at, y.granted_at) <= entry.at and y.expires_at > entry.at) end;
 end
 $$;
 

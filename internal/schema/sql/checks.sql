@@ -7,23 +7,23 @@ language plpgsql stable
 as $$
 declare
     tip     metered.ledger;
-    c       metered.new_charge;
+    charge  metered.new_charge;
     verdict record;
     before  metered.ledger[] := tips;
     asked   metered.new_charge[];   -- charges as they came, if one is for a use
-    i       int := 0;
+    nth     int := 0;
     told    record;
 begin
     foreach tip in array tips loop
         held := held || tip.held - case when tip.next_due <= clk then metered._due_units(tip.scope, tip.next_due, clk) else 0 end;
     end loop;
     tips := metered._without_lapsing(tips, clk);
-    foreach c in array charges loop
-        i := i + 1;
-        if c.note ? 'use' and before[i].lots_end is not null then
+    foreach charge in array charges loop
+        nth := nth + 1;
+        if charge.note ? 'use' and before[nth].lots_end is not null then
             asked := coalesce(asked, charges);
-            charges[i].limits := metered._raised(c.limits, metered._kept_for(before[i], c.note ->> 'use', clk), tips[i].spent - tips[i].refunded - tips[i].credited + held[i]
-                + case when tips[i].next_due <= clk then metered._minima(tips[i], null, clk) else 0 end);
+            charges[nth].limits := metered._raised(charge.limits, metered._kept_for(before[nth], charge.note ->> 'use', clk), tips[nth].spent - tips[nth].refunded - tips[nth].credited + held[nth]
+                + case when tips[nth].next_due <= clk then metered._minima(tips[nth], null, clk) else 0 end);
         end if;
     end loop;
     verdict := metered._check_limits(charges, tips, held, clk, ahead, null, null, null);
@@ -44,24 +44,24 @@ create function metered.check_charge(charges metered.new_charge[], ahead interva
 language plpgsql stable
 as $$
 declare
-    c    metered.new_charge;
-    tips metered.ledger[];
-    clk  timestamptz := metered.clock();
-    a    record;
+    charge  metered.new_charge;
+    tips    metered.ledger[];
+    clk     timestamptz := metered.clock();
+    verdict record;
 begin
-    foreach c in array charges loop
-        tips := tips || metered._last_entry(c.scope);
-        if c.must_exist then
-            refused := metered._with_absent(refused, c.scope, metered._absence(c.scope));
+    foreach charge in array charges loop
+        tips := tips || metered._last_entry(charge.scope);
+        if charge.must_exist then
+            refused := metered._with_absent(refused, charge.scope, metered._absence(charge.scope));
         end if;
     end loop;
     if refused is not null then
         return;
     end if;
-    a := metered._check_now(charges, tips, clk, ahead);
-    used := a.used;
-    held := a.held;
-    refused := a.refused;
+    verdict := metered._check_now(charges, tips, clk, ahead);
+    used := verdict.used;
+    held := verdict.held;
+    refused := verdict.refused;
     periods := metered._periods_of(charges, tips, clk);
 end
 $$;
@@ -75,19 +75,19 @@ returns table (used bigint, held bigint, spent bigint, refunded bigint, credited
 language plpgsql stable
 as $$
 declare
-    clk   timestamptz := metered.clock();
-    since timestamptz;
-    tip   metered.ledger;
-    l     record;
-    p     timestamptz[];
-    after timestamptz;  -- since, or null for a lifetime
+    clk     timestamptz := metered.clock();
+    since   timestamptz;
+    tip     metered.ledger;
+    counted record;
+    span    timestamptz[];
+    after   timestamptz;  -- since, or null for a lifetime
 begin
     for i in 1..cardinality(scopes) loop
         tip := metered._last_entry(scopes[i]);
         tip.credited := tip.credited - case when tip.lots_end is not null then metered._lapsing(tip, clk) else 0 end;
-        p := case when windows[i] is null then metered._period_at(periods[i], greatest(clk, tip.at)) end;
-        starts_at := p[1];
-        ends_at := p[2];
+        span := case when windows[i] is null then metered._period_at(periods[i], greatest(clk, tip.at)) end;
+        starts_at := span[1];
+        ends_at := span[2];
         since := coalesce(greatest(clk, tip.at) - windows[i], starts_at - interval '0.000001');
         after := case when windows[i] is distinct from interval '0' then since end;
         charges := tip.seq - coalesce({others: tip = tip}, 0);
@@ -97,16 +97,16 @@ begin
             used := 0;
             charges := 0;
         else
-            l := metered._spent_since(tip, since);
-            used := l.used;
-            charges := charges - metered._charges_upto(tip.scope, l.base_seq);
+            counted := metered._spent_since(tip, since);
+            used := counted.used;
+            charges := charges - metered._charges_upto(tip.scope, counted.base_seq);
         end if;
         held := tip.held;
         spent := tip.spent;
         if tip.tallied then
-            l := metered._tallied_units(tip, after);
-            used := used + l.units;
-            charges := charges + l.charges;
+            counted := metered._tallied_units(tip, after);
+            used := used + counted.units;
+            charges := charges + counted.charges;
             spent := spent + (metered._tallied_units(tip, null)).units;
         end if;
         if tip.next_due <= clk then
@@ -120,11 +120,11 @@ begin
         seq := tip.seq;
         leased := 0;
         if held > 0 and with_leases then    -- spends of leases count, before they are in the chain
-            l := metered._leased(scopes[i]);
-            leased := l.unspent;
-            held := held - l.unspent - l.spent;
-            used := used + l.spent;
-            spent := spent + l.spent;
+            counted := metered._leased(scopes[i]);
+            leased := counted.unspent;
+            held := held - counted.unspent - counted.spent;
+            used := used + counted.spent;
+            spent := spent + counted.spent;
             charges := charges + (metered._unsettled_spends(scopes[i], array['-infinity'::timestamptz], true))[1];
         end if;
         due_us := case when held > 0 then

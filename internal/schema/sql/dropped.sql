@@ -20,13 +20,13 @@ create function metered.trouble_jobs(jobs bigint[], reasons text[]) returns int
 language plpgsql volatile
 as $$
 declare
-    n int := 0;
+    troubled int := 0;
 begin
     perform metered._require(cardinality(jobs) = cardinality(reasons), 'reasons');
     for i in 1..cardinality(jobs) loop
-        n := n + metered._trouble_job(jobs[i], reasons[i])::int;
+        troubled := troubled + metered._trouble_job(jobs[i], reasons[i])::int;
     end loop;
-    return n;
+    return troubled;
 end
 $$;
 
@@ -35,23 +35,23 @@ create function metered.drop_parked(max_rows int) returns setof jsonb
 language plpgsql volatile
 as $$
 declare
-    j record;
-    n int := 0;
+    parked  record;
+    dropped int := 0;
 begin
     perform metered._require(max_rows between 1 and 1000, 'max_rows');
-    for j in
+    for parked in
         select x.job_id, l.scopes, l.keys from metered.parked_jobs x, lateral (
             select array_agg(z.scope order by z.lane) as scopes, array_agg(y.key order by y.key) filter (where z.scope <> '') as keys
             from metered.parked_jobs z left join metered.parked_scopes y on y.scope = z.scope where z.job_id = x.job_id) l
         where x.drop_at is not null and greatest(x.drop_at, x.retry_at) <= metered.clock() and x.lane = 0
         order by greatest(x.drop_at, x.retry_at) limit 10000
     loop
-        continue when array_position(j.keys, null) is not null or not metered._try_each(coalesce(j.keys, '{}'));
-        continue when j.scopes is distinct from array(select z.scope from (
-            select x.scope, x.lane from metered.parked_jobs x where x.job_id = j.job_id for update skip locked) z order by z.lane);
-        return next metered._leave_line(j.job_id);
-        n := n + 1;
-        exit when n = max_rows;
+        continue when array_position(parked.keys, null) is not null or not metered._try_each(coalesce(parked.keys, '{}'));
+        continue when parked.scopes is distinct from array(select z.scope from (
+            select x.scope, x.lane from metered.parked_jobs x where x.job_id = parked.job_id for update skip locked) z order by z.lane);
+        return next metered._leave_line(parked.job_id);
+        dropped := dropped + 1;
+        exit when dropped = max_rows;
     end loop;
 end
 $$;
@@ -62,9 +62,9 @@ create function metered.change_parked(of_job bigint, of_priority int, wait_ms in
 language plpgsql volatile
 as $$
 declare
-    j   metered.parked_jobs;
-    was text[];
-    now timestamptz;
+    parked metered.parked_jobs;
+    was    text[];
+    now    timestamptz;
 begin
     perform metered._require(coalesce(of_priority between 1 and 4, true), 'of_priority');
     was := array(select x.scope from metered.parked_jobs x where x.job_id = of_job order by x.lane);
@@ -89,17 +89,17 @@ begin
     elsif of_priority is null then
         return metered._leave_line(of_job);
     end if;
-    for j in select x.* from metered.parked_jobs x where x.job_id = of_job and x.priority <> of_priority order by x.lane loop
-        j.turn := metered._turn(j.scope, of_priority, j.fair);
-        j.job := j.job || jsonb_build_object('priority', of_priority);
-        update metered.parked_jobs x set priority = of_priority, turn = j.turn, job = j.job where x.job_id = of_job and x.lane = j.lane;
+    for parked in select x.* from metered.parked_jobs x where x.job_id = of_job and x.priority <> of_priority order by x.lane loop
+        parked.turn := metered._turn(parked.scope, of_priority, parked.fair);
+        parked.job := parked.job || jsonb_build_object('priority', of_priority);
+        update metered.parked_jobs x set priority = of_priority, turn = parked.turn, job = parked.job where x.job_id = of_job and x.lane = parked.lane;
     end loop;
     now := metered.clock();
     update metered.parked_jobs x set trouble = null, troubled_at = null, retry_at = now where x.job_id = of_job and x.retry_at is not null;
     if found then
         perform metered._wake_releasers();
     end if;
-    select x.* into j from metered.parked_jobs x where x.job_id = of_job and x.lane = 0;
-    return metered._parked_json(j);
+    select x.* into parked from metered.parked_jobs x where x.job_id = of_job and x.lane = 0;
+    return metered._parked_json(parked);
 end
 $$;

@@ -4,33 +4,33 @@
 
 -- A lot after a move: its units change by rest and kept, and with the kind of the move drawn, held,
 -- lapsed, revoked and rolled. move is its row. Without a lot it is of overdraft.
-create function metered._moved(inout l metered.lots, of_scope text, at_seq bigint, nth int,
+create function metered._moved(inout lot metered.lots, of_scope text, at_seq bigint, nth int,
     as_kind "char", units bigint, rest bigint, kept bigint, out move metered.lot_moves)
 language plpgsql immutable
 as $$
 begin
-    if l.no is not null then
-        l.version := coalesce(l.version, 0) + 1;
-        l.last_seq := at_seq;
-        l.rest := l.rest + rest;
-        l.kept := l.kept + kept;
-        l.drawn := l.drawn + case when as_kind in ('u', 'p') then units
+    if lot.no is not null then
+        lot.version := coalesce(lot.version, 0) + 1;
+        lot.last_seq := at_seq;
+        lot.rest := lot.rest + rest;
+        lot.kept := lot.kept + kept;
+        lot.drawn := lot.drawn + case when as_kind in ('u', 'p') then units
             when as_kind = 'g' then -units else 0 end;
-        l.held := l.held - case when as_kind in ('u', 'f') then units
+        lot.held := lot.held - case when as_kind in ('u', 'f') then units
             when as_kind = 'q' then -units else 0 end;
-        l.open := l.rest + l.kept > 0 and (l.plan).uses is null;
-        l.keeps := l.rest + l.kept > 0 and (l.plan).uses is not null;
+        lot.open := lot.rest + lot.kept > 0 and (lot.plan).uses is null;
+        lot.keeps := lot.rest + lot.kept > 0 and (lot.plan).uses is not null;
         case as_kind
             when 'e' then
-                l.lapsed := l.lapsed + units;
-                l.untold := l.untold + units;
-            when 'v' then l.revoked := l.revoked + units;
-            when 'o' then l.rolled := l.rolled + units;
+                lot.lapsed := lot.lapsed + units;
+                lot.untold := lot.untold + units;
+            when 'v' then lot.revoked := lot.revoked + units;
+            when 'o' then lot.rolled := lot.rolled + units;
             else null;
         end case;
     end if;
-    move := row(at_seq, nth, coalesce(l.no, 0), units, 0, as_kind, of_scope, l.version, l.rest, l.drawn, l.held,
-        l.kept)::metered.lot_moves;
+    move := row(at_seq, nth, coalesce(lot.no, 0), units, 0, as_kind, of_scope, lot.version, lot.rest, lot.drawn, lot.held,
+        lot.kept)::metered.lot_moves;
 end
 $$;
 
@@ -50,26 +50,26 @@ $$;
 
 -- Units leave a lot, in an entry after tip, those of its rest first: they lapse (e), are revoked (v),
 -- or roll over (o), or are kept for its uses again (b).
-create function metered._taken(inout tip metered.ledger, inout l metered.lots, units bigint,
+create function metered._taken(inout tip metered.ledger, inout lot metered.lots, units bigint,
     as_kind "char", out move metered.lot_moves)
 language plpgsql immutable
 as $$
 declare
-    rest bigint := least(units, l.rest);
-    m    record;
+    rest   bigint := least(units, lot.rest);
+    moving record;
 begin
     tip := metered._lot_entry(tip, case when as_kind = 'b' then 'o' when rest > 0 then as_kind
         else 's' end, units, -rest);
-    m := metered._moved(l, tip.scope, tip.seq, 1, as_kind, units, -rest,
+    moving := metered._moved(lot, tip.scope, tip.seq, 1, as_kind, units, -rest,
         case when as_kind = 'b' then units else rest - units end);
-    l := m.l;
-    move := m.move;
+    lot := moving.lot;
+    move := moving.move;
 end
 $$;
 
--- The lot in which so many units of l go on, as the entry at_seq credits it, or one with no number
+-- The lot in which so many units of lot go on, as the entry at_seq credits it, or one with no number
 -- for none. new_no is its number, where none was set aside for it.
-create function metered._gone_on(l metered.lots, units bigint, at_seq bigint, new_no bigint)
+create function metered._gone_on(lot metered.lots, units bigint, at_seq bigint, new_no bigint)
 returns metered.lots
 language plpgsql stable
 as $$
@@ -77,13 +77,13 @@ declare
     child metered.lots;
 begin
     if units > 0 then
-        child.no := coalesce(l.roll_no, new_no);
-        child.granted_at := l.expires_at;
+        child.no := coalesce(lot.roll_no, new_no);
+        child.granted_at := lot.expires_at;
         child.granted_seq := at_seq;
         child.last_seq := at_seq;
-        child.expires_at := l.roll_end;
+        child.expires_at := lot.roll_end;
         child.amount := units;
-        child.rest := case when (l.plan).uses is null then units else 0 end;
+        child.rest := case when (lot.plan).uses is null then units else 0 end;
         child.kept := units - child.rest;
         child.drawn := 0;
         child.held := 0;
@@ -92,19 +92,19 @@ begin
         child.revoked := 0;
         child.rolled := 0;
         child.untold := 0;
-        child.late := l.late;
-        child.from_lot := l.no;
-        child.priority := l.priority;
+        child.late := lot.late;
+        child.from_lot := lot.no;
+        child.priority := lot.priority;
         child.origin := 'r';
         child.open := child.rest > 0;
         child.keeps := child.kept > 0;
-        child.scope := l.scope;
-        child.category := l.category;
-        child.plan := metered._plan_on(l);
-        child.age := l.age[1:2] || at_seq;
-        if (l.plan).roll_again <> 0 then
-            child.roll_cap := l.roll_cap;
-            child.roll_end := metered._roll_end(child.expires_at, child.plan, (l.plan).roll_for);
+        child.scope := lot.scope;
+        child.category := lot.category;
+        child.plan := metered._plan_on(lot);
+        child.age := lot.age[1:2] || at_seq;
+        if (lot.plan).roll_again <> 0 then
+            child.roll_cap := lot.roll_cap;
+            child.roll_end := metered._roll_end(child.expires_at, child.plan, (lot.plan).roll_for);
         end if;
         child.again := metered._again(child.plan);
     end if;
@@ -114,39 +114,39 @@ $$;
 
 -- A lot ends, after tip. taken are the units that a shared cap counts already. entries and moves say
 -- so, and made is the lot in which units go on, if it has a number.
-create function metered._end_lot(inout tip metered.ledger, inout l metered.lots, taken bigint,
+create function metered._end_lot(inout tip metered.ledger, inout lot metered.lots, taken bigint,
     new_no bigint,
     out made metered.lots, out entries metered.ledger[], out moves metered.lot_moves[])
 language plpgsql stable
 as $$
 declare
-    general boolean := (l.plan).uses is null;
-    units   bigint := greatest(0, least(l.rest + l.kept, l.roll_cap - taken));
+    general boolean := (lot.plan).uses is null;
+    units   bigint := greatest(0, least(lot.rest + lot.kept, lot.roll_cap - taken));
     step    record;
 begin
-    units := case when l.roll_cap is null then 0 else units end;
-    tip := metered._own_entry(tip, l.expires_at);
+    units := case when lot.roll_cap is null then 0 else units end;
+    tip := metered._own_entry(tip, lot.expires_at);
     if units > 0 then
-        step := metered._taken(tip, l, units, 'o');
+        step := metered._taken(tip, lot, units, 'o');
         entries := entries || step.tip;
-        l := step.l;
+        lot := step.lot;
         moves := moves || step.move;
         tip := step.tip;
         tip := metered._lot_entry(tip, case when general then 'd' else 's' end, units,
             case when general then units else 0 end);
         entries := entries || tip;
-        made := metered._gone_on(l, units, tip.seq, new_no);
+        made := metered._gone_on(lot, units, tip.seq, new_no);
         made.version := 1;
         moves := moves || row(tip.seq, 1, made.no, units, 0, 'd', tip.scope, 1, made.rest, 0, 0,
             made.kept)::metered.lot_moves;
-        l.roll_cap := null;
-        l.again := false;
+        lot.roll_cap := null;
+        lot.again := false;
     end if;
-    units := l.rest + l.kept;
+    units := lot.rest + lot.kept;
     if units > 0 then
-        step := metered._taken(tip, l, units, 'e');
+        step := metered._taken(tip, lot, units, 'e');
         entries := entries || step.tip;
-        l := step.l;
+        lot := step.lot;
         moves := moves || step.move;
         tip := step.tip;
     end if;
@@ -163,28 +163,28 @@ begin
 end
 $$;
 
--- The lot of the period after that of l, which renews.
-create function metered._next_lot(l metered.lots) returns metered.lots
+-- The lot of the period after that of lot, which renews.
+create function metered._next_lot(lot metered.lots) returns metered.lots
 language plpgsql stable
 as $$
 declare
-    follows metered.lots := l;
+    follows metered.lots := lot;
     zone    text;
 begin
     follows.roll_no := null;
     begin
-        follows.starts_at := (metered._period_at((l.plan).renews, l.starts_at))[2];
-        follows.expires_at := (metered._period_at((l.plan).renews, follows.starts_at))[2];
-        follows.roll_end := case when l.roll_cap is not null then
-            metered._roll_end(follows.expires_at, l.plan, (l.plan).roll_for) end;
+        follows.starts_at := (metered._period_at((lot.plan).renews, lot.starts_at))[2];
+        follows.expires_at := (metered._period_at((lot.plan).renews, follows.starts_at))[2];
+        follows.roll_end := case when lot.roll_cap is not null then
+            metered._roll_end(follows.expires_at, lot.plan, (lot.plan).roll_for) end;
     exception when sqlstate 'MT010' then
         get stacked diagnostics zone = pg_exception_detail;
         raise exception 'the time zone of a plan is not known' using errcode = 'MT010',
-            detail = format('%s, of the plan %s of wallet %s', zone, (l.plan).renewal, l.scope);
+            detail = format('%s, of the plan %s of wallet %s', zone, (lot.plan).renewal, lot.scope);
     end;
     follows.no := null;
     follows.granted_at := follows.starts_at;
-    follows.amount := (l.plan).renew_amount;
+    follows.amount := (lot.plan).renew_amount;
     follows.pending := follows.amount;
     follows.rest := 0;
     follows.kept := 0;
@@ -199,45 +199,45 @@ begin
     follows.version := null;
     follows.from_lot := null;
     follows.origin := 'g';
-    follows.again := metered._again(l.plan);
-    follows.reference := metered._period_name((l.plan).renewal, follows.starts_at);
+    follows.again := metered._again(lot.plan);
+    follows.reference := metered._period_name((lot.plan).renewal, follows.starts_at);
     return follows;
 end
 $$;
 
 -- A lot begins, after tip. made is the lot of the next period, if it has a number.
-create function metered._start_lot(inout tip metered.ledger, inout l metered.lots, unwritten bigint,
+create function metered._start_lot(inout tip metered.ledger, inout lot metered.lots, unwritten bigint,
     new_no bigint,
     out made metered.lots, out entries metered.ledger[], out moves metered.lot_moves[])
 language plpgsql stable
 as $$
 declare
-    general boolean := (l.plan).uses is null;
-    units   bigint := case when general then l.pending else 0 end;
-    m       record;
+    general boolean := (lot.plan).uses is null;
+    units   bigint := case when general then lot.pending else 0 end;
+    moving  record;
 begin
-    tip := metered._lot_entry(metered._own_entry(tip, l.starts_at),
-        case when general then 'd' else 's' end, l.pending, units);
+    tip := metered._lot_entry(metered._own_entry(tip, lot.starts_at),
+        case when general then 'd' else 's' end, lot.pending, units);
     if general then
         tip.crossed := metered._armed(tip.crossed,
             tip.spent - tip.refunded - tip.credited + unwritten, tip.held);
     end if;
     entries := array[tip];
-    m := metered._moved(l, tip.scope, tip.seq, 1, 'd', l.pending, units, l.pending - units);
-    l := m.l;
-    moves := array[m.move];
-    l.pending := 0;
-    l.granted_at := l.starts_at;
-    l.granted_seq := tip.seq;
-    l.age := array[(extract(epoch from l.starts_at) * 1000000)::bigint, tip.seq, tip.seq];
-    if ((l.plan).renews).every is not null then
-        made := metered._next_lot(l);
+    moving := metered._moved(lot, tip.scope, tip.seq, 1, 'd', lot.pending, units, lot.pending - units);
+    lot := moving.lot;
+    moves := array[moving.move];
+    lot.pending := 0;
+    lot.granted_at := lot.starts_at;
+    lot.granted_seq := tip.seq;
+    lot.age := array[(extract(epoch from lot.starts_at) * 1000000)::bigint, tip.seq, tip.seq];
+    if ((lot.plan).renews).every is not null then
+        made := metered._next_lot(lot);
         made.no := new_no;
         made.granted_seq := tip.seq;
         made.last_seq := tip.seq;
         made.age := array[(extract(epoch from made.starts_at) * 1000000)::bigint, tip.seq, tip.seq];
-        l.plan.renews := null;
-        l.plan.renew_amount := null;
+        lot.plan.renews := null;
+        lot.plan.renew_amount := null;
     end if;
 end
 $$;
@@ -250,10 +250,10 @@ create function metered._captured(tip metered.ledger, units bigint, inout lots m
 language plpgsql stable
 as $$
 declare
-    part bigint;
-    pos  int;
-    nth  int := 0;
-    m    record;
+    part   bigint;
+    pos    int;
+    nth    int := 0;
+    moving record;
 begin
     drawn := 0;
     for pos in select x.ordinality from unnest(lots) with ordinality x
@@ -262,9 +262,9 @@ begin
         part := least(units, parts[pos]);
         continue when part = 0;
         nth := nth + 1;
-        m := metered._moved(lots[pos], tip.scope, tip.seq, nth, 'u', part, 0, 0);
-        lots[pos] := m.l;
-        moves := moves || m.move;
+        moving := metered._moved(lots[pos], tip.scope, tip.seq, nth, 'u', part, 0, 0);
+        lots[pos] := moving.lot;
+        moves := moves || moving.move;
         parts[pos] := parts[pos] - part;
         units := units - part;
         drawn := case when lots[pos].no is null then part else drawn end;
@@ -282,26 +282,26 @@ create function metered._given_back(inout tip metered.ledger, at_seq bigint, as_
 language plpgsql stable
 as $$
 declare
-    part bigint;
-    pos  int;
-    m    record;
+    part   bigint;
+    pos    int;
+    moving record;
 begin
     for pos in select x.ordinality from unnest(lots) with ordinality x where parts[x.ordinality] > 0
         order by x.no is not null, x.age
     loop
         part := parts[pos];
         nth := nth + 1;
-        m := metered._moved(lots[pos], tip.scope, at_seq, nth, as_kind, part, part, 0);
-        lots[pos] := m.l;
-        moves := moves || m.move;
+        moving := metered._moved(lots[pos], tip.scope, at_seq, nth, as_kind, part, part, 0);
+        lots[pos] := moving.lot;
+        moves := moves || moving.move;
         continue when lots[pos].no is null
             or lots[pos].expires_at > tip.at and (lots[pos].plan).uses is null;
-        m := metered._taken(metered._own_entry(tip, tip.at), lots[pos], part,
+        moving := metered._taken(metered._own_entry(tip, tip.at), lots[pos], part,
             case when lots[pos].expires_at > tip.at then 'b'
             when as_kind = 'g' and lots[pos].late is not null then 'o' else 'e' end::"char");
-        tip := m.tip;
-        lots[pos] := m.l;
-        moves := moves || m.move;
+        tip := moving.tip;
+        lots[pos] := moving.lot;
+        moves := moves || moving.move;
         entries := entries || tip;
     end loop;
 end

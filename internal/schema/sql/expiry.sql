@@ -66,26 +66,26 @@ create function metered._release_lines(nos bigint[], only_scopes text[], as_kind
 language plpgsql volatile
 as $$
 declare
-    scopes text[];
-    sums   bigint[];
-    firsts timestamptz[];       -- when the first line of each falls due
-    written text[];
-    wallets text[];
-    minima boolean;
-    dues   timestamptz[];
-    marked boolean;
-    tip    metered.ledger;
-    w      record;
+    scopes      text[];
+    sums        bigint[];
+    firsts      timestamptz[];       -- when the first line of each falls due
+    written     text[];
+    wallets     text[];
+    minima      boolean;
+    dues        timestamptz[];
+    marked      boolean;
+    tip         metered.ledger;
+    wallet_line record;
 begin
     if as_kind = 'x' then   -- in wallets, ends are written in the order of their times
-        for w in
+        for wallet_line in
             select l.scope, max(l.due) as due from metered.hold_lines l
             where l.hold = any (nos) and l.open <> 0 and (only_scopes is null or l.scope = any (only_scopes)) group by l.scope order by l.scope
         loop
-            tip := metered._entry_for_write(w.scope);
+            tip := metered._entry_for_write(wallet_line.scope);
             if tip.lots_end is not null then
-                tip := metered._settle(tip, least(w.due, clk), metered._ends_per_call(), 0, null);
-                perform metered._clear_freed(nos, array[w.scope]);      -- freed with a sum
+                tip := metered._settle(tip, least(wallet_line.due, clk), metered._ends_per_call(), 0, null);
+                perform metered._clear_freed(nos, array[wallet_line.scope]);      -- freed with a sum
             end if;
         end loop;
     end if;
@@ -304,12 +304,12 @@ create function metered.expire_hold(of_tenant text, of_id text, issued timestamp
 language plpgsql volatile
 as $$
 declare
-    of_no  bigint;
-    keys   bigint[];
-    clk    timestamptz;
-    h      record;
-    origin metered.origin;
-    before text;
+    of_no     bigint;
+    keys      bigint[];
+    clk       timestamptz;
+    this_hold record;
+    origin    metered.origin;
+    before    text;
 begin
     select y.no, y.keys into of_no, keys from metered.holds y where y.tenant = of_tenant and y.id = of_id;
     if not found then
@@ -318,19 +318,19 @@ begin
     end if;
     perform metered._lock_keys(keys, wait_ms);
     before := metered._bound_lock_wait(wait_ms);
-    select y.state, y.due, y.deadline, y.pending into h from metered.holds y where y.no = of_no for no key update;
+    select y.state, y.due, y.deadline, y.pending into this_hold from metered.holds y where y.no = of_no for no key update;
     before := metered._unbound_lock_wait(before);
-    if h.state is null then     -- purged while this waited
+    if this_hold.state is null then     -- purged while this waited
         status := case when issued <= (select z.at from metered.holds_horizon z where z.one) then 'retired' else 'unknown' end;
         return;
     end if;
     clk := metered.clock();
     status := case
-        when h.state = 'c' then 'captured'
-        when h.state = 'r' then 'released'
-        when not h.pending then 'ended'
-        when h.deadline <> of_deadline then 'extended'
-        when h.state = 'h' and h.due > clk then 'due_later' end;
+        when this_hold.state = 'c' then 'captured'
+        when this_hold.state = 'r' then 'released'
+        when not this_hold.pending then 'ended'
+        when this_hold.deadline <> of_deadline then 'extended'
+        when this_hold.state = 'h' and this_hold.due > clk then 'due_later' end;
     if status is null then
         origin := row(null, null, nullif(note, '')::jsonb);
         perform metered._end_rows(array[of_no], clk, origin.note, false);
@@ -338,9 +338,9 @@ begin
             where l.hold = of_no and l.open <> 0), of_no, clk, wait_ms);
         perform metered._clear_freed(array[of_no], null);
         perform metered._release_lines(array[of_no], null, 'x', clk, of_id, origin);
-        update metered.holds y set pending = false where y.no = of_no returning y.version into h;
+        update metered.holds y set pending = false where y.no = of_no returning y.version into this_hold;
         if channel is not null then
-            perform metered._announce(channel, of_tenant, of_id, h.version, 'expired');
+            perform metered._announce(channel, of_tenant, of_id, this_hold.version, 'expired');
         end if;
         status := 'expired';
     end if;
@@ -356,23 +356,23 @@ create function metered.due_holds(of_tenant text, prefix text, after_due timesta
 language plpgsql stable
 as $$
 declare
-    h    record;
-    seen int := 0;
+    this_hold record;
+    seen      int := 0;
 begin
     holds := '{}';
-    for h in
+    for this_hold in
         select y.no, y.due, y.tenant from metered.holds y
         where y.pending and (y.due, y.no) > (after_due, after_no) and y.due < before
         order by y.due, y.no limit 10000
     loop
         seen := seen + 1;
-        if h.tenant = coalesce(of_tenant, h.tenant) and (prefix = '' or exists (
-            select from metered.hold_lines l where l.hold = h.no and starts_with(l.scope, prefix))) then
-            holds := holds || metered.hold_json(h.no, clk);
+        if this_hold.tenant = coalesce(of_tenant, this_hold.tenant) and (prefix = '' or exists (
+            select from metered.hold_lines l where l.hold = this_hold.no and starts_with(l.scope, prefix))) then
+            holds := holds || metered.hold_json(this_hold.no, clk);
         end if;
         if seen = 10000 or cardinality(holds) = max_rows then
-            last_due := h.due;
-            last_no := h.no;
+            last_due := this_hold.due;
+            last_no := this_hold.no;
             return;
         end if;
     end loop;

@@ -49,28 +49,28 @@ end
 $$;
 
 -- So many units of a lot go on in another one, at its end.
-create function metered._foreseen_on(u metered.idle_units, plan metered.lot_plan, units bigint)
+create function metered._foreseen_on(idle metered.idle_units, plan metered.lot_plan, units bigint)
 returns metered.idle_units
 language plpgsql stable
 as $$
 begin
-    if cardinality(u.went) >= metered._events_per_step() then
-        u.went := u.went[:1];
-        u.went_at := u.went_at[:1];
+    if cardinality(idle.went) >= metered._events_per_step() then
+        idle.went := idle.went[:1];
+        idle.went_at := idle.went_at[:1];
     end if;
-    u.went := u.went || units;
-    u.went_at := u.went_at || u.ends;
-    u.units := units;
-    u.ends := u.roll_end;
-    u.held := 0;
-    u.rolled := true;
-    if u.roll_again <> 0 then
-        u.roll_end := metered._roll_end(u.ends, plan, plan.roll_for);
-        u.roll_again := greatest(u.roll_again - 1, -1);
+    idle.went := idle.went || units;
+    idle.went_at := idle.went_at || idle.ends;
+    idle.units := units;
+    idle.ends := idle.roll_end;
+    idle.held := 0;
+    idle.rolled := true;
+    if idle.roll_again <> 0 then
+        idle.roll_end := metered._roll_end(idle.ends, plan, plan.roll_for);
+        idle.roll_again := greatest(idle.roll_again - 1, -1);
     else
-        u.roll_cap := null;
+        idle.roll_cap := null;
     end if;
-    return u;
+    return idle;
 end
 $$;
 

@@ -1,17 +1,17 @@
 -- A hold as JSON, which is also on the record of a command: without what is empty, null or false. One that is due
 -- has expired, whether that is written down or not. reason is that of its release or return. A ceiling
 -- of infinity is none. Inlined wherever it stands.
-create function metered._hold_as_json(h metered.holds, lines json, clk timestamptz, reason text) returns json
+create function metered._hold_as_json(hold metered.holds, lines json, clk timestamptz, reason text) returns json
 language sql stable
 as $$
-    select concat('{"tenant":', to_json(h.tenant), ',"id":', to_json(h.id), case when h.holder <> '' then ',"holder":' || to_json(h.holder)::text end,
-        ',"state":"', case when h.state = 'h' and h.due <= clk then 'x' else h.state end, '","version":', h.version,
-        ',"placed_at":', to_json(h.placed_at), ',"deadline":', to_json(h.deadline), ',"due":', to_json(h.due),
-        ',"ceiling":' || to_json(nullif(h.ceiling, 'infinity'))::text,
-        ',"ended_at":' || to_json(case when h.state = 'h' and h.due <= clk then h.due else h.ended_at end)::text,
-        ',"now":', to_json(clk), ',"claim":' || to_json(h.claim)::text, ',"entity":' || to_json(h.entity)::text,
-        case when h.returned then ',"returned":true' end, ',"reason":' || to_json(reason)::text,
-        ',"metadata":' || h.metadata::text, ',"lines":' || lines::text, '}')::json
+    select concat('{"tenant":', to_json(hold.tenant), ',"id":', to_json(hold.id), case when hold.holder <> '' then ',"holder":' || to_json(hold.holder)::text end,
+        ',"state":"', case when hold.state = 'h' and hold.due <= clk then 'x' else hold.state end, '","version":', hold.version,
+        ',"placed_at":', to_json(hold.placed_at), ',"deadline":', to_json(hold.deadline), ',"due":', to_json(hold.due),
+        ',"ceiling":' || to_json(nullif(hold.ceiling, 'infinity'))::text,
+        ',"ended_at":' || to_json(case when hold.state = 'h' and hold.due <= clk then hold.due else hold.ended_at end)::text,
+        ',"now":', to_json(clk), ',"claim":' || to_json(hold.claim)::text, ',"entity":' || to_json(hold.entity)::text,
+        case when hold.returned then ',"returned":true' end, ',"reason":' || to_json(reason)::text,
+        ',"metadata":' || hold.metadata::text, ',"lines":' || lines::text, '}')::json
 $$;
 
 -- A line of a hold as JSON. open is 0 if the hold has ended, also where the line has
@@ -125,10 +125,10 @@ create function metered._announce(channel text, of_tenant text, of_id text, of_v
 language plpgsql volatile
 as $$
 declare
-    said text := json_build_object('tenant', of_tenant, 'id', of_id, 'version', of_version, 'kind', of_kind);
-    h    record;
-    l    record;
-    cut  boolean;
+    said      text := json_build_object('tenant', of_tenant, 'id', of_id, 'version', of_version, 'kind', of_kind);
+    this_hold record;
+    fitting   record;
+    cut       boolean;
 begin
     if right(channel, 1) = '+' then
         channel := left(channel, -1);
@@ -137,19 +137,19 @@ begin
                 'at', e.at, 'claim', y.claim)::text as stands,
             case when e.note is not null then json_strip_nulls(json_build_object('actor', e.note ->> 'actor', 'tenant', e.note ->> 'tenant',
                 'correlation', e.note ->> 'correlation', 'reason', e.note ->> 'reason'))::text end as note
-        into h from metered.holds y left join metered.hold_events e on e.hold = y.no and e.version = of_version
+        into this_hold from metered.holds y left join metered.hold_events e on e.hold = y.no and e.version = of_version
         where y.tenant = of_tenant and y.id = of_id;
-        said := left(said, -1) || ', ' || right(h.stands, -1);
-        cut := coalesce(octet_length(said) + octet_length(h.note) >= 7900, false);
-        if not cut and h.note is not null then
-            said := left(said, -1) || ', "note" : ' || h.note || '}';
+        said := left(said, -1) || ', ' || right(this_hold.stands, -1);
+        cut := coalesce(octet_length(said) + octet_length(this_hold.note) >= 7900, false);
+        if not cut and this_hold.note is not null then
+            said := left(said, -1) || ', "note" : ' || this_hold.note || '}';
         end if;
-        select coalesce(string_agg(x.line, ', ' order by x.scope) filter (where x.bytes < 7900), '') as sent, bool_or(x.bytes >= 7900) as cut into l
+        select coalesce(string_agg(x.line, ', ' order by x.scope) filter (where x.bytes < 7900), '') as sent, bool_or(x.bytes >= 7900) as cut into fitting
         from (select y.scope, j.line, octet_length(said) + sum(octet_length(j.line) + 2) over (order by y.scope) as bytes
               from metered.hold_lines y, lateral (select metered._line_json(y.scope, y.amount, y.captured,
-                  case when h.state = 'h' then y.open else 0 end, y.refunded, y.at_least)::text) j(line)
-              where y.hold = h.no) x;
-        said := left(said, -1) || ', "lines" : [' || l.sent || ']' || case when cut or l.cut then ', "cut" : true}' else '}' end;
+                  case when this_hold.state = 'h' then y.open else 0 end, y.refunded, y.at_least)::text) j(line)
+              where y.hold = this_hold.no) x;
+        said := left(said, -1) || ', "lines" : [' || fitting.sent || ']' || case when cut or fitting.cut then ', "cut" : true}' else '}' end;
     end if;
     perform pg_notify(channel, said);
 end
@@ -214,25 +214,25 @@ create function metered.place(hold metered.new_hold, charges metered.new_charge[
 language plpgsql volatile
 as $$
 declare
-    c      record;
-    was    record;
-    clk    timestamptz;
-    due_in interval := hold.ttl + hold.grace;
+    posted    record;
+    was       record;
+    clk       timestamptz;
+    due_in    interval := hold.ttl + hold.grace;
     line_keys bigint[] := '{}';
-    lines  jsonb := '[]';
-    claimed boolean := hold.claim is null;
-    new_no bigint;
-    unused text;
-    charge metered.new_charge;
-    n      int;
-    mode   text := case when raising then 'raise' else 'answer' end;
-    fewest bigint;      -- units of each line, of a hold up to so much
-    over   bigint;      -- the claim's last hold, if it is due
+    lines     jsonb := '[]';
+    claimed   boolean := hold.claim is null;
+    new_no    bigint;
+    unused    text;
+    charge    metered.new_charge;
+    minima    int;
+    mode      text := case when raising then 'raise' else 'answer' end;
+    fewest    bigint;      -- units of each line, of a hold up to so much
+    over      bigint;      -- the claim's last hold, if it is due
 begin
-    n := cardinality(hold.minimum);
-    if n > 0 and (hold.minimum[n]).scope = '' then
-        fewest := (hold.minimum[n]).amount;
-        hold.minimum := nullif(hold.minimum[:n - 1], '{}');
+    minima := cardinality(hold.minimum);
+    if minima > 0 and (hold.minimum[minima]).scope = '' then
+        fewest := (hold.minimum[minima]).amount;
+        hold.minimum := nullif(hold.minimum[:minima - 1], '{}');
         perform metered._require((select min(x.held) = max(x.held) and fewest between 1 and min(x.held) from unnest(charges) x where x.held > 0), 'up to');
     end if;
     foreach charge in array charges loop
@@ -271,22 +271,22 @@ begin
         return;
     end if;
     if fewest is null then
-        c := metered._write_charges(charges, ahead, wait_ms, origin, mode, row(hold.id, due_in, null, clk), false);
+        posted := metered._write_charges(charges, ahead, wait_ms, origin, mode, row(hold.id, due_in, null, clk), false);
     else
-        c := metered._write_up_to(charges, fewest, ahead, wait_ms, origin, mode, row(hold.id, due_in, null, clk), false);
-        charges := c.charges;
-        c := c.posted;
+        posted := metered._write_up_to(charges, fewest, ahead, wait_ms, origin, mode, row(hold.id, due_in, null, clk), false);
+        charges := posted.charges;
+        posted := posted.posted;
     end if;
     foreach charge in array charges loop
         if charge.held > 0 then
             lines := lines || jsonb_build_object('scope', charge.scope, 'amount', charge.held, 'open', charge.held);
         end if;
     end loop;
-    seqs := c.seqs;
-    ats := c.ats;
-    refused := c.refused;
-    crossed := c.crossed;
-    placed_at := c.at;
+    seqs := posted.seqs;
+    ats := posted.ats;
+    refused := posted.refused;
+    crossed := posted.crossed;
+    placed_at := posted.at;
     if refused is not null then
         status := 'refused';
         return;

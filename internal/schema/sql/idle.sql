@@ -15,24 +15,24 @@ $$;
 
 -- A lot ends, after tip, and so many units of it go on, as was foreseen. If that is at a later time, they
 -- went on before, and do so at once in the lot that lasts from at until ends.
-create function metered._end_foreseen(inout tip metered.ledger, inout l metered.lots, units bigint,
+create function metered._end_foreseen(inout tip metered.ledger, inout lot metered.lots, units bigint,
     at timestamptz, ends timestamptz, new_no bigint,
     out made metered.lots, out entries metered.ledger[], out moves metered.lot_moves[])
 language plpgsql stable
 as $$
 declare
-    was  metered.lots := l;
+    was  metered.lots := lot;
     step record;
 begin
-    if units > 0 and at > l.expires_at then
-        l.expires_at := at;
-        l.roll_end := ends;
+    if units > 0 and at > lot.expires_at then
+        lot.expires_at := at;
+        lot.roll_end := ends;
     end if;
-    step := metered._end_lot(tip, l, l.roll_cap - units, new_no);
+    step := metered._end_lot(tip, lot, lot.roll_cap - units, new_no);
     tip := step.tip;
-    l := step.l;
-    l.expires_at := was.expires_at;
-    l.roll_end := was.roll_end;
+    lot := step.lot;
+    lot.expires_at := was.expires_at;
+    lot.roll_end := was.roll_end;
     made := step.made;
     entries := step.entries;
     moves := step.moves;
@@ -40,8 +40,8 @@ end
 $$;
 
 -- The lot of so many skipped periods comes, after tip, and lapses. The first of them began at first_at, and the last one is
--- over at over. l is the lot whose plan brings them.
-create function metered._end_skipped(inout tip metered.ledger, inout l metered.lots, periods int,
+-- over at over. lot is the lot whose plan brings them.
+create function metered._end_skipped(inout tip metered.ledger, inout lot metered.lots, periods int,
     first_at timestamptz, over timestamptz, lowered jsonb, new_no bigint,
     out made metered.lots, out entries metered.ledger[], out moves metered.lot_moves[])
 language plpgsql stable
@@ -49,25 +49,25 @@ as $$
 declare
     step record;
 begin
-    l := metered._lot_from(l, first_at);
-    l.no := new_no;
-    l.amount := l.amount * periods;
-    l.pending := l.amount;
-    l.expires_at := over;
-    l.roll_cap := null;
-    l.roll_end := null;
-    l.again := false;
-    l.reference := left(l.reference || '/' || ltrim(metered._period_name('', over)), 255);
-    l.plan.renews := null;
-    l.plan.renew_amount := null;
-    step := metered._start_lot(metered._own_entry(tip, over), l, 0, null);
+    lot := metered._lot_from(lot, first_at);
+    lot.no := new_no;
+    lot.amount := lot.amount * periods;
+    lot.pending := lot.amount;
+    lot.expires_at := over;
+    lot.roll_cap := null;
+    lot.roll_end := null;
+    lot.again := false;
+    lot.reference := left(lot.reference || '/' || ltrim(metered._period_name('', over)), 255);
+    lot.plan.renews := null;
+    lot.plan.renew_amount := null;
+    step := metered._start_lot(metered._own_entry(tip, over), lot, 0, null);
     entries := step.entries;
     moves := step.moves;
     tip := step.tip;
     tip.crossed := lowered;
-    step := metered._end_lot(tip, step.l, null, null);
+    step := metered._end_lot(tip, step.lot, null, null);
     tip := step.tip;
-    l := step.l;
+    lot := step.lot;
     entries := entries || step.entries;
     moves := moves || step.moves;
 end
@@ -136,7 +136,7 @@ begin
                     state.first_at[event.nth], state.over, lowered, -pos);
         end case;
         tip := step.tip;
-        lots[pos] := step.l;
+        lots[pos] := step.lot;
         entries := entries || step.entries;
         moves := moves || step.moves;
         if (step.made).no is not null then

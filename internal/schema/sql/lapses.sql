@@ -113,20 +113,20 @@ returns bigint[]
 language plpgsql stable
 as $$
 declare
-    nos bigint[] := '{}';
-    l   metered.lots;
+    nos     bigint[] := '{}';
+    its_lot metered.lots;
 begin
     if (units > 0) is not true then
         return nos;
     end if;
-    for l in
+    for its_lot in
         select y.* from metered.lots y
         where y.scope = of_scope and y.open and y.roll_cap is not null
           and y.expires_at <= until and y.roll_end > until
         order by y.priority, y.roll_end, y.age
     loop
-        nos := nos || l.no;
-        units := units - metered._rolls(l);
+        nos := nos || its_lot.no;
+        units := units - metered._rolls(its_lot);
         exit when units <= 0;
     end loop;
     return nos;
@@ -297,9 +297,9 @@ create function metered._lapsing(tip metered.ledger, clk timestamptz) returns bi
 language plpgsql stable
 as $$
 declare
-    d record := metered._due_lots(tip, clk);
+    due record := metered._due_lots(tip, clk);
 begin
-    return metered._lapsing_after(tip, clk, d.lots, d.lapsed, d.debt);
+    return metered._lapsing_after(tip, clk, due.lots, due.lapsed, due.debt);
 end
 $$;
 
@@ -351,23 +351,23 @@ returns setof metered.lots
 language plpgsql stable
 as $$
 declare
-    until  timestamptz := greatest(clk, tip.at);
-    nos    bigint[] := array(select x.no from unnest(due) x where x.no > 0);
-    family bigint[] := of_nos;      -- and all that they went on in
-    l      metered.lots;
+    until   timestamptz := greatest(clk, tip.at);
+    nos     bigint[] := array(select x.no from unnest(due) x where x.no > 0);
+    family  bigint[] := of_nos;      -- and all that they went on in
+    its_lot metered.lots;
 begin
-    foreach l in array due loop
-        if l.no = any (family) or l.from_lot = any (family) then
-            family := family || l.no;
+    foreach its_lot in array due loop
+        if its_lot.no = any (family) or its_lot.from_lot = any (family) then
+            family := family || its_lot.no;
         else
             continue when of_nos is not null;
         end if;
-        if l.rest + l.kept + l.held > 0 then
-            l.no := case when l.no > 0 then l.no end;
-            return next metered._as_rest(l);
+        if its_lot.rest + its_lot.kept + its_lot.held > 0 then
+            its_lot.no := case when its_lot.no > 0 then its_lot.no end;
+            return next metered._as_rest(its_lot);
         end if;
     end loop;
-    for l in
+    for its_lot in
         -- In the order of the index of open lots, which is read without a sort: that keeps the planner from the index of all.
         select y.* from ((select x.no from metered.lot_rows x where of_nos is null and x.scope = tip.scope and x.open order by x.expires_at, x.age)
                          union select k.lot from metered.lot_holds k where of_nos is null and k.scope = tip.scope and k.lot > 0
@@ -377,19 +377,19 @@ begin
             lateral (select z.* from metered.lots z where z.no = n.no limit 1) y
         where y.no <> all (nos)
     loop
-        l.rest := l.rest + l.kept;
-        l.kept := 0;
-        while l.rest > 0 and l.expires_at <= until loop
-            if l.held > 0 then
-                l.rest := 0;
-                return next l;
-                select y.* into l from metered.lots y where y.no = l.no;
-                l.held := 0;
+        its_lot.rest := its_lot.rest + its_lot.kept;
+        its_lot.kept := 0;
+        while its_lot.rest > 0 and its_lot.expires_at <= until loop
+            if its_lot.held > 0 then
+                its_lot.rest := 0;
+                return next its_lot;
+                select y.* into its_lot from metered.lots y where y.no = its_lot.no;
+                its_lot.held := 0;
             end if;
-            l := metered._as_rest(metered._gone_on(l, metered._rolls(l), 9223372036854775807, null));
+            its_lot := metered._as_rest(metered._gone_on(its_lot, metered._rolls(its_lot), 9223372036854775807, null));
         end loop;
-        if l.rest > 0 or l.held > 0 then
-            return next l;
+        if its_lot.rest > 0 or its_lot.held > 0 then
+            return next its_lot;
         end if;
     end loop;
 end
@@ -401,13 +401,13 @@ language plpgsql stable
 as $$
 declare
     tip metered.ledger;
-    i   int := 0;
+    nth int := 0;
 begin
     foreach tip in array tips loop
-        i := i + 1;
+        nth := nth + 1;
         if tip.lots_end is not null then
             tip.credited := tip.credited - metered._lapsing(tip, clk);
-            tips[i] := tip;
+            tips[nth] := tip;
         end if;
     end loop;
     return tips;

@@ -43,14 +43,14 @@ create function metered.open_lease(charge metered.new_charge, terms metered.leas
 language plpgsql volatile
 as $$
 declare
-    l      metered.charge_limit;
+    lim    metered.charge_limit;
     tip    metered.ledger;
     looked record;
     posted metered.charged;
     wanted bigint := charge.amount;
     room   bigint;
     ends   timestamptz;
-    i      int := 0;
+    nth    int := 0;
 begin
     perform metered._require(terms.mode in ('rows', 'memory') and terms.share between 1 and 1000000 and terms.least between 1 and charge.amount
         and terms.ttl between interval '1 millisecond' and interval '3660 days' and octet_length(terms.owner) between 1 and 255, 'lease');
@@ -64,10 +64,10 @@ begin
         tip := metered._last_entry(charge.scope);
         charge.amount := terms.least;
         looked := metered._check_now(array[charge], array[tip], metered.clock(), ahead);
-        foreach l in array charge.limits loop
-            i := i + 1;
+        foreach lim in array charge.limits loop
+            nth := nth + 1;
             -- After large credits the units left may be beyond 64 bits. A lease has at most 2^53 units.
-            room := least(room, greatest(-1, least(9007199254740992, l.max::numeric - looked.used[i] - looked.held[1])))::bigint;
+            room := least(room, greatest(-1, least(9007199254740992, lim.max::numeric - looked.used[nth] - looked.held[1])))::bigint;
         end loop;
         used := looked.used;
         held := looked.held[1];
@@ -168,28 +168,28 @@ create function metered.charge_leased(charges metered.new_charge[], ahead interv
 language plpgsql volatile
 as $$
 declare
-    c      metered.new_charge;
-    chain  metered.new_charge[] := '{}';    -- charges of the ledger
-    spent  metered.new_charge[] := '{}';    -- from leases, by this call
-    posted metered.charged;
-    answer metered.charged;
-    n      int := 0;    -- in chain
+    charge      metered.new_charge;
+    chain       metered.new_charge[] := '{}';    -- charges of the ledger
+    spent       metered.new_charge[] := '{}';    -- from leases, by this call
+    posted      metered.charged;
+    answer      metered.charged;
+    nth_chained int := 0;    -- in chain
 begin
     if (cardinality(charges) between 1 and 64 and mode in ('answer', 'raise')) is not true then
         perform metered._require(false, 'charges');
     end if;
-    foreach c in array charges loop
-        if c.lease is null then
-            chain := chain || c;
-        elsif (c.amount between 1 and 9007199254740992 and coalesce(pg_column_size(c.note), 0) <= 8192 and pg_column_compression(c.note) is null) is not true then
+    foreach charge in array charges loop
+        if charge.lease is null then
+            chain := chain || charge;
+        elsif (charge.amount between 1 and 9007199254740992 and coalesce(pg_column_size(charge.note), 0) <= 8192 and pg_column_compression(charge.note) is null) is not true then
             perform metered._no_amount();
         else
-            answer.at := metered._spend_range(c.lease, c.key, c.lease_offset, c.amount, c.scope, row(origin.tenant, origin.operation, c.note));
+            answer.at := metered._spend_range(charge.lease, charge.key, charge.lease_offset, charge.amount, charge.scope, row(origin.tenant, origin.operation, charge.note));
             if answer.at is null then
-                answer.refused := jsonb_build_array(jsonb_build_object('lease', c.lease));
+                answer.refused := jsonb_build_array(jsonb_build_object('lease', charge.lease));
                 exit;
             end if;
-            spent := spent || c;
+            spent := spent || charge;
         end if;
     end loop;
     if answer.refused is null and chain <> '{}' then
@@ -209,10 +209,10 @@ begin
     end if;
     for i in 1..cardinality(charges) loop
         if charges[i].lease is null then
-            n := n + 1;
-            answer.seqs[i] := posted.seqs[n];
-            answer.ats[i] := posted.ats[n];
-            answer.held[i] := coalesce(posted.held[n], 0);
+            nth_chained := nth_chained + 1;
+            answer.seqs[i] := posted.seqs[nth_chained];
+            answer.ats[i] := posted.ats[nth_chained];
+            answer.held[i] := coalesce(posted.held[nth_chained], 0);
         else
             answer.seqs[i] := 0;
             answer.ats[i] := answer.at;
@@ -238,30 +238,30 @@ create function metered.settle_lease(of_no bigint, of_owner text, told bigint, w
 language plpgsql volatile
 as $$
 declare
-    l    metered.leases;
-    last timestamptz;
-    made bigint := 1;       -- charges: units that were spent in memory are one
-    c    record;
+    lease  metered.leases;
+    last   timestamptz;
+    made   bigint := 1;       -- charges: units that were spent in memory are one
+    closed record;
 begin
     perform metered._require(octet_length(of_owner) between 1 and 255 and coalesce(told >= 0, true), 'settle');
-    l := metered._lease_to_settle(of_no, wait_ms);
-    granted := l.granted;
+    lease := metered._lease_to_settle(of_no, wait_ms);
+    granted := lease.granted;
     status := case
-        when l.no is null or l.mode not in ('s', 'm') then 'unknown'
-        when l.settled_at is not null then 'closed'
-        when l.owner <> of_owner and l.ends_at > metered.clock() then 'early' end;
+        when lease.no is null or lease.mode not in ('s', 'm') then 'unknown'
+        when lease.settled_at is not null then 'closed'
+        when lease.owner <> of_owner and lease.ends_at > metered.clock() then 'early' end;
     if status is not null then
-        spent := l.spent;
+        spent := lease.spent;
         return;
     end if;
-    if l.mode = 's' then
+    if lease.mode = 's' then
         select coalesce(sum(s.amount), 0), max(s.at), count(*) into spent, last, made from metered.lease_spends s where s.lease = of_no;
     else
-        spent := case when l.owner = of_owner and told <= l.granted then told else l.granted end;
+        spent := case when lease.owner = of_owner and told <= lease.granted then told else lease.granted end;
     end if;
-    c := metered._close_lease(l, spent, of_owner, wait_ms, last, metered._spent_limits(limits), ahead, made);
-    status := case when c.silent then 'crossing' else 'settled' end;
-    crossed := c.crossed;
+    closed := metered._close_lease(lease, spent, of_owner, wait_ms, last, metered._spent_limits(limits), ahead, made);
+    status := case when closed.silent then 'crossing' else 'settled' end;
+    crossed := closed.crossed;
 end
 $$;
 
@@ -270,17 +270,17 @@ create function metered._lease_to_settle(of_no bigint, wait_ms int) returns mete
 language plpgsql volatile
 as $$
 declare
-    l      metered.leases;
-    before text;
+    of_lease metered.leases;
+    before   text;
 begin
     if metered._one_snapshot() then
         raise exception 'a lease is settled at READ COMMITTED' using errcode = '25001';
     end if;
     perform metered._lock_keys(array[metered._lease_key(of_no)], wait_ms);
     before := metered._bound_lock_wait(wait_ms);
-    select * into l from metered.leases y where y.no = of_no for update;
+    select * into of_lease from metered.leases y where y.no = of_no for update;
     before := metered._unbound_lock_wait(before);
-    return l;
+    return of_lease;
 end
 $$;
 
@@ -288,58 +288,58 @@ $$;
 -- granted ones, which nobody can spend, would be charged. The end is dated no earlier than last, the last spend, since the
 -- clock may have been set back. limits are _spent_limits. silent: nothing was written, since it crosses a threshold
 -- and the caller is not telling. The spent units count as so many charges.
-create function metered._close_lease(l metered.leases, units bigint, by_whom text, wait_ms int, last timestamptz,
+create function metered._close_lease(lease metered.leases, units bigint, by_whom text, wait_ms int, last timestamptz,
     limits metered.charge_limit[], ahead interval, charges bigint, out crossed jsonb, out silent boolean)
 language plpgsql volatile
 as $$
 declare
-    tip    metered.ledger := metered._next_entry(l.scope, null, wait_ms, row(null, null, jsonb_build_object('actor', by_whom)));
-    before bigint;
-    clk    timestamptz := metered.clock();
-    amount bigint;
-    w      record;
+    tip      metered.ledger := metered._next_entry(lease.scope, null, wait_ms, row(null, null, jsonb_build_object('actor', by_whom)));
+    before   bigint;
+    clk      timestamptz := metered.clock();
+    amount   bigint;
+    crossing record;
 begin
     silent := false;
     tip := metered._after_minima(tip, wait_ms);
     if limits is not null and units > 0 then
-        amount := least(units, l.granted);
-        w := metered._cross_captured(row(l.scope, null, units - amount, -amount, limits, null, null, null, null)::metered.new_charge,
-            metered._last_entry(l.scope), greatest(clk, last), ahead);
-        silent := w.silent;
+        amount := least(units, lease.granted);
+        crossing := metered._cross_captured(row(lease.scope, null, units - amount, -amount, limits, null, null, null, null)::metered.new_charge,
+            metered._last_entry(lease.scope), greatest(clk, last), ahead);
+        silent := crossing.silent;
         if silent then
             return;
         end if;
-        tip.crossed := w.crossed;
-        crossed := metered._crossed_at(w.crossings, array[tip.seq]);
+        tip.crossed := crossing.crossed;
+        crossed := metered._crossed_at(crossing.crossings, array[tip.seq]);
     end if;
     tip.at := greatest(tip.at, last);
-    tip := metered._after_due(tip, greatest(0, units - l.granted), wait_ms);
+    tip := metered._after_due(tip, greatest(0, units - lease.granted), wait_ms);
     before := tip.seq - 1;
-    tip.hold := 'lease/' || l.no;
+    tip.hold := 'lease/' || lease.no;
     foreach tip.kind in array array['u', 'c', 'l']::"char"[] loop
-        amount := case tip.kind when 'u' then least(units, l.granted) when 'c' then units - l.granted else l.granted - units end;
+        amount := case tip.kind when 'u' then least(units, lease.granted) when 'c' then units - lease.granted else lease.granted - units end;
         continue when amount <= 0;
         tip.seq := before + 1;
         tip.amount := amount;
         tip.spent := tip.spent + case when tip.kind in ('u', 'c') then amount else 0 end;
         tip.held := tip.held - case when tip.kind in ('u', 'l') then amount else 0 end;
-        tip.next_due := metered._due_after(l.scope, before, tip.held, tip.next_due, clk);
-        tip.others := nullif(coalesce(metered._others(l.scope, before), 0) + 1 - case tip.kind when 'u' then charges else 0 end, 0);
+        tip.next_due := metered._due_after(lease.scope, before, tip.held, tip.next_due, clk);
+        tip.others := nullif(coalesce(metered._others(lease.scope, before), 0) + 1 - case tip.kind when 'u' then charges else 0 end, 0);
         insert into metered.ledger values (tip.*) on conflict do nothing;
         if not found then
             perform metered._collided();
         end if;
-        perform metered._mark_freed(l.scope);
+        perform metered._mark_freed(lease.scope);
         before := tip.seq;
         continue when tip.lots_end is null;
         case tip.kind
-            when 'u' then perform metered._capture_lots(tip, l.opened_seq, amount);
-            when 'c' then perform metered._use_lots(l.scope, tip.seq, amount, case when not metered._lags(tip) then metered._balance(tip) + amount end, 't', null);
-            else perform metered._free_lots(tip, array[l.opened_seq]);
+            when 'u' then perform metered._capture_lots(tip, lease.opened_seq, amount);
+            when 'c' then perform metered._use_lots(lease.scope, tip.seq, amount, case when not metered._lags(tip) then metered._balance(tip) + amount end, 't', null);
+            else perform metered._free_lots(tip, array[lease.opened_seq]);
         end case;
     end loop;
-    update metered.leases y set settled_at = tip.at, spent = units, settled_by = by_whom, settled_seq = tip.seq where y.no = l.no;
-    perform metered._add_leased(l.scope, -l.granted);
+    update metered.leases y set settled_at = tip.at, spent = units, settled_by = by_whom, settled_seq = tip.seq where y.no = lease.no;
+    perform metered._add_leased(lease.scope, -lease.granted);
 end
 $$;
 
@@ -380,27 +380,27 @@ create function metered.purge_leases(after timestamptz, cutoff timestamptz, max_
 language plpgsql volatile
 as $$
 declare
-    l    record;
+    of_lease  record;
     left_over bigint := max_rows;
-    n    bigint;
+    purged    bigint;
 begin
     perform metered._require(max_rows between 1 and 10000, 'max_rows');
     cutoff := least(cutoff, metered.clock());
     deleted := 0;
-    for l in
+    for of_lease in
         select y.no, y.settled_at from metered.leases y
         where y.settled_at is not null and y.settled_at >= coalesce(after, '-infinity') and y.settled_at < cutoff
           and (y.mode <> 'g' or y.home_at is not null and y.ends_at < cutoff)
         order by y.settled_at limit max_rows for update skip locked
     loop
-        delete from metered.lease_spends s where s.lease = l.no and s.at_offset = any (array(
-            select x.at_offset from metered.lease_spends x where x.lease = l.no order by x.at_offset limit left_over));
-        get diagnostics n = row_count;
-        deleted := deleted + n;
-        left_over := left_over - n;
-        last := l.settled_at;
+        delete from metered.lease_spends s where s.lease = of_lease.no and s.at_offset = any (array(
+            select x.at_offset from metered.lease_spends x where x.lease = of_lease.no order by x.at_offset limit left_over));
+        get diagnostics purged = row_count;
+        deleted := deleted + purged;
+        left_over := left_over - purged;
+        last := of_lease.settled_at;
         exit when left_over <= 0;
-        delete from metered.leases y where y.no = l.no;
+        delete from metered.leases y where y.no = of_lease.no;
         deleted := deleted + 1;
         left_over := left_over - 1;
         exit when left_over <= 0;

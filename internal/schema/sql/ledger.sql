@@ -3,17 +3,17 @@ create function metered._fresh(of_scope text) returns metered.ledger
 language plpgsql immutable
 as $$
 declare
-    l metered.ledger;
+    entry metered.ledger;
 begin
-    l.scope := of_scope;
-    l.seq := 0;
-    l.at := '-infinity';
-    l.spent := 0;
-    l.refunded := 0;
-    l.credited := 0;
-    l.held := 0;
-    l.epoch := 0;
-    return l;
+    entry.scope := of_scope;
+    entry.seq := 0;
+    entry.at := '-infinity';
+    entry.spent := 0;
+    entry.refunded := 0;
+    entry.credited := 0;
+    entry.held := 0;
+    entry.epoch := 0;
+    return entry;
 end
 $$;
 
@@ -81,18 +81,18 @@ begin
 end
 $$;
 
--- The last entry at or before t in the chain whose last entry is tip_seq: seq 0
--- if the chain begins after t, null if a purge took the answer away. Entries of an
+-- The last entry at or before moment in the chain whose last entry is tip_seq: seq 0
+-- if the chain begins after moment, null if a purge took the answer away. Entries of an
 -- earlier epoch count as made no later than the repair that ended it: that
 -- follows from looking in the newest epoch first.
-create function metered._base(of_scope text, tip_seq bigint, tip_epoch int, t timestamptz,
+create function metered._base(of_scope text, tip_seq bigint, tip_epoch int, moment timestamptz,
     out seq bigint, out spent bigint, out refunded bigint)
 language plpgsql stable
 as $$
 begin
     for e in reverse tip_epoch..0 loop
         select base.seq, base.spent, base.refunded into _base.seq, _base.spent, _base.refunded
-        from {base: scope = of_scope, epoch = e, since = t};
+        from {base: scope = of_scope, epoch = e, since = moment};
         exit when found;
     end loop;
     if _base.seq > 1 then
@@ -132,23 +132,23 @@ begin
 end
 $$;
 
--- The units that a scope, whose last entry is tip, was charged after t, less the refunds of these
+-- The units that a scope, whose last entry is tip, was charged after since, less the refunds of these
 -- charges (used), and the base from which they are counted.
-create function metered._spent_since(tip metered.ledger, t timestamptz,
+create function metered._spent_since(tip metered.ledger, since timestamptz,
     out used bigint, out base_seq bigint, out base_spent bigint)
 language plpgsql stable
 as $$
 declare
-    b record;
+    base record;
 begin
-    b := metered._base(tip.scope, tip.seq, tip.epoch, t);
-    if b.seq is null then
+    base := metered._base(tip.scope, tip.seq, tip.epoch, since);
+    if base.seq is null then
         raise exception 'the window reaches purged entries'
             using errcode = 'MT002', detail = tip.scope;
     end if;
-    base_seq := b.seq;
-    base_spent := b.spent;
-    used := tip.spent - b.spent - case when b.refunded = tip.refunded then 0 else metered._refunds_after(tip.scope, tip.seq, b.seq) end;
+    base_seq := base.seq;
+    base_spent := base.spent;
+    used := tip.spent - base.spent - case when base.refunded = tip.refunded then 0 else metered._refunds_after(tip.scope, tip.seq, base.seq) end;
 end
 $$;
 
@@ -157,7 +157,7 @@ create function metered._next_entry(of_scope text, key bigint, wait_ms int, orig
 language plpgsql volatile
 as $$
 declare
-    e metered.ledger;
+    entry metered.ledger;
 begin
     if not metered._fits_origin(origin) then
         perform metered._require(false, 'origin');
@@ -166,15 +166,15 @@ begin
         key := metered._scope_key(of_scope);
     end if;
     perform metered._lock_keys(array[key], wait_ms);
-    e := metered._entry_for_write(of_scope);
-    e.seq := e.seq + 1;
-    e.at := greatest(metered.clock(), e.at);
-    e.ref := null;
-    e.hold := null;
-    e.operation_tenant := origin.tenant;
-    e.operation := origin.operation;
-    e.note := origin.note;
-    return e;
+    entry := metered._entry_for_write(of_scope);
+    entry.seq := entry.seq + 1;
+    entry.at := greatest(metered.clock(), entry.at);
+    entry.ref := null;
+    entry.hold := null;
+    entry.operation_tenant := origin.tenant;
+    entry.operation := origin.operation;
+    entry.note := origin.note;
+    return entry;
 end
 $$;
 
@@ -203,28 +203,28 @@ as $$
     select of_seq - coalesce(metered._others(of_scope, of_seq), 0)
 $$;
 
--- Appends an entry. e.others is of the entry before. It is looked up in a wallet, whose calls append several, and after an
+-- Appends an entry. entry.others is of the entry before. It is looked up in a wallet, whose calls append several, and after an
 -- entry of version 1, whose calls may do so while the schema is upgraded.
 -- ON CONFLICT, because callers' retry loops do not retry a unique violation.
-create function metered._append(e metered.ledger) returns void
+create function metered._append(entry metered.ledger) returns void
 language plpgsql volatile
 as $$
 declare
     marked boolean;
 begin
-    if e.amount < 1 and e.kind not in ('k', 'z', 's') then
+    if entry.amount < 1 and entry.kind not in ('k', 'z', 's') then
         perform metered._no_amount();
     end if;
-    if e.lots_end is not null or e.others = 9223372036854775807 then
-        e.others := metered._others(e.scope, e.seq - 1);
+    if entry.lots_end is not null or entry.others = 9223372036854775807 then
+        entry.others := metered._others(entry.scope, entry.seq - 1);
     end if;
-    e.others := case when e.kind in ('c', 'u') then int8smaller(e.others, e.seq - 1)
-        else coalesce(int8smaller(e.others, e.seq - 1), 0) + 1 end;
-    insert into metered.ledger values (e.*) on conflict do nothing;
+    entry.others := case when entry.kind in ('c', 'u') then int8smaller(entry.others, entry.seq - 1)
+        else coalesce(int8smaller(entry.others, entry.seq - 1), 0) + 1 end;
+    insert into metered.ledger values (entry.*) on conflict do nothing;
     if not found then
         perform metered._collided();
-    elsif e.kind in ('d', 'r', 'l', 'u', 'x', 'k', 's') then
-        marked := metered._mark_freed(e.scope);
+    elsif entry.kind in ('d', 'r', 'l', 'u', 'x', 'k', 's') then
+        marked := metered._mark_freed(entry.scope);
     end if;
 end
 $$;
@@ -237,9 +237,9 @@ create function metered.credit(of_scope metered.scope_name, key bigint, units me
 language plpgsql volatile
 as $$
 declare
-    e metered.ledger := metered._next_entry(of_scope, key, wait_ms, origin);
+    entry metered.ledger := metered._next_entry(of_scope, key, wait_ms, origin);
 begin
-    perform metered._refuse_closed(e);
+    perform metered._refuse_closed(entry);
     if must_exist then
         refused := metered._admit(row(of_scope, key, units, 0, null, null, true, null, null), null, false, wait_ms);
         if refused is not null then
@@ -249,18 +249,18 @@ begin
             return;
         end if;
     end if;
-    if e.lots_end is null then
-        e := metered._after_minima(e, wait_ms);
-        e.kind := 'd';
-        e.amount := units;
-        e.credited := e.credited + units;
-        e.crossed := case when e.crossed is not null then metered._rearmed(e) end;
-        perform metered._append(e);
+    if entry.lots_end is null then
+        entry := metered._after_minima(entry, wait_ms);
+        entry.kind := 'd';
+        entry.amount := units;
+        entry.credited := entry.credited + units;
+        entry.crossed := case when entry.crossed is not null then metered._rearmed(entry) end;
+        perform metered._append(entry);
     else
-        e := (metered._credit_lot(e, row(units, 'infinity', null, '', 0, null, null, null, null, null)::metered.new_lot, null, 'c', wait_ms)).entry;
+        entry := (metered._credit_lot(entry, row(units, 'infinity', null, '', 0, null, null, null, null, null)::metered.new_lot, null, 'c', wait_ms)).entry;
     end if;
-    seq := e.seq;
-    at := e.at;
+    seq := entry.seq;
+    at := entry.at;
 end
 $$;
 
@@ -274,7 +274,7 @@ create function metered.refund(of_scope metered.scope_name, key bigint, charge_s
 language plpgsql volatile
 as $$
 declare
-    e      metered.ledger := metered._next_entry(of_scope, key, wait_ms, origin);
+    entry  metered.ledger := metered._next_entry(of_scope, key, wait_ms, origin);
     charge metered.ledger;
     stays  metered.ledger;  -- e, less the units that lapse at once
     fate   record;
@@ -283,14 +283,14 @@ begin
     if not metered._key_fits(key, of_scope) or units = 0 then
         perform metered._require(false, 'refund');
     end if;
-    perform metered._refuse_closed(e);
+    perform metered._refuse_closed(entry);
     if charge_seq < 0 then
         charge_seq := metered._seq_of_tally(of_scope, charge_seq);
     end if;
     select * into charge from metered.ledger l where l.scope = of_scope and l.seq = charge_seq;
-    if e.seq <= charge_seq then
+    if entry.seq <= charge_seq then
         status := 'missing';
-    elsif charge.seq is null or charge_seq = 1 and e.seq > 2
+    elsif charge.seq is null or charge_seq = 1 and entry.seq > 2
           and not exists (select from metered.ledger l where l.scope = of_scope and l.seq = 2) then
         -- Entry 1 outlives a purge, and the sum of its refunds does not.
         status := 'purged';
@@ -304,8 +304,8 @@ begin
     end if;
     if status is not null then
         if metered._one_snapshot() then
-            e.seq := e.seq - 1;
-            perform metered._refuse_stale(array[e]);
+            entry.seq := entry.seq - 1;
+            perform metered._refuse_stale(array[entry]);
         end if;
         if raising then
             raise exception 'the charge cannot be refunded' using errcode = 'MT008',
@@ -313,25 +313,25 @@ begin
         end if;
         return;
     end if;
-    e := metered._after_minima(e, wait_ms);
-    e := metered._after_due(e, 0, wait_ms);
-    e.kind := 'r';
-    e.amount := refund.amount;
-    e.ref := charge_seq;
-    e.refunded := e.refunded + refund.amount;
-    if e.lots_end is not null then
-        fate := metered._refund_fate(e);
+    entry := metered._after_minima(entry, wait_ms);
+    entry := metered._after_due(entry, 0, wait_ms);
+    entry.kind := 'r';
+    entry.amount := refund.amount;
+    entry.ref := charge_seq;
+    entry.refunded := entry.refunded + refund.amount;
+    if entry.lots_end is not null then
+        fate := metered._refund_fate(entry);
         lapses := fate.lapses;
-        e.lots_end := least(e.lots_end, fate.ends);
+        entry.lots_end := least(entry.lots_end, fate.ends);
     end if;
-    if e.crossed is not null then
-        stays := e;
-        stays.refunded := e.refunded - lapses;
-        e.crossed := metered._rearmed(stays);
+    if entry.crossed is not null then
+        stays := entry;
+        stays.refunded := entry.refunded - lapses;
+        entry.crossed := metered._rearmed(stays);
     end if;
-    perform metered._append(e);
-    if e.lots_end is not null then
-        perform metered._refund_lots(e);
+    perform metered._append(entry);
+    if entry.lots_end is not null then
+        perform metered._refund_lots(entry);
     end if;
     insert into metered.refund_sum as r (scope, level, block, amount)
     select of_scope, lv, charge_seq >> (4 * lv), refund.amount
@@ -339,8 +339,8 @@ begin
     on conflict (scope, level, block) do update set amount = r.amount + excluded.amount;
     remaining := remaining - refund.amount;
     status := 'ok';
-    seq := e.seq;
-    at := e.at;
+    seq := entry.seq;
+    at := entry.at;
 end
 $$;
 
@@ -353,39 +353,39 @@ create function metered.repair_clock(of_scope text, key bigint, wait_ms int, not
 language plpgsql volatile
 as $$
 declare
-    e   metered.ledger;
-    clk timestamptz;
+    entry metered.ledger;
+    clk   timestamptz;
 begin
     perform metered._require(metered._key_fits(key, of_scope), 'key');
-    e := metered._next_entry(of_scope, key, wait_ms, row(null, null, nullif(note, '')::jsonb));
+    entry := metered._next_entry(of_scope, key, wait_ms, row(null, null, nullif(note, '')::jsonb));
     clk := metered.clock();
-    ahead := greatest(e.at - clk, interval '0');
-    if e.at <= clk then
+    ahead := greatest(entry.at - clk, interval '0');
+    if entry.at <= clk then
         return;
-    elsif metered._lags(e) then  -- by the clock that was wrong, all of them have ended
-        e.seq := e.seq - 1;
-        e := metered._settle(e, clk, null, 0, wait_ms);
+    elsif metered._lags(entry) then  -- by the clock that was wrong, all of them have ended
+        entry.seq := entry.seq - 1;
+        entry := metered._settle(entry, clk, null, 0, wait_ms);
         delete from metered.lot_holds k where k.scope = of_scope and k.seq = 0;
-        e.seq := e.seq + 1;
-        e.note := nullif(note, '')::jsonb;
+        entry.seq := entry.seq + 1;
+        entry.note := nullif(note, '')::jsonb;
     end if;
-    if e.tallied then   -- in an epoch of earlier times, the number of one could come twice
-        e.seq := e.seq - 1;
-        e := metered._end_tallies(e, wait_ms);
-        e.seq := e.seq + 1;
+    if entry.tallied then   -- in an epoch of earlier times, the number of one could come twice
+        entry.seq := entry.seq - 1;
+        entry := metered._end_tallies(entry, wait_ms);
+        entry.seq := entry.seq + 1;
     end if;
-    if e.crossed is not null then
-        e.crossed := metered._reported_after_repair(metered._last_entry(of_scope), clk);
+    if entry.crossed is not null then
+        entry.crossed := metered._reported_after_repair(metered._last_entry(of_scope), clk);
     end if;
-    e.kind := 'k';
-    e.amount := 0;
-    e.epoch := e.epoch + 1;
-    e.at := clk;
-    e.anchor_at := null;        -- it is of the clock before
-    e.anchor_spent := null;
-    e.lots_end := case when e.lots_end is not null then metered._next_end(of_scope, clk) end;    -- lots that are held may end again
-    perform metered._append(e);
-    seq := e.seq;
-    at := e.at;
+    entry.kind := 'k';
+    entry.amount := 0;
+    entry.epoch := entry.epoch + 1;
+    entry.at := clk;
+    entry.anchor_at := null;        -- it is of the clock before
+    entry.anchor_spent := null;
+    entry.lots_end := case when entry.lots_end is not null then metered._next_end(of_scope, clk) end;    -- lots that are held may end again
+    perform metered._append(entry);
+    seq := entry.seq;
+    at := entry.at;
 end
 $$;

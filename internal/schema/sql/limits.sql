@@ -10,29 +10,29 @@ create function metered._leaves_at(tip metered.ledger, base_seq bigint, base_spe
 language plpgsql stable
 as $$
 declare
-    too_few bigint := base_seq;
-    enough  bigint := tip.seq;
-    most    bigint := tip.spent - base_spent - used;    -- refunds after too_few, and after enough
-    fewest  bigint := 0;
-    over    float8 := used - room;      -- the excess after too_few, and after enough
-    under   float8 := -room;
-    halve   boolean := false;
-    span    bigint;
-    step    bigint;
-    excess  bigint;
-    later   bigint;             -- refunded by then, and then the refunds of charges after it
-    l       record;
-    at      timestamptz := tip.at;      -- of enough, as is the epoch
+    too_few  bigint := base_seq;
+    enough   bigint := tip.seq;
+    most     bigint := tip.spent - base_spent - used;    -- refunds after too_few, and after enough
+    fewest   bigint := 0;
+    over     float8 := used - room;      -- the excess after too_few, and after enough
+    under    float8 := -room;
+    halve    boolean := false;
+    span     bigint;
+    step     bigint;
+    excess   bigint;
+    later    bigint;             -- refunded by then, and then the refunds of charges after it
+    entry    record;
+    at       timestamptz := tip.at;      -- of enough, as is the epoch
     in_epoch int := tip.epoch;
 begin
     while enough - too_few > 1 loop
         span := enough - too_few;
         step := case when halve then span / 2 else greatest(1, least(span - 1, ceil(span * (over / (over - under)))::bigint)) end;
-        select y.spent, y.refunded, y.at, y.epoch into strict l from metered.ledger y where y.scope = tip.scope and y.seq = too_few + step;
-        excess := tip.spent - l.spent - room;
+        select y.spent, y.refunded, y.at, y.epoch into strict entry from metered.ledger y where y.scope = tip.scope and y.seq = too_few + step;
+        excess := tip.spent - entry.spent - room;
         later := most - (most - fewest) * (step::float8 / span);
         if excess > fewest and excess <= most then
-            later := case when l.refunded = tip.refunded then 0 else metered._refunds_after(tip.scope, tip.seq, too_few + step) end;
+            later := case when entry.refunded = tip.refunded then 0 else metered._refunds_after(tip.scope, tip.seq, too_few + step) end;
             if excess <= later then
                 fewest := later;
             else
@@ -42,8 +42,8 @@ begin
         if excess <= fewest then
             enough := too_few + step;
             under := excess - later;
-            at := l.at;
-            in_epoch := l.epoch;
+            at := entry.at;
+            in_epoch := entry.epoch;
         else
             too_few := too_few + step;
             over := excess - later;
@@ -92,34 +92,34 @@ create function metered._held_here(tip metered.ledger, of_nos bigint[], out unit
 language plpgsql stable
 as $$
 declare
-    e      record;
-    ended  jsonb := '{}';   -- by hold: units that this transaction has spent or freed of it
+    entry       record;
+    ended       jsonb := '{}';   -- by hold: units that this transaction has spent or freed of it
     group_ended boolean := false;
 begin
     units := 0;
     leased := 0;
     -- Without an id of its own the transaction has written nothing. On Citus another node may have the id.
     for back in 0..case when metered._sharded() or pg_current_xact_id_if_assigned() is not null then tip.seq else -1 end loop
-        select l.kind, l.hold, l.amount, metered._written_here(l.xmin) as here into e
+        select l.kind, l.hold, l.amount, metered._written_here(l.xmin) as here into entry
         from metered.ledger l where l.scope = tip.scope and l.seq = tip.seq - back;
-        exit when not found or not e.here;
-        if e.kind = 'h' and group_ended then
+        exit when not found or not entry.here;
+        if entry.kind = 'h' and group_ended then
             -- Rare: the entry of a group does not say how many units of this hold had ended.
             units := (select coalesce(sum(l.open), 0) from metered.hold_lines l
                 where l.scope = tip.scope and l.open > 0 and l.due >= tip.next_due and metered._written_here(l.xmin) and metered._written_here((
                     select v.xmin from metered.hold_events v where v.hold = l.hold and v.version = 1)));
             leased := 0;
             exit;
-        elsif e.kind = 'h' then
-            if e.hold ~ '^lease/[0-9]{1,18}$' then  -- it may be the name of a hold
+        elsif entry.kind = 'h' then
+            if entry.hold ~ '^lease/[0-9]{1,18}$' then  -- it may be the name of a hold
                 leased := leased + coalesce((select y.granted from metered.leases y
-                    where y.no = substr(e.hold, 7)::bigint and y.scope = tip.scope and y.opened_seq = tip.seq - back and y.settled_at is null), 0);
+                    where y.no = substr(entry.hold, 7)::bigint and y.scope = tip.scope and y.opened_seq = tip.seq - back and y.settled_at is null), 0);
             end if;
-            units := units + greatest(0, e.amount - coalesce((ended ->> e.hold)::bigint, 0));
-            ended := ended || jsonb_build_object(e.hold, greatest(0, coalesce((ended ->> e.hold)::bigint, 0) - e.amount));
-        elsif e.kind in ('u', 'l', 'x') and e.hold is not null then
-            ended := ended || jsonb_build_object(e.hold, coalesce((ended ->> e.hold)::bigint, 0) + e.amount);
-        elsif e.kind in ('u', 'l', 'x') then
+            units := units + greatest(0, entry.amount - coalesce((ended ->> entry.hold)::bigint, 0));
+            ended := ended || jsonb_build_object(entry.hold, greatest(0, coalesce((ended ->> entry.hold)::bigint, 0) - entry.amount));
+        elsif entry.kind in ('u', 'l', 'x') and entry.hold is not null then
+            ended := ended || jsonb_build_object(entry.hold, coalesce((ended ->> entry.hold)::bigint, 0) + entry.amount);
+        elsif entry.kind in ('u', 'l', 'x') then
             group_ended := true;
         end if;
     end loop;
@@ -137,25 +137,25 @@ create function metered._others_fall_due(tip metered.ledger, of_nos bigint[], cl
 language plpgsql stable
 as $$
 declare
-    l    record;
+    line record;
     here boolean;
     own  timestamptz;
 begin
     for skipped in 0..1000 loop     -- one by one: the planner would sort all that a loop over a query could want
-        select x.due, x.hold, metered._written_here(x.row_xmin) as here into l
+        select x.due, x.hold, metered._written_here(x.row_xmin) as here into line
         from (select y.due, y.hold, y.xmin as row_xmin from metered.hold_lines y
               where y.scope = tip.scope and y.open > 0 and y.due >= tip.next_due and y.due > clk
               order by y.due limit 1 offset skipped) x;
         exit when not found;
         -- A line that was written here is of a hold that was placed, or only extended, here.
-        here := (l.hold = any (of_nos)) is true;
-        if l.here and not here then
-            select metered._written_here(e.xmin) into here from metered.hold_events e where e.hold = l.hold and e.version = 1;
+        here := (line.hold = any (of_nos)) is true;
+        if line.here and not here then
+            select metered._written_here(e.xmin) into here from metered.hold_events e where e.hold = line.hold and e.version = 1;
         end if;
         if here is not true then
-            return l.due;
+            return line.due;
         end if;
-        own := coalesce(own, l.due);
+        own := coalesce(own, line.due);
     end loop;
     return coalesce(own, greatest(clk, tip.next_due));
 end
@@ -238,27 +238,27 @@ create function metered._check_limits(charges metered.new_charge[], tips metered
 language plpgsql stable
 as $$
 declare
-    c     metered.new_charge;
-    l     metered.charge_limit;
-    i     int := 0;
-    n     int := 0;
-    tip   metered.ledger;
-    u     bigint;
-    own   bigint;
-    room  bigint;
-    since timestamptz;
-    w     record;
-    base_seq   bigint := known.base_seq;
-    base_spent bigint := known.base_spent;
-    retry timestamptz;
-    falls_due timestamptz;  -- the first unit that others hold
-    leased bigint;
-    leases_end timestamptz;
-    p      timestamptz[];   -- of a limit by period
-    m     record;           -- minima, and when they leave
-    fits  timestamptz;
-    spent bigint;
-    apart bigint;           -- units that count and are in no entry: of tallies, and minima of due holds
+    charge      metered.new_charge;
+    lim         metered.charge_limit;
+    nth         int := 0;
+    nth_limit   int := 0;
+    tip         metered.ledger;
+    counts      bigint;
+    own         bigint;
+    room        bigint;
+    since       timestamptz;
+    found_units record;
+    base_seq    bigint := known.base_seq;
+    base_spent  bigint := known.base_spent;
+    retry       timestamptz;
+    falls_due   timestamptz;  -- the first unit that others hold
+    leased      bigint;
+    leases_end  timestamptz;
+    span        timestamptz[];   -- of a limit by period
+    minima      record;           -- minima, and when they leave
+    fits        timestamptz;
+    spent       bigint;
+    apart       bigint;           -- units that count and are in no entry: of tallies, and minima of due holds
 begin
     foreach tip in array tips loop
         if tip.next_due = '-infinity' then
@@ -268,36 +268,36 @@ begin
     if refused is not null then
         return;
     end if;
-    foreach c in array charges loop
-        i := i + 1;
-        tip := tips[i];
-        foreach l in array c.limits loop
-            n := n + 1;
-            continue when n < known.nth;
-            u := used[n];
-            p := case when l.win is null then metered._period_at(l.period, greatest(clk, tip.at)) end;
+    foreach charge in array charges loop
+        nth := nth + 1;
+        tip := tips[nth];
+        foreach lim in array charge.limits loop
+            nth_limit := nth_limit + 1;
+            continue when nth_limit < known.nth;
+            counts := used[nth_limit];
+            span := case when lim.win is null then metered._period_at(lim.period, greatest(clk, tip.at)) end;
             since := null;
             apart := 0;
-            if u is null and l.win = interval '0' then
-                u := tip.spent - tip.refunded - tip.credited;
-            elsif u is null then
-                if (tip.at <= clk + ahead) is not true and l.max < 9223372036854775807 then
+            if counts is null and lim.win = interval '0' then
+                counts := tip.spent - tip.refunded - tip.credited;
+            elsif counts is null then
+                if (tip.at <= clk + ahead) is not true and lim.max < 9223372036854775807 then
                     raise exception 'the last entry is ahead of the clock'
                         using errcode = 'MT003', detail = jsonb_build_object('scope', tip.scope,
                             'ahead_us', (extract(epoch from tip.at - clk) * 1000000)::bigint);
                 end if;
-                since := coalesce(greatest(clk, tip.at) - l.win, p[1] - interval '0.000001');
-                u := 0;
+                since := coalesce(greatest(clk, tip.at) - lim.win, span[1] - interval '0.000001');
+                counts := 0;
                 if tip.at > since then
                     -- A limit that refuses nothing (Limit.Observe) does so, too, where its use is not known.
-                    if l.max = 9223372036854775807 and (metered._base(tip.scope, tip.seq, tip.epoch, since)).seq is null then
-                        used[n] := metered._unknown_use();
+                    if lim.max = 9223372036854775807 and (metered._base(tip.scope, tip.seq, tip.epoch, since)).seq is null then
+                        used[nth_limit] := metered._unknown_use();
                         continue;
                     end if;
-                    w := metered._spent_since(tip, since);
-                    u := w.used;
-                    base_seq := w.base_seq;
-                    base_spent := w.base_spent;
+                    found_units := metered._spent_since(tip, since);
+                    counts := found_units.used;
+                    base_seq := found_units.base_seq;
+                    base_spent := found_units.base_spent;
                 end if;
             end if;
             if tip.tallied then
@@ -306,48 +306,48 @@ begin
             if tip.next_due <= clk then
                 apart := apart + metered._minima(tip, since, clk);
             end if;
-            u := u + apart;
-            used[n] := u;
-            continue when u <= l.max - held[i] - c.amount;
+            counts := counts + apart;
+            used[nth_limit] := counts;
+            continue when counts <= lim.max - held[nth] - charge.amount;
             own := 0;
             leased := 0;
             falls_due := null;
             leases_end := null;
-            if held[i] > 0 then
-                w := metered._who_holds(tip, held[i], of_nos, clk);
-                own := w.own;
-                leased := w.leased;
-                falls_due := w.falls_due;
-                leases_end := w.leases_end;
+            if held[nth] > 0 then
+                found_units := metered._who_holds(tip, held[nth], of_nos, clk);
+                own := found_units.own;
+                leased := found_units.leased;
+                falls_due := found_units.falls_due;
+                leases_end := found_units.leases_end;
             end if;
             retry := null;
-            room := l.max - held[i] - c.amount;
-            if l.win > interval '0' and room >= 0 and apart = 0 then
-                retry := metered._leaves_at(tip, base_seq, base_spent, u, l.win, room);
-            elsif l.win > interval '0' and room >= 0 then
-                m := metered._minima_leave(tip, l, '-infinity', clk + interval '1 microsecond', clk, of_nos);
-                retry := metered._fits_at(tip, l, room, u - apart, row(n, base_seq, base_spent), clk, m.units, m.leave);
+            room := lim.max - held[nth] - charge.amount;
+            if lim.win > interval '0' and room >= 0 and apart = 0 then
+                retry := metered._leaves_at(tip, base_seq, base_spent, counts, lim.win, room);
+            elsif lim.win > interval '0' and room >= 0 then
+                minima := metered._minima_leave(tip, lim, '-infinity', clk + interval '1 microsecond', clk, of_nos);
+                retry := metered._fits_at(tip, lim, room, counts - apart, row(nth_limit, base_seq, base_spent), clk, minima.units, minima.leave);
             end if;
             -- The end of holds can make room, sooner or at all: but for their minima, until these have left.
-            room := l.max - own - c.amount;
-            spent := u - apart;
-            if l.win = interval '0' then    -- it may be less than 0
+            room := lim.max - own - charge.amount;
+            spent := counts - apart;
+            if lim.win = interval '0' then    -- it may be less than 0
                 room := greatest(-1, least(9223372036854775807, room::numeric - spent))::bigint;
                 spent := 0;
             end if;
-            if room >= 0 and falls_due < coalesce(retry, 'infinity') and falls_due < coalesce(p[2], 'infinity') then
-                m := metered._minima_leave(tip, l, '-infinity', 'infinity', clk, of_nos);
-                fits := metered._fits_at(tip, l, room, spent, row(n, base_seq, base_spent), falls_due, m.units, m.leave);
-                retry := least(retry, case when p is null or fits < p[2] then fits end);
+            if room >= 0 and falls_due < coalesce(retry, 'infinity') and falls_due < coalesce(span[2], 'infinity') then
+                minima := metered._minima_leave(tip, lim, '-infinity', 'infinity', clk, of_nos);
+                fits := metered._fits_at(tip, lim, room, spent, row(nth_limit, base_seq, base_spent), falls_due, minima.units, minima.leave);
+                retry := least(retry, case when span is null or fits < span[2] then fits end);
             end if;
-            if l.win is null and room >= 0 and retry is null then
-                retry := metered._fits_after_period(tip, l, c.amount, p[2], own, leased, leases_end, clk, of_nos);
+            if lim.win is null and room >= 0 and retry is null then
+                retry := metered._fits_after_period(tip, lim, charge.amount, span[2], own, leased, leases_end, clk, of_nos);
             end if;
             refused := coalesce(refused, '[]') || jsonb_build_object(
-                'limit', n - 1, 'used', u, 'held', held[i] - own - leased, 'own', own, 'leased', leased,
+                'limit', nth_limit - 1, 'used', counts, 'held', held[nth] - own - leased, 'own', own, 'leased', leased,
                 'retry_us', coalesce((extract(epoch from retry - clk) * 1000000)::bigint, -1),
                 'due_us', (extract(epoch from falls_due - clk) * 1000000)::bigint,
-                'period', p);
+                'period', span);
         end loop;
     end loop;
 end
@@ -388,11 +388,11 @@ declare
     freed   text[];             -- scopes with units that due lines free
     due     record;
     verdict record;
-    c       metered.new_charge;
+    charge  metered.new_charge;
 begin
     -- If the key were another scope's, the reads below would not be under the lock.
-    foreach c in array charges loop
-        if not metered._key_fits(c.key, c.scope) then
+    foreach charge in array charges loop
+        if not metered._key_fits(charge.key, charge.scope) then
             perform metered._require(false, 'key');
         end if;
     end loop;

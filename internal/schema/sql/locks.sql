@@ -41,13 +41,13 @@ create function metered._lock_keys_there(keys bigint[], most_ms int) returns boo
 language plpgsql volatile
 as $$
 declare
-    k        bigint;
+    key      bigint;
     deadline timestamptz := clock_timestamp() + most_ms * interval '1 ms';
     before   text := current_setting('lock_timeout');
 begin
-    foreach k in array keys loop
+    foreach key in array keys loop
         perform set_config('lock_timeout', greatest(1, (extract(epoch from deadline - clock_timestamp()) * 1000)::int)::text, true);
-        perform pg_advisory_xact_lock(k);
+        perform pg_advisory_xact_lock(key);
     end loop;
     perform set_config('lock_timeout', before, true);
     return true;
@@ -112,7 +112,7 @@ create function metered._lock_keys(keys bigint[], wait_ms int) returns boolean
 language plpgsql volatile
 as $$
 declare
-    k        bigint;
+    key      bigint;
     deadline timestamptz;
     before   text;
     longest  int := wait_ms;
@@ -126,14 +126,14 @@ begin
         perform metered._lock_keys_there(keys, wait_ms) from metered.operations_horizon h where h.one;
         return true;
     end if;
-    foreach k in array keys loop
-        continue when pg_try_advisory_xact_lock(k);
+    foreach key in array keys loop
+        continue when pg_try_advisory_xact_lock(key);
         deadline := coalesce(deadline, clock_timestamp() + wait_ms * interval '1 ms');
         before := current_setting('lock_timeout');
         perform set_config('lock_timeout', greatest(1, least(
             (extract(epoch from deadline - clock_timestamp()) * 1000)::int,
             case when before <> '0' then (extract(epoch from before::interval) * 1000)::int end))::text, true);
-        perform pg_advisory_xact_lock(k);
+        perform pg_advisory_xact_lock(key);
         perform set_config('lock_timeout', before, true);
     end loop;
     return deadline is not null or wait_ms < longest;
@@ -180,10 +180,10 @@ create function metered._try_each(keys bigint[]) returns boolean
 language plpgsql volatile
 as $$
 declare
-    k bigint;
+    key bigint;
 begin
-    foreach k in array keys loop
-        if not metered._try_lock(k) then
+    foreach key in array keys loop
+        if not metered._try_lock(key) then
             return false;
         end if;
     end loop;
@@ -219,11 +219,11 @@ as $$
 $$;
 
 -- Whether an origin is within its bounds. Inlined wherever it stands.
-create function metered._fits_origin(o metered.origin) returns boolean
+create function metered._fits_origin(origin metered.origin) returns boolean
 language sql stable
 as $$
-    select coalesce(octet_length(o.tenant) <= 255 and octet_length(o.operation) <= 255, true)
-        and coalesce(pg_column_size(o.note) <= 8192, true)
+    select coalesce(octet_length(origin.tenant) <= 255 and octet_length(origin.operation) <= 255, true)
+        and coalesce(pg_column_size(origin.note) <= 8192, true)
 $$;
 
 -- Refuses an argument that is out of bounds, which Go never sends. Functions that commands wait

@@ -5,17 +5,17 @@ create function metered._find_lot(of_scope text, of_lot bigint, of_reference tex
 language plpgsql stable
 as $$
 declare
-    l metered.lots;
+    its_lot metered.lots;
 begin
     if of_lot is not null then
-        select * into l from metered.lots y where y.no = of_lot and y.scope = of_scope;
+        select * into its_lot from metered.lots y where y.no = of_lot and y.scope = of_scope;
     else
-        select * into l from metered.lots y where y.scope = of_scope and y.reference = of_reference;
-        if l.no is null and of_reference ~ ' \d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$' then
-            l := metered._find_skipped(of_scope, left(of_reference, -21), right(of_reference, 20));
+        select * into its_lot from metered.lots y where y.scope = of_scope and y.reference = of_reference;
+        if its_lot.no is null and of_reference ~ ' \d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$' then
+            its_lot := metered._find_skipped(of_scope, left(of_reference, -21), right(of_reference, 20));
         end if;
     end if;
-    return l;
+    return its_lot;
 end
 $$;
 
@@ -25,10 +25,10 @@ create function metered._find_skipped(of_scope text, of_renewal text, began text
 language plpgsql stable
 as $$
 declare
-    l     metered.lots;
-    plan  metered.lot_plan;
-    named timestamptz;
-    span  timestamptz[];
+    its_lot metered.lots;
+    plan    metered.lot_plan;
+    named   timestamptz;
+    span    timestamptz[];
 begin
     -- The last lot of a plan has its period.
     select (y.plan).* into plan from metered.lot_rows y
@@ -40,15 +40,15 @@ begin
     exception when datetime_field_overflow or sqlstate 'MT010' then     -- no time, or of a zone that is lost
         return null;
     end;
-    select y.* into l from metered.lots y
+    select y.* into its_lot from metered.lots y
     where y.scope = of_scope and (y.plan).renewal = of_renewal and y.starts_at <= span[1] and y.expires_at > span[1]
       and starts_with(y.reference, metered._period_name(of_renewal, y.starts_at) || '/')
       and date_trunc('second', span[1]) = named;
-    if l.no is not null then
-        l.amount := plan.renew_amount;
-        l.expires_at := span[2];
+    if its_lot.no is not null then
+        its_lot.amount := plan.renew_amount;
+        its_lot.expires_at := span[2];
     end if;
-    return l;
+    return its_lot;
 end
 $$;
 
@@ -71,24 +71,24 @@ $$;
 -- The lot that a call names, by its number or its reference, after all that is due has been
 -- written: so a call accepts each name that a balance shows, whoever wrote it. With
 -- lowers, the caller takes so many units back, and also the ends of lots that its units went on in
--- are written. e is the result of _next_entry, and entry the same after that. crossings are
+-- are written. last_entry is the result of _next_entry, and entry the same after that. crossings are
 -- thresholds that due ends and the caller's units cross: crossed has them if anything is written by
 -- then. status is crossing, where the caller did not say that it reports them, and nothing is
 -- written, or unknown: there is no such lot.
-create function metered._name_lot(e metered.ledger, of_lot bigint, of_reference text,
+create function metered._name_lot(last_entry metered.ledger, of_lot bigint, of_reference text,
     lowers bigint, limits metered.charge_limit[], wait_ms int,
     out entry metered.ledger, out lot metered.lots, out crossings jsonb, out crossed jsonb,
     out status text)
 language plpgsql volatile
 as $$
 declare
-    tip      metered.ledger := e;
+    tip      metered.ledger := last_entry;
     crossing record;
 begin
-    tip.seq := e.seq - 1;   -- with its time: a hold may have freed units of a lot before that lot ended
-    select coalesce((select y.at from metered.ledger y where y.scope = e.scope and y.seq = tip.seq), e.at) into tip.at;
-    crossing := metered._cross_lowered(tip, coalesce(lowers, 0), limits, least(e.at, metered.clock()));
-    entry := e;
+    tip.seq := last_entry.seq - 1;   -- with its time: a hold may have freed units of a lot before that lot ended
+    select coalesce((select y.at from metered.ledger y where y.scope = last_entry.scope and y.seq = tip.seq), last_entry.at) into tip.at;
+    crossing := metered._cross_lowered(tip, coalesce(lowers, 0), limits, least(last_entry.at, metered.clock()));
+    entry := last_entry;
     crossings := crossing.crossings;
     if crossing.silent then
         status := 'crossing';
@@ -96,17 +96,17 @@ begin
     end if;
     entry.crossed := crossing.crossed;
     entry := metered._after_due(entry, 0, wait_ms);
-    lot := metered._find_lot(e.scope, of_lot, of_reference);
+    lot := metered._find_lot(last_entry.scope, of_lot, of_reference);
     if lot.no is null and of_lot is not null then   -- the lot before it ends among more than one call writes
-        entry := metered._end_named(entry, array(select y.no from metered.lot_rows y where y.roll_no = of_lot and y.scope = e.scope));
-        lot := metered._find_lot(e.scope, of_lot, null);
+        entry := metered._end_named(entry, array(select y.no from metered.lot_rows y where y.roll_no = of_lot and y.scope = last_entry.scope));
+        lot := metered._find_lot(last_entry.scope, of_lot, null);
     end if;
     if lot.no is not null then
         entry := metered._end_named(entry,
             case when lowers is not null then metered._family(lot.no) else array[lot.no] end);
-        lot := metered._find_lot(e.scope, of_lot, of_reference);
+        lot := metered._find_lot(last_entry.scope, of_lot, of_reference);
     end if;
-    if entry.seq > e.seq then
+    if entry.seq > last_entry.seq then
         crossed := metered._crossed_at(crossings, array[entry.seq - 1]);
     end if;
     if lot.no is null then
@@ -124,56 +124,56 @@ create function metered.revoke_lot(of_scope metered.scope_name, key bigint, of_l
 language plpgsql volatile
 as $$
 declare
-    e     metered.ledger;
-    l     metered.lots;
-    nos   bigint[];
-    named record;
-    part  bigint;
+    entry     metered.ledger;
+    its_lot   metered.lots;
+    nos       bigint[];
+    named     record;
+    part      bigint;
     origin_no bigint;
 begin
     perform metered._require(coalesce(metered._key_fits(key, of_scope), true) and (of_lot is null) <> (of_reference is null)
         and coalesce(units between 1 and 9007199254740992, true), 'revoke');
-    e := metered._next_entry(of_scope, key, wait_ms, origin);
-    l := metered._find_lot(of_scope, of_lot, of_reference);
-    if l.no is null and of_lot is not null then     -- its number is set aside for units of this lot, whose end is perhaps due
+    entry := metered._next_entry(of_scope, key, wait_ms, origin);
+    its_lot := metered._find_lot(of_scope, of_lot, of_reference);
+    if its_lot.no is null and of_lot is not null then     -- its number is set aside for units of this lot, whose end is perhaps due
         select y.no into origin_no from metered.lot_rows y where y.roll_no = of_lot and y.scope = of_scope;
     end if;
-    part := (select coalesce(sum(y.rest), 0) from metered._lots_now(metered._last_entry(of_scope), least(e.at, metered.clock()),
-            case when l.no is not null then metered._family(l.no) when of_lot is not null then array[origin_no, of_lot] end) y
-        where (y.plan).uses is null and (y.no = origin_no) is not true and (coalesce(l.no, of_lot) is not null or coalesce(y.reference, (y.plan).of_reference) = of_reference));
-    named := metered._name_lot(e, of_lot, of_reference, least(coalesce(units, part), part), limits, wait_ms);
+    part := (select coalesce(sum(y.rest), 0) from metered._lots_now(metered._last_entry(of_scope), least(entry.at, metered.clock()),
+            case when its_lot.no is not null then metered._family(its_lot.no) when of_lot is not null then array[origin_no, of_lot] end) y
+        where (y.plan).uses is null and (y.no = origin_no) is not true and (coalesce(its_lot.no, of_lot) is not null or coalesce(y.reference, (y.plan).of_reference) = of_reference));
+    named := metered._name_lot(entry, of_lot, of_reference, least(coalesce(units, part), part), limits, wait_ms);
     status := named.status;
     crossed := named.crossed;
     if status is not null then
         return;
     end if;
-    e := named.entry;
+    entry := named.entry;
     no := (named.lot).no;
     nos := metered._family(no);
     select sum(y.pending + y.rest + y.kept), sum(y.drawn + y.held) into revoked, missing from metered.lots y where y.no = any (nos);
     missing := coalesce(units - least(units, revoked), missing);
     revoked := 0;
-    for l in
+    for its_lot in
         select y.* from metered.lots y where y.no = any (nos) and (y.pending > 0 or y.open or y.keeps)
         order by y.pending = 0, y.age
     loop
-        part := least(units - revoked, l.pending + l.rest + l.kept);
+        part := least(units - revoked, its_lot.pending + its_lot.rest + its_lot.kept);
         exit when part = 0;
-        part := coalesce(part, l.pending + l.rest + l.kept);
+        part := coalesce(part, its_lot.pending + its_lot.rest + its_lot.kept);
         continue when part = 0;
-        if l.pending > 0 then
-            e := metered._withdraw(e, l, part);
+        if its_lot.pending > 0 then
+            entry := metered._withdraw(entry, its_lot, part);
         else
-            e.seq := e.seq - 1;
-            e := metered._take_units(e, l, part, 'v');
+            entry.seq := entry.seq - 1;
+            entry := metered._take_units(entry, its_lot, part, 'v');
         end if;
         revoked := revoked + part;
-        seq := e.seq;
-        at := e.at;
-        e.seq := e.seq + 1;
+        seq := entry.seq;
+        at := entry.at;
+        entry.seq := entry.seq + 1;
     end loop;
     if seq is null and metered._one_snapshot() then
-        status := metered._missing_lot(e);   -- nothing was there, as of this snapshot
+        status := metered._missing_lot(entry);   -- nothing was there, as of this snapshot
     end if;
     status := 'revoked';
     if seq is not null then
@@ -182,40 +182,40 @@ begin
 end
 $$;
 
--- Writes the ends of some lots that are due, where earlier calls have left them. e is the result of _next_entry.
-create function metered._end_named(e metered.ledger, nos bigint[]) returns metered.ledger
+-- Writes the ends of some lots that are due, where earlier calls have left them. entry is the result of _next_entry.
+create function metered._end_named(entry metered.ledger, nos bigint[]) returns metered.ledger
 language plpgsql volatile
 as $$
 declare
-    tip   metered.ledger := e;
+    tip   metered.ledger := entry;
     due   record;
     after record;
 begin
-    tip.seq := e.seq - 1;
+    tip.seq := entry.seq - 1;
     due := metered._load_due(tip, '-infinity', 0, 0, '{}', false, nos);
-    after := metered._advance(tip, e.at, e.crossed, 0, due.lines, due.lots, due.parts, due.debts,
+    after := metered._advance(tip, entry.at, entry.crossed, 0, due.lines, due.lots, due.parts, due.debts,
         due.spent);
     if cardinality(after.entries) > 0 then
-        e.seq := (after.tip).seq + 1;
-        e.credited := (after.tip).credited;
-        e.lots_end := least(tip.lots_end, (select min(metered._turn_at(x)) from unnest(after.lots) x
-            where x.pending + x.rest + x.kept + x.held > 0 and metered._turn_at(x) > e.at));
-        perform metered._write_due(tip, e, after.entries, after.moves, due.lots, after.lots,
+        entry.seq := (after.tip).seq + 1;
+        entry.credited := (after.tip).credited;
+        entry.lots_end := least(tip.lots_end, (select min(metered._turn_at(x)) from unnest(after.lots) x
+            where x.pending + x.rest + x.kept + x.held > 0 and metered._turn_at(x) > entry.at));
+        perform metered._write_due(tip, entry, after.entries, after.moves, due.lots, after.lots,
             due.parts, after.parts, due.debts, after.debts, after.spent);
     end if;
-    return e;
+    return entry;
 end
 $$;
 
--- Why there is no such lot: none was granted. Where the snapshot may be older than one that was, this fails with 40001. e is as
+-- Why there is no such lot: none was granted. Where the snapshot may be older than one that was, this fails with 40001. entry is as
 -- _next_entry has it.
-create function metered._missing_lot(e metered.ledger) returns text
+create function metered._missing_lot(entry metered.ledger) returns text
 language plpgsql volatile
 as $$
 begin
     if metered._one_snapshot() then
-        e.seq := e.seq - 1;
-        perform metered._refuse_stale(array[e]);
+        entry.seq := entry.seq - 1;
+        perform metered._refuse_stale(array[entry]);
     end if;
     return 'unknown';
 end
@@ -230,42 +230,42 @@ create function metered.roll_over(of_scope metered.scope_name, key bigint, rollo
 language plpgsql volatile
 as $$
 declare
-    e     metered.ledger;
-    l     metered.lots;
+    entry metered.ledger;
+    lot   metered.lots;
     made  record;
     named record;
 begin
     perform metered._require(coalesce(metered._key_fits(key, of_scope), true) and (rollover.of_lot is null) <> (rollover.of_reference is null)
         and rollover.cap between 1 and 9007199254740992 and metered._goes_on(rollover.lasts), 'roll_over');
-    e := metered._next_entry(of_scope, key, wait_ms, origin);
-    named := metered._name_lot(e, rollover.of_lot, rollover.of_reference, null, limits, wait_ms);
+    entry := metered._next_entry(of_scope, key, wait_ms, origin);
+    named := metered._name_lot(entry, rollover.of_lot, rollover.of_reference, null, limits, wait_ms);
     status := named.status;
     crossed := named.crossed;
     if status is not null then
         return;
     end if;
-    e := named.entry;
-    l := named.lot;
+    entry := named.entry;
+    lot := named.lot;
     select 'same', y.no, y.amount, y.granted_seq, y.granted_at, nullif(y.expires_at, 'infinity')
     into status, no, units, seq, at, expires_at
-    from metered.lots y where y.from_lot = l.no and y.origin = 'r';
+    from metered.lots y where y.from_lot = lot.no and y.origin = 'r';
     if found then
         return;
     end if;
-    units := least(rollover.cap, l.rest + l.kept);
+    units := least(rollover.cap, lot.rest + lot.kept);
     if units = 0 then
-        status := metered._missing_lot(e);
+        status := metered._missing_lot(entry);
         status := 'empty';
         return;
     end if;
-    perform metered._refuse_closed(e);
-    e.seq := e.seq - 1;
-    expires_at := case when rollover.lasts > interval '0' then e.at + rollover.lasts end;
-    l.roll_cap := null;
-    l.again := false;
-    made := metered._add_lot(metered._take_units(e, l, units, 'o'), row(units,
-        coalesce(expires_at, 'infinity'), null, l.category, l.priority, null, null, null,
-        (l.plan).roll_for, l.late)::metered.new_lot, metered._plan_on(l), 'r', l.no);
+    perform metered._refuse_closed(entry);
+    entry.seq := entry.seq - 1;
+    expires_at := case when rollover.lasts > interval '0' then entry.at + rollover.lasts end;
+    lot.roll_cap := null;
+    lot.again := false;
+    made := metered._add_lot(metered._take_units(entry, lot, units, 'o'), row(units,
+        coalesce(expires_at, 'infinity'), null, lot.category, lot.priority, null, null, null,
+        (lot.plan).roll_for, lot.late)::metered.new_lot, metered._plan_on(lot), 'r', lot.no);
     status := 'rolled';
     no := made.no;
     seq := (made.entry).seq;
@@ -275,11 +275,11 @@ end
 $$;
 
 -- A lot with lapsed units, as subscribers get it.
-create function metered._untold_json(l metered.lots) returns json
+create function metered._untold_json(lot metered.lots) returns json
 language sql stable
 as $$
-    select json_build_object('wallet', l.scope, 'lot', l.no, 'reference', coalesce(l.reference, (l.plan).of_reference), 'category', l.category, 'granted', l.amount,
-        'granted_at', l.granted_at, 'expires_at', nullif(l.expires_at, 'infinity'), 'amount', l.untold, 'seq', l.last_seq)
+    select json_build_object('wallet', lot.scope, 'lot', lot.no, 'reference', coalesce(lot.reference, (lot.plan).of_reference), 'category', lot.category, 'granted', lot.amount,
+        'granted_at', lot.granted_at, 'expires_at', nullif(lot.expires_at, 'infinity'), 'amount', lot.untold, 'seq', lot.last_seq)
 $$;
 
 -- Whether a lot is the first one of a plan, which renews or has lots that a purge leaves.
@@ -299,15 +299,15 @@ create function metered._comes_of_kept(of_lot bigint, keep bigint) returns boole
 language plpgsql stable
 as $$
 declare
-    l metered.lots;
+    its_lot metered.lots;
 begin
     while of_lot is not null loop
-        select y.* into l from metered.lots y where y.no = of_lot;
-        if l.last_seq >= keep or l.open or l.keeps or l.held > 0 or l.untold > 0 or l.pending > 0
-            or metered._names_kept(l.scope, l.reference, l.plan, keep) then
+        select y.* into its_lot from metered.lots y where y.no = of_lot;
+        if its_lot.last_seq >= keep or its_lot.open or its_lot.keeps or its_lot.held > 0 or its_lot.untold > 0 or its_lot.pending > 0
+            or metered._names_kept(its_lot.scope, its_lot.reference, its_lot.plan, keep) then
             return true;
         end if;
-        of_lot := l.from_lot;
+        of_lot := its_lot.from_lot;
     end loop;
     return false;
 end

@@ -77,10 +77,10 @@ create function metered._free_lines(nos bigint[], wallets text[]) returns void
 language plpgsql volatile
 as $$
 declare
-    s text;
+    wallet text;
 begin
-    foreach s in array wallets loop
-        perform metered._free_lots(metered._entry_for_write(s), array(select l.opened_seq from metered.hold_lines l where l.hold = any (nos) and l.scope = s));
+    foreach wallet in array wallets loop
+        perform metered._free_lots(metered._entry_for_write(wallet), array(select l.opened_seq from metered.hold_lines l where l.hold = any (nos) and l.scope = wallet));
     end loop;
 end
 $$;
@@ -94,20 +94,20 @@ create function metered._give_back(refund metered.ledger, of_lot bigint, units b
 language plpgsql volatile
 as $$
 declare
-    l    metered.lots;
-    step record;
+    its_lot metered.lots;
+    step    record;
 begin
-    select * into l from metered.lots y where y.no = of_lot;
-    step := metered._given_back(tip, refund.seq, 'g', nth, array[l], array[units]);
+    select * into its_lot from metered.lots y where y.no = of_lot;
+    step := metered._given_back(tip, refund.seq, 'g', nth, array[its_lot], array[units]);
     perform metered._append_all(step.tip, step.entries);
     perform metered._write_moves(refund.scope, step.moves, step.lots, null);
     tip := step.tip;
     nth := step.nth;
-    if l.expires_at <= refund.at and l.late is not null then
+    if its_lot.expires_at <= refund.at and its_lot.late is not null then
         tip := (metered._append_lot(tip, row(units,
-            case when l.late = interval '0' then 'infinity' else refund.at + l.late end, null,
-            l.category, l.priority, null, null, null, null, l.late)::metered.new_lot,
-            metered._plan_on(l), 'l', of_lot)).entry;
+            case when its_lot.late = interval '0' then 'infinity' else refund.at + its_lot.late end, null,
+            its_lot.category, its_lot.priority, null, null, null, null, its_lot.late)::metered.new_lot,
+            metered._plan_on(its_lot), 'l', of_lot)).entry;
     end if;
 end
 $$;
@@ -121,16 +121,16 @@ as $$
 declare
     left_over bigint := refund.amount;
     bare      bigint := 0;      -- units that no lot covered
-    m         record;
+    part      record;
 begin
-    for m in
+    for part in
         select y.nth, y.lot, y.amount - y.back as units from metered.lot_moves y
         where y.scope = refund.scope and y.seq = refund.ref and y.kind in ('t', 'u') and y.amount > y.back order by y.nth desc
     loop
         from_seq := refund.ref;
-        from_nth := m.nth;
-        lot := m.lot;
-        units := least(left_over, m.units);
+        from_nth := part.nth;
+        lot := part.lot;
+        units := least(left_over, part.units);
         exit when units = 0;
         left_over := left_over - units;
         bare := bare + case when lot = 0 then units else 0 end;
@@ -148,14 +148,14 @@ begin
         bare := bare - units;
         return next;
     end if;
-    for m in
+    for part in
         select y.seq, y.nth, y.lot, y.amount - y.back as units from metered.lot_moves y
         where y.scope = refund.scope and y.kind = 'p' and y.amount > y.back order by y.seq desc, y.nth desc
     loop
-        from_seq := m.seq;
-        from_nth := m.nth;
-        lot := m.lot;
-        units := least(bare, m.units);
+        from_seq := part.seq;
+        from_nth := part.nth;
+        lot := part.lot;
+        units := least(bare, part.units);
         exit when units = 0;
         bare := bare - units;
         return next;
@@ -174,38 +174,38 @@ create function metered._refund_lots(refund metered.ledger) returns void
 language plpgsql volatile
 as $$
 declare
-    over bigint := metered._owed_before(refund);
-    last bigint;
-    m    record;
-    g    record;
+    over  bigint := metered._owed_before(refund);
+    last  bigint;
+    part  record;
+    given record;
     spent bigint := over - (select coalesce(sum(k.amount), 0) from metered.lot_holds k where k.scope = refund.scope and k.lot = 0 and k.seq > 0);
-    came bigint[] := '{}';
+    came  bigint[] := '{}';
 begin
-    select refund as tip, 0 as nth into g;
-    for m in select * from metered._refund_parts(refund) loop
-        update metered.lot_moves y set back = y.back + m.units where y.scope = refund.scope and y.seq = m.from_seq and y.nth = m.from_nth;
-        if m.lot is null then
-            perform metered._old_lot(refund, m.units, 0);
-        elsif m.lot > 0 then
-            g := metered._give_back(refund, m.lot, m.units, g.tip, g.nth);
-            came := came || m.lot;
-        elsif m.from_seq is null then
-            g.nth := g.nth + 1;
+    select refund as tip, 0 as nth into given;
+    for part in select * from metered._refund_parts(refund) loop
+        update metered.lot_moves y set back = y.back + part.units where y.scope = refund.scope and y.seq = part.from_seq and y.nth = part.from_nth;
+        if part.lot is null then
+            perform metered._old_lot(refund, part.units, 0);
+        elsif part.lot > 0 then
+            given := metered._give_back(refund, part.lot, part.units, given.tip, given.nth);
+            came := came || part.lot;
+        elsif part.from_seq is null then
+            given.nth := given.nth + 1;
             insert into metered.lot_moves (scope, seq, nth, lot, kind, amount)
-            values (refund.scope, refund.seq, g.nth, 0, 'g', m.units);
-            over := over - m.units;
-            perform metered._debt_paid(refund.scope, m.units, spent,
+            values (refund.scope, refund.seq, given.nth, 0, 'g', part.units);
+            over := over - part.units;
+            perform metered._debt_paid(refund.scope, part.units, spent,
                 (select y.note ->> 'use' from metered.ledger y where y.scope = refund.scope and y.seq = refund.ref));
             if metered._lags(refund) then
-                perform metered._owe(refund.scope, -m.units);
+                perform metered._owe(refund.scope, -part.units);
             end if;
         end if;
     end loop;
     if over > 0 then    -- in the entry of the last lot that was made
         last := (select max(y.seq) from metered.ledger y
             where y.scope = refund.scope and y.seq > refund.seq and y.kind = 'd');
-        perform metered._pay_back(g.tip, coalesce(last, refund.seq),
-            case when last is null then g.nth else 1 end, came, over);
+        perform metered._pay_back(given.tip, coalesce(last, refund.seq),
+            case when last is null then given.nth else 1 end, came, over);
     end if;
 end
 $$;
@@ -223,8 +223,8 @@ begin
 end
 $$;
 
--- The credit of a scope that no grant brought becomes a lot that never ends, after the entry e. So many of its units are held.
-create function metered._old_lot(e metered.ledger, units bigint, held bigint) returns bigint
+-- The credit of a scope that no grant brought becomes a lot that never ends, after the entry entry. So many of its units are held.
+create function metered._old_lot(entry metered.ledger, units bigint, held bigint) returns bigint
 language plpgsql volatile
 as $$
 declare
@@ -232,8 +232,8 @@ declare
 begin
     if units > 0 then
         insert into metered.lot_rows (granted_at, expires_at, granted_seq, last_seq, amount, rest, held, priority, origin, open, scope, category, age)
-        values (e.at, 'infinity', e.seq, e.seq, units, units - _old_lot.held, _old_lot.held, 0, 'c', units > _old_lot.held, e.scope, '',
-            metered._age(null, e.at, e.seq))
+        values (entry.at, 'infinity', entry.seq, entry.seq, units, units - _old_lot.held, _old_lot.held, 0, 'c', units > _old_lot.held, entry.scope, '',
+            metered._age(null, entry.at, entry.seq))
         returning no into made;
     end if;
     return made;
@@ -245,57 +245,57 @@ create function metered._open_wallet(tip metered.ledger) returns void
 language plpgsql volatile
 as $$
 declare
-    covered bigint := greatest(0, metered._balance(tip) + tip.held);
-    held    bigint := least(tip.held, covered);
-    made    bigint := metered._old_lot(tip, covered, held);
-    k       record;
-    part    bigint;
+    covered   bigint := greatest(0, metered._balance(tip) + tip.held);
+    held      bigint := least(tip.held, covered);
+    made      bigint := metered._old_lot(tip, covered, held);
+    held_part record;
+    part      bigint;
 begin
     if tip.held = 0 then
         return;
     end if;
-    for k in
+    for held_part in
         select l.opened_seq, l.open from metered.hold_lines l where l.scope = tip.scope and l.open > 0 and l.due >= tip.next_due
         union all
         select y.opened_seq, y.granted from metered.leases y where y.scope = tip.scope and y.settled_at is null and y.mode <> 'g'
         order by 1
     loop
-        part := least(held, k.open);
+        part := least(held, held_part.open);
         insert into metered.lot_holds (scope, seq, lot, amount)
-        select tip.scope, k.opened_seq, x.lot, x.amount from (values (made, part), (0, k.open - part)) x(lot, amount) where x.amount > 0;
+        select tip.scope, held_part.opened_seq, x.lot, x.amount from (values (made, part), (0, held_part.open - part)) x(lot, amount) where x.amount > 0;
         held := held - part;
     end loop;
 end
 $$;
 
 -- An entry that is to be written, whose scope is a wallet from here on.
-create function metered._as_wallet(e metered.ledger, wait_ms int) returns metered.ledger
+create function metered._as_wallet(entry metered.ledger, wait_ms int) returns metered.ledger
 language plpgsql volatile
 as $$
 begin
-    if e.lots_end is null then
-        e.seq := e.seq - 1;
-        if e.tallied then
-            e := metered._end_tallies(e, wait_ms);
+    if entry.lots_end is null then
+        entry.seq := entry.seq - 1;
+        if entry.tallied then
+            entry := metered._end_tallies(entry, wait_ms);
         end if;
-        perform metered._open_wallet(e);
-        e.seq := e.seq + 1;
-        e.lots_end := 'infinity';
+        perform metered._open_wallet(entry);
+        entry.seq := entry.seq + 1;
+        entry.lots_end := 'infinity';
     end if;
-    return e;
+    return entry;
 end
 $$;
 
--- Credits a wallet by a lot. e is as _next_entry has it. The scope is a wallet from here on.
-create function metered._credit_lot(e metered.ledger, lot metered.new_lot, plan metered.lot_plan, as_origin "char", wait_ms int, out entry metered.ledger, out no bigint)
+-- Credits a wallet by a lot. last_entry is as _next_entry has it. The scope is a wallet from here on.
+create function metered._credit_lot(last_entry metered.ledger, lot metered.new_lot, plan metered.lot_plan, as_origin "char", wait_ms int, out entry metered.ledger, out no bigint)
 language plpgsql volatile
 as $$
 declare
     made record;
 begin
-    e := metered._after_due(metered._as_wallet(e, wait_ms), 0, wait_ms);
-    e.seq := e.seq - 1;
-    made := metered._add_lot(e, lot, plan, as_origin, null);
+    last_entry := metered._after_due(metered._as_wallet(last_entry, wait_ms), 0, wait_ms);
+    last_entry.seq := last_entry.seq - 1;
+    made := metered._add_lot(last_entry, lot, plan, as_origin, null);
     entry := made.entry;
     no := made.no;
 end

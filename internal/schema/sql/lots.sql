@@ -65,20 +65,20 @@ create function metered._move_lot(of_scope text, at_seq bigint, nth int, of_lot 
 language plpgsql volatile
 as $$
 declare
-    l metered.lots;
-    m record;
+    its_lot metered.lots;
+    moving  record;
 begin
-    select * into l from metered.lots y where y.no = of_lot and of_lot > 0;
-    m := metered._moved(l, of_scope, at_seq, nth, as_kind, units, rest, kept);
-    perform metered._write_moves(of_scope, array[m.move], array[m.l], null);
+    select * into its_lot from metered.lots y where y.no = of_lot and of_lot > 0;
+    moving := metered._moved(its_lot, of_scope, at_seq, nth, as_kind, units, rest, kept);
+    perform metered._write_moves(of_scope, array[moving.move], array[moving.lot], null);
 end
 $$;
 
 -- The balance of a wallet, by its last entry. Inlined wherever it stands.
-create function metered._balance(t metered.ledger) returns bigint
+create function metered._balance(tip metered.ledger) returns bigint
 language sql immutable
 as $$
-    select t.credited - t.spent + t.refunded - t.held
+    select tip.credited - tip.spent + tip.refunded - tip.held
 $$;
 
 -- Whether a time is later by that, or the same if it is 0: none of its parts is negative, as in a month less 30 days. Inlined
@@ -91,10 +91,10 @@ as $$
 $$;
 
 -- The units of a lot that roll over at its end. Inlined wherever it stands.
-create function metered._rolls(l metered.lots) returns bigint
+create function metered._rolls(lot metered.lots) returns bigint
 language sql stable
 as $$
-    select case when l.roll_cap is not null then least(l.rest + l.kept, l.roll_cap) else 0 end
+    select case when lot.roll_cap is not null then least(lot.rest + lot.kept, lot.roll_cap) else 0 end
 $$;
 
 -- Whether the end of a lot with that plan depends on other lots, or makes a lot that ends in turn. No call leaves such an end to a later one.
@@ -104,16 +104,16 @@ as $$
     select coalesce(plan.roll_again <> 0, false) or coalesce(plan.roll_shared, false)
 $$;
 
--- The plan of a lot that takes over units of l.
-create function metered._plan_on(l metered.lots) returns metered.lot_plan
+-- The plan of a lot that takes over units of lot.
+create function metered._plan_on(lot metered.lots) returns metered.lot_plan
 language plpgsql stable
 as $$
 declare
-    plan metered.lot_plan := l.plan;
+    plan metered.lot_plan := lot.plan;
 begin
     plan.renews := null;
     plan.renew_amount := null;
-    plan.of_reference := coalesce(l.reference, plan.of_reference);
+    plan.of_reference := coalesce(lot.reference, plan.of_reference);
     if plan.roll_again > 0 then
         plan.roll_again := plan.roll_again - 1;
     end if;
@@ -144,56 +144,56 @@ create function metered._take_lots(of_scope text, at_seq bigint, units bigint, a
 language plpgsql volatile
 as $$
 declare
-    l     record;
-    u     record;                       -- the next one for the use
-    m     record;
-    part  bigint;
-    at    timestamptz := (select e.at from metered.ledger e where use is not null and e.scope = of_scope and e.seq = at_seq);
-    first int := -2147483648;           -- where the next lot is: after the last one, whose index entry is still in the way
-    ends  timestamptz := '-infinity';
-    after bigint[] := '{}';
+    its_lot      record;
+    next_for_use record;                       -- the next one for the use
+    passed       record;
+    part         bigint;
+    at           timestamptz := (select e.at from metered.ledger e where use is not null and e.scope = of_scope and e.seq = at_seq);
+    first        int := -2147483648;           -- where the next lot is: after the last one, whose index entry is still in the way
+    ends         timestamptz := '-infinity';
+    after        bigint[] := '{}';
 begin
     taken := 0;
     while taken < units loop
         if use is not null then
-            select y.no, y.priority, y.expires_at, y.age, y.version, y.rest, y.drawn, y.held, y.kept into u from metered.lots y
+            select y.no, y.priority, y.expires_at, y.age, y.version, y.rest, y.drawn, y.held, y.kept into next_for_use from metered.lots y
             where y.scope = of_scope and y.keeps and (y.priority, y.expires_at, y.age) > (first, ends, after)
               and y.expires_at > at and (y.plan).uses @> array[use]
             order by y.priority, y.expires_at, y.age limit 1;
         end if;
         if ended is not null then
-            m := metered._pass_ended(of_scope, first, ends, after, ended);
-            first := m.priority;
-            ends := m.ends;
-            after := m.after;
+            passed := metered._pass_ended(of_scope, first, ends, after, ended);
+            first := passed.priority;
+            ends := passed.ends;
+            after := passed.after;
         end if;
-        select y.no, y.priority, y.expires_at, y.age, y.version, y.rest, y.drawn, y.held, y.kept into l from metered.lots y
+        select y.no, y.priority, y.expires_at, y.age, y.version, y.rest, y.drawn, y.held, y.kept into its_lot from metered.lots y
         where y.scope = of_scope and y.open and (y.priority, y.expires_at, y.age) > (first, ends, after)
         order by y.priority, y.expires_at, y.age limit 1;
         if use is not null then
-            if u.rest > 0 and (l.no is null or (u.priority, u.expires_at, u.age) < (l.priority, l.expires_at, l.age)) then
-                l := u;
+            if next_for_use.rest > 0 and (its_lot.no is null or (next_for_use.priority, next_for_use.expires_at, next_for_use.age) < (its_lot.priority, its_lot.expires_at, its_lot.age)) then
+                its_lot := next_for_use;
             end if;
         end if;
-        exit when l.no is null;
-        part := least(l.rest, units - taken);
+        exit when its_lot.no is null;
+        part := least(its_lot.rest, units - taken);
         insert into metered.lot_moves (scope, seq, nth, lot, kind, amount, version, rest, drawn, held, kept)
-        values (of_scope, at_seq, nth, l.no, as_kind, part, coalesce(l.version, 0) + 1,
-            l.rest - part,
-            l.drawn + case when as_kind = 't' then part else 0 end,
-            l.held + case when as_kind = 'h' then part else 0 end, l.kept);
-        if part = l.rest + l.kept then
-            update metered.lot_rows y set open = false, keeps = false where y.no = l.no;
+        values (of_scope, at_seq, nth, its_lot.no, as_kind, part, coalesce(its_lot.version, 0) + 1,
+            its_lot.rest - part,
+            its_lot.drawn + case when as_kind = 't' then part else 0 end,
+            its_lot.held + case when as_kind = 'h' then part else 0 end, its_lot.kept);
+        if part = its_lot.rest + its_lot.kept then
+            update metered.lot_rows y set open = false, keeps = false where y.no = its_lot.no;
         end if;
         if as_kind = 'h' then
             insert into metered.lot_holds (scope, seq, lot, amount)
-            values (of_scope, at_seq, l.no, part);
+            values (of_scope, at_seq, its_lot.no, part);
         end if;
         taken := taken + part;
         nth := nth + 1;
-        first := l.priority;
-        ends := l.expires_at;
-        after := l.age;
+        first := its_lot.priority;
+        ends := its_lot.expires_at;
+        after := its_lot.age;
     end loop;
 end
 $$;
@@ -318,16 +318,16 @@ end
 $$;
 
 -- Takes units of a lot (_taken). Appends the entry after tip, and returns it.
-create function metered._take_units(tip metered.ledger, l metered.lots, units bigint,
+create function metered._take_units(tip metered.ledger, lot metered.lots, units bigint,
     as_kind "char") returns metered.ledger
 language plpgsql volatile
 as $$
 declare
     step record;
 begin
-    step := metered._taken(tip, l, units, as_kind);
+    step := metered._taken(tip, lot, units, as_kind);
     perform metered._append(step.tip);
-    perform metered._write_moves(tip.scope, array[step.move], array[step.l], null);
+    perform metered._write_moves(tip.scope, array[step.move], array[step.lot], null);
     return step.tip;
 end
 $$;

@@ -34,7 +34,7 @@ as $$
 declare
     horizon timestamptz;
     unused  text;   -- set_config in an assignment is cheaper than in perform, by far
-    t       record; -- and so is a function than as a table
+    answer  record; -- and so is a function than as a table
 begin
     if claiming then
         if coalesce(current_setting('metered_tx.command', true), '') <> '' then
@@ -98,20 +98,20 @@ begin
         return;
     end if;
     if token.digest is not null then
-        t := metered.consume_token(token.digest, token.purpose, token.subject, wait_ms);
-        token_status := t.status;
-        payload := t.payload;
-        uses_left := t.uses_left;
-        minted_at := t.minted_at;
-        expires_at := t.expires_at;
-        consumed_at := t.consumed_at;
+        answer := metered.consume_token(token.digest, token.purpose, token.subject, wait_ms);
+        token_status := answer.status;
+        payload := answer.payload;
+        uses_left := answer.uses_left;
+        minted_at := answer.minted_at;
+        expires_at := answer.expires_at;
+        consumed_at := answer.consumed_at;
         if token_status <> 'ok' then
             return;
         end if;
     end if;
     if cardinality(charges) > 0 then
-        t := metered._write_charges(charges, ahead, wait_ms, null, 'look', null, false);
-        refused := t.refused;
+        answer := metered._write_charges(charges, ahead, wait_ms, null, 'look', null, false);
+        refused := answer.refused;
     end if;
 end
 $$;
@@ -126,12 +126,12 @@ create function metered.complete_command(command metered.new_command, of_fingerp
 language plpgsql volatile
 as $$
 declare
-    c       record;
-    charge  metered.new_charge;
-    scopes  text[];
-    amounts bigint[];
+    posted       record;
+    charge       metered.new_charge;
+    scopes       text[];
+    amounts      bigint[];
     command_cursor refcursor := 'metered_command';  -- CLOSE by a variable is not parsed anew
-    unused  text;
+    unused       text;
 begin
     if coalesce(current_setting('metered_tx.command', true), '') is distinct from command.marker
         or of_refusal is not null and (cardinality(charges) > 0 or octet_length(of_result) > 0) then
@@ -147,18 +147,18 @@ begin
             if at is null then
                 raise exception 'a lease is closed' using errcode = 'MT009', detail = jsonb_build_array(jsonb_build_object('lease', charge.lease));
             end if;
-            c := row(array[0]::bigint[], array[at], null::bigint[], array[0]::bigint[], null::jsonb, at, null::timestamptz[], null::jsonb)::metered.charged;
+            posted := row(array[0]::bigint[], array[at], null::bigint[], array[0]::bigint[], null::jsonb, at, null::timestamptz[], null::jsonb)::metered.charged;
         elsif command.leased then
-            c := metered.charge_leased(charges, ahead, wait_ms, row(command.tenant, command.id, null), 'raise', command.standing);
+            posted := metered.charge_leased(charges, ahead, wait_ms, row(command.tenant, command.id, null), 'raise', command.standing);
         else
-            c := metered._write_charges(charges, ahead, wait_ms, row(command.tenant, command.id, null), 'raise', null, command.standing);
+            posted := metered._write_charges(charges, ahead, wait_ms, row(command.tenant, command.id, null), 'raise', null, command.standing);
         end if;
-        seqs := c.seqs;
-        ats := c.ats;
-        used := c.used;
-        held := c.held;
-        periods := c.periods;
-        crossed := c.crossed;
+        seqs := posted.seqs;
+        ats := posted.ats;
+        used := posted.used;
+        held := posted.held;
+        periods := posted.periods;
+        crossed := posted.crossed;
         scopes := array[charges[1].scope];      -- a query in the INSERT would be prepared for one charge, too
         amounts := array[charges[1].amount];
         if cardinality(charges) > 1 then

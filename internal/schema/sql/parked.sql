@@ -55,11 +55,11 @@ $$;
 
 -- The class of a charge: where one does not fit, none of its class does that is as large. Credit for a use lets in those for this use alone.
 -- Sessions of other styles give the same class, and _hold_text the same text.
-create function metered._class_of(c metered.new_charge) returns bigint
+create function metered._class_of(charge metered.new_charge) returns bigint
 language sql immutable
 set datestyle = 'ISO, MDY' set intervalstyle = postgres set timezone = 'UTC'
 as $$
-    select hashtextextended(row(c.limits, c.note ->> 'use', c.must_exist)::text, 0)
+    select hashtextextended(row(charge.limits, charge.note ->> 'use', charge.must_exist)::text, 0)
 $$;
 
 -- The scope that refused, own or else the first, and how long from now it will refuse, or null if nobody knows. scope is null if neither time nor
@@ -69,28 +69,28 @@ create function metered._refusing(charges metered.new_charge[], refused jsonb, o
 language plpgsql immutable
 as $$
 declare
-    c metered.new_charge;
-    l metered.charge_limit;
-    d jsonb;
-    n int := 0;
-    us bigint;
-    never boolean := false;
+    charge    metered.new_charge;
+    lim       metered.charge_limit;
+    refusal   jsonb;
+    nth_limit int := 0;
+    us        bigint;
+    never     boolean := false;
 begin
-    foreach c in array charges loop
+    foreach charge in array charges loop
         us := null;
-        foreach l in array c.limits loop
-            d := jsonb_path_query_first(refused, '$[*] ? (@.limit == $n)', jsonb_build_object('n', n));
-            n := n + 1;
-            continue when d is null;
-            if not hopeful and c.amount > l.max and l.win is distinct from interval '0' then
+        foreach lim in array charge.limits loop
+            refusal := jsonb_path_query_first(refused, '$[*] ? (@.limit == $n)', jsonb_build_object('n', nth_limit));
+            nth_limit := nth_limit + 1;
+            continue when refusal is null;
+            if not hopeful and charge.amount > lim.max and lim.win is distinct from interval '0' then
                 scope := null;
                 return;
             end if;
-            never := never or (d ->> 'retry_us')::bigint < 0;
-            us := greatest(coalesce(us, 0), (d ->> 'retry_us')::bigint);
+            never := never or (refusal ->> 'retry_us')::bigint < 0;
+            us := greatest(coalesce(us, 0), (refusal ->> 'retry_us')::bigint);
         end loop;
-        if us is not null and (scope is null or c.scope = own) then
-            scope := c.scope;
+        if us is not null and (scope is null or charge.scope = own) then
+            scope := charge.scope;
             retry := case when not never then us * interval '1 microsecond' end;
         end if;
         never := false;
@@ -169,99 +169,99 @@ end
 $$;
 
 -- A parked job as callers see it.
-create function metered._parked_json(j metered.parked_jobs) returns jsonb
+create function metered._parked_json(job metered.parked_jobs) returns jsonb
 language sql stable
 as $$
-    select jsonb_build_object('job_id', j.job_id, 'queue', j.job ->> 'queue', 'kind', j.job ->> 'kind', 'key', coalesce(j.job -> 'metadata' ->> 'metered:key', ''),
-        'tenant', j.tenant, 'fair', j.fair, 'priority', j.priority, 'scope', j.scope, 'amount', j.amount, 'parked_at', j.parked_at, 'drop_at', j.drop_at,
-        'args', j.job -> 'args', 'not_before', j.not_before, 'hold', j.job -> 'metadata' ->> 'metered:hold', 'trouble', j.trouble)
+    select jsonb_build_object('job_id', job.job_id, 'queue', job.job ->> 'queue', 'kind', job.job ->> 'kind', 'key', coalesce(job.job -> 'metadata' ->> 'metered:key', ''),
+        'tenant', job.tenant, 'fair', job.fair, 'priority', job.priority, 'scope', job.scope, 'amount', job.amount, 'parked_at', job.parked_at, 'drop_at', job.drop_at,
+        'args', job.job -> 'args', 'not_before', job.not_before, 'hold', job.job -> 'metadata' ->> 'metered:hold', 'trouble', job.trouble)
 $$;
 
 -- Whether a job is one that River takes, and that the releaser can read: SQL would cast more than it does.
-create function metered._is_job(j jsonb) returns boolean
+create function metered._is_job(job jsonb) returns boolean
 language sql immutable
 as $$
-    select jsonb_typeof(j) = 'object' and jsonb_typeof(j -> 'args') is not null and jsonb_typeof(j -> 'metadata') = 'object'
-        and jsonb_typeof(j -> 'kind') = 'string' and jsonb_typeof(j -> 'queue') = 'string' and jsonb_typeof(j -> 'job_id') = 'number'
-        and jsonb_typeof(j -> 'priority') = 'number' and jsonb_typeof(j -> 'max_attempts') = 'number'
-        and not jsonb_path_exists(j -> 'tags', 'strict $[*] ? (@.type() <> "string")', '{}', true)
-        and char_length(j ->> 'kind') between 1 and 127 and char_length(j ->> 'queue') between 1 and 64
-        and (j ->> 'priority')::int between 1 and 4 and (j ->> 'max_attempts')::int between 1 and 32767 and (j ->> 'job_id')::bigint > 0
-        and jsonb_typeof(j -> 'tags') = 'array' and octet_length(coalesce(j ->> 'fair', '')) <= 255
-        and j -> 'metadata' ->> 'metered:hold' ~ ('^job/' || (j ->> 'job_id') || '/[0-9a-f]{16}$')
-        and octet_length(j ->> 'charges') <= 65536 and octet_length(j ->> 'hold') <= 131072
-        and coalesce((j ->> 'most')::bigint > 0, true) and coalesce((j ->> 'wait_us')::bigint between 1 and 315576000000000, true)
-        and coalesce((j ->> 'rest_us')::bigint between 0 and 315576000000000, true)
-        and coalesce(octet_length(j -> 'burst' ->> 'charges') <= 65536 and octet_length(j -> 'burst' ->> 'hold') <= 131072, not j ? 'burst')
+    select jsonb_typeof(job) = 'object' and jsonb_typeof(job -> 'args') is not null and jsonb_typeof(job -> 'metadata') = 'object'
+        and jsonb_typeof(job -> 'kind') = 'string' and jsonb_typeof(job -> 'queue') = 'string' and jsonb_typeof(job -> 'job_id') = 'number'
+        and jsonb_typeof(job -> 'priority') = 'number' and jsonb_typeof(job -> 'max_attempts') = 'number'
+        and not jsonb_path_exists(job -> 'tags', 'strict $[*] ? (@.type() <> "string")', '{}', true)
+        and char_length(job ->> 'kind') between 1 and 127 and char_length(job ->> 'queue') between 1 and 64
+        and (job ->> 'priority')::int between 1 and 4 and (job ->> 'max_attempts')::int between 1 and 32767 and (job ->> 'job_id')::bigint > 0
+        and jsonb_typeof(job -> 'tags') = 'array' and octet_length(coalesce(job ->> 'fair', '')) <= 255
+        and job -> 'metadata' ->> 'metered:hold' ~ ('^job/' || (job ->> 'job_id') || '/[0-9a-f]{16}$')
+        and octet_length(job ->> 'charges') <= 65536 and octet_length(job ->> 'hold') <= 131072
+        and coalesce((job ->> 'most')::bigint > 0, true) and coalesce((job ->> 'wait_us')::bigint between 1 and 315576000000000, true)
+        and coalesce((job ->> 'rest_us')::bigint between 0 and 315576000000000, true)
+        and coalesce(octet_length(job -> 'burst' ->> 'charges') <= 65536 and octet_length(job -> 'burst' ->> 'hold') <= 131072, not job ? 'burst')
 $$;
 
 -- The keys of the scopes of a job's charges, of both choices. Conditions are no statements, which cost more: a job that fits is enqueued by few.
-create function metered._keys_of_job(j jsonb) returns bigint[]
+create function metered._keys_of_job(job jsonb) returns bigint[]
 language plpgsql volatile
 as $$
 declare
-    cs   metered.new_charge[] := (j ->> 'charges')::metered.new_charge[];
-    c    metered.new_charge;
-    keys bigint[] := '{}';
+    cs     metered.new_charge[] := (job ->> 'charges')::metered.new_charge[];
+    charge metered.new_charge;
+    keys   bigint[] := '{}';
 begin
-    if metered._is_job(j) is not true then
+    if metered._is_job(job) is not true then
         perform metered._require(false, 'job');
     elsif (cardinality(cs) between 1 and 64 and metered._fits(cs)) is not true then
         perform metered._require(false, 'charges');
     end if;
-    foreach c in array cs loop
-        if (metered._key_fits(c.key, c.scope) and c.lease is null) is not true then
+    foreach charge in array cs loop
+        if (metered._key_fits(charge.key, charge.scope) and charge.lease is null) is not true then
             perform metered._require(false, 'key');
         end if;
-        keys := keys || c.key;
+        keys := keys || charge.key;
     end loop;
-    return case when j ? 'burst' then keys || metered._keys_of_job((j || (j -> 'burst')) - 'burst') else keys end;
+    return case when job ? 'burst' then keys || metered._keys_of_job((job || (job -> 'burst')) - 'burst') else keys end;
 end
 $$;
 
 -- The hold that a job asks for, with its id.
-create function metered._hold_of_job(j jsonb) returns metered.new_hold
+create function metered._hold_of_job(job jsonb) returns metered.new_hold
 language plpgsql stable
 as $$
 declare
-    h metered.new_hold := (j ->> 'hold')::metered.new_hold;
+    hold metered.new_hold := (job ->> 'hold')::metered.new_hold;
 begin
-    h.id := j -> 'metadata' ->> 'metered:hold';
-    h.holder := h.id;
-    h.chosen := false;
-    h.claim := null;
-    return h;
+    hold.id := job -> 'metadata' ->> 'metered:hold';
+    hold.holder := hold.id;
+    hold.chosen := false;
+    hold.claim := null;
+    return hold;
 end
 $$;
 
 -- A hold as parked_jobs has it: a session of another style reads it as it was written.
-create function metered._hold_text(h metered.new_hold) returns text
+create function metered._hold_text(hold metered.new_hold) returns text
 language sql immutable
 set datestyle = 'ISO, MDY' set intervalstyle = postgres set timezone = 'UTC' set bytea_output = hex
 as $$
-    select h::text
+    select hold::text
 $$;
 
 -- Holds the units of a job that starts, and charges the others: as place, also for a job that holds nothing. Then due is null.
-create function metered._start_job(h metered.new_hold, charges metered.new_charge[], ahead interval, wait_ms int, origin metered.origin, channel text,
+create function metered._start_job(hold metered.new_hold, charges metered.new_charge[], ahead interval, wait_ms int, origin metered.origin, channel text,
     out started boolean, out refused jsonb, out due timestamptz)
 language plpgsql volatile
 as $$
 declare
-    p    record;
-    c    metered.new_charge;
-    held boolean := false;
+    start  record;
+    charge metered.new_charge;
+    held   boolean := false;
 begin
-    foreach c in array charges loop
-        held := held or c.held > 0;
+    foreach charge in array charges loop
+        held := held or charge.held > 0;
     end loop;
     if held then
-        p := metered.place(h, charges, ahead, wait_ms, origin, channel, false, false);
-        due := p.deadline + h.grace;
+        start := metered.place(hold, charges, ahead, wait_ms, origin, channel, false, false);
+        due := start.deadline + hold.grace;
     else
-        p := metered._write_charges(charges, ahead, wait_ms, origin, 'answer', null, false);
+        start := metered._write_charges(charges, ahead, wait_ms, origin, 'answer', null, false);
     end if;
-    refused := p.refused;
+    refused := start.refused;
     started := refused is null;
 end
 $$;
@@ -279,21 +279,21 @@ returns table (nth int, status text, job jsonb, refused jsonb, scope text, retry
 language plpgsql volatile
 as $$
 declare
-    j     jsonb;
-    h     metered.new_hold;
-    cs    metered.new_charge[];
-    c     metered.new_charge;
-    p     record;
-    w     record;
-    no    jsonb;    -- a refusal
-    busy  text;     -- a scope with a line
-    clk   timestamptz;
-    keys  bigint[] := '{}';
-    most  bigint;
-    waits metered.parked_jobs[];
-    waited boolean;
+    parked    jsonb;
+    hold      metered.new_hold;
+    cs        metered.new_charge[];
+    charge    metered.new_charge;
+    started   record;
+    refusing  record;
+    no        jsonb;    -- a refusal
+    busy      text;     -- a scope with a line
+    clk       timestamptz;
+    keys      bigint[] := '{}';
+    most      bigint;
+    waits     metered.parked_jobs[];
+    waited    boolean;
     line_keys bigint[];
-    wakes timestamptz[];
+    wakes     timestamptz[];
 begin
     if (jsonb_typeof(parking) = 'array' and jsonb_array_length(parking) between 1 and 1000) is not true then
         perform metered._require(false, 'parking');
@@ -307,20 +307,20 @@ begin
     waited := metered._lock_keys(keys, wait_ms);
     for i in 1..jsonb_array_length(parking) loop
         nth := i;
-        j := parking -> i - 1;
+        parked := parking -> i - 1;
         status := null; job := null; refused := null; scope := null; retry_us := null;
         waits := '{}'; line_keys := '{}'; wakes := '{}';
         loop
-            cs := (j ->> 'charges')::metered.new_charge[];
-            h := metered._hold_of_job(j);
+            cs := (parked ->> 'charges')::metered.new_charge[];
+            hold := metered._hold_of_job(parked);
             busy := (select y.scope from unnest(cs) x, lateral (select z.scope from metered.parked_scopes z where z.scope = x.scope) y limit 1);
             if busy is null then
-                p := metered._start_job(h, cs, ahead, wait_ms, origin, channel);
-                if p.started then
-                    status := 'started'; job := j;
+                started := metered._start_job(hold, cs, ahead, wait_ms, origin, channel);
+                if started.started then
+                    status := 'started'; job := parked;
                     exit;
                 end if;
-                no := p.refused;
+                no := started.refused;
             else
                 no := (metered.check_charge(cs, ahead)).refused;
                 if metered._one_snapshot() then
@@ -328,22 +328,22 @@ begin
                 end if;
             end if;
             refused := coalesce(refused, no);
-            w := metered._refusing(cs, no, null, coalesce((j ->> 'hopeful')::boolean, false));
+            refusing := metered._refusing(cs, no, null, coalesce((parked ->> 'hopeful')::boolean, false));
             clk := metered.clock();
-            if no is null or w.scope is not null then
-                c := (metered._charge_of(coalesce(w.scope, busy), cs))[1];
-                waits := waits || row((j ->> 'job_id')::bigint, 0, c.amount, metered._class_of(c), clk,
-                    clk + (j ->> 'wait_us')::bigint * interval '1 microsecond', null, null, null, null, (j ->> 'priority')::int, cardinality(waits), c.scope,
-                    coalesce(j ->> 'fair', ''), h.tenant, j - '{hold,charges,fair,most,wait_us,hopeful,burst}'::text[], metered._hold_text(h), j ->> 'charges', null, null)::metered.parked_jobs;
-                line_keys := line_keys || c.key;
-                wakes := wakes || case when no is null then '-infinity' else coalesce(clk + w.retry, 'infinity') end;
+            if no is null or refusing.scope is not null then
+                charge := (metered._charge_of(coalesce(refusing.scope, busy), cs))[1];
+                waits := waits || row((parked ->> 'job_id')::bigint, 0, charge.amount, metered._class_of(charge), clk,
+                    clk + (parked ->> 'wait_us')::bigint * interval '1 microsecond', null, null, null, null, (parked ->> 'priority')::int, cardinality(waits), charge.scope,
+                    coalesce(parked ->> 'fair', ''), hold.tenant, parked - '{hold,charges,fair,most,wait_us,hopeful,burst}'::text[], metered._hold_text(hold), parked ->> 'charges', null, null)::metered.parked_jobs;
+                line_keys := line_keys || charge.key;
+                wakes := wakes || case when no is null then '-infinity' else coalesce(clk + refusing.retry, 'infinity') end;
                 if scope is null then
-                    scope := c.scope;
-                    retry_us := case when no is not null then extract(epoch from w.retry) * 1000000 end;
+                    scope := charge.scope;
+                    retry_us := case when no is not null then extract(epoch from refusing.retry) * 1000000 end;
                 end if;
             end if;
-            exit when not j ? 'burst';
-            j := (j || (j -> 'burst')) - 'burst';
+            exit when not parked ? 'burst';
+            parked := (parked || (parked -> 'burst')) - 'burst';
         end loop;
         if status = 'started' then
             refused := null; scope := null; retry_us := null;
@@ -357,7 +357,7 @@ begin
             return next;
             continue;
         end if;
-        most := (j ->> 'most')::bigint;
+        most := (parked ->> 'most')::bigint;
         if most <= (select y.waiting from metered.parked_scopes y where y.scope = park_jobs.scope) then
             status := 'full';
             if raising then
@@ -386,26 +386,26 @@ create function metered.rest_jobs(resting jsonb) returns setof bigint
 language plpgsql volatile
 as $$
 declare
-    j    jsonb;
-    h    metered.new_hold;
-    clk  timestamptz := metered.clock();
-    due  timestamptz;
-    keys bigint[];
+    parked jsonb;
+    held   metered.new_hold;
+    clk    timestamptz := metered.clock();
+    due    timestamptz;
+    keys   bigint[];
 begin
     perform metered._require(jsonb_typeof(resting) = 'array' and jsonb_array_length(resting) between 1 and 1000, 'resting');
-    for j in select x from jsonb_array_elements(resting) x loop
-        keys := metered._keys_of_job(j);
-        due := clk + (j ->> 'rest_us')::bigint * interval '1 microsecond';
+    for parked in select x from jsonb_array_elements(resting) x loop
+        keys := metered._keys_of_job(parked);
+        due := clk + (parked ->> 'rest_us')::bigint * interval '1 microsecond';
         for of_lane in 0..1 loop
-            h := metered._hold_of_job(j);
+            held := metered._hold_of_job(parked);
             insert into metered.parked_jobs (job_id, turn, amount, class, parked_at, not_before, drop_at, priority, lane, scope, fair, tenant, job, hold, charges)
-            values ((j ->> 'job_id')::bigint, 0, 0, 0, clk, due, due + (j ->> 'wait_us')::bigint * interval '1 microsecond', (j ->> 'priority')::int,
-                of_lane, '', coalesce(j ->> 'fair', ''), h.tenant, (j - '{hold,charges,fair,wait_us,rest_us,burst}'::text[])
-                || case when of_lane = 1 or j ? 'burst' then '{"burst": true}' else '{}' end::jsonb, metered._hold_text(h), j ->> 'charges');
-            exit when not j ? 'burst';
-            j := (j || (j -> 'burst')) - 'burst';
+            values ((parked ->> 'job_id')::bigint, 0, 0, 0, clk, due, due + (parked ->> 'wait_us')::bigint * interval '1 microsecond', (parked ->> 'priority')::int,
+                of_lane, '', coalesce(parked ->> 'fair', ''), held.tenant, (parked - '{hold,charges,fair,wait_us,rest_us,burst}'::text[])
+                || case when of_lane = 1 or parked ? 'burst' then '{"burst": true}' else '{}' end::jsonb, metered._hold_text(held), parked ->> 'charges');
+            exit when not parked ? 'burst';
+            parked := (parked || (parked -> 'burst')) - 'burst';
         end loop;
-        return next (j ->> 'job_id')::bigint;
+        return next (parked ->> 'job_id')::bigint;
     end loop;
 end
 $$;
@@ -427,20 +427,20 @@ create function metered.explain_parked(of_job bigint, ahead interval) returns js
 language plpgsql stable
 as $$
 declare
-    j metered.parked_jobs;
-    s metered.parked_scopes;
+    parked metered.parked_jobs;
+    line   metered.parked_scopes;
 begin
-    select * into j from metered.parked_jobs x where x.job_id = of_job and x.lane = 0;
+    select * into parked from metered.parked_jobs x where x.job_id = of_job and x.lane = 0;
     if not found then
         return null;
     end if;
-    select * into s from metered.parked_scopes y where y.scope = j.scope;
-    return metered._parked_json(j) || metered._explain_charges(j.charges, ahead) || jsonb_build_object(
-        'waiting', s.waiting, 'wake_at', nullif(greatest(case when j.scope = '' then j.retry_at else s.wake_at end, '0001-01-01Z'), 'infinity'),
-        'trouble', coalesce(j.trouble, s.trouble),
+    select * into line from metered.parked_scopes y where y.scope = parked.scope;
+    return metered._parked_json(parked) || metered._explain_charges(parked.charges, ahead) || jsonb_build_object(
+        'waiting', line.waiting, 'wake_at', nullif(greatest(case when parked.scope = '' then parked.retry_at else line.wake_at end, '0001-01-01Z'), 'infinity'),
+        'trouble', coalesce(parked.trouble, line.trouble),
         'now', metered.clock(), 'burst', (select metered._explain_charges(x.charges, ahead) from metered.parked_jobs x where x.job_id = of_job and x.lane = 1),
-        'position', case when j.scope <> '' then 1 end + (select count(*) from (select from metered.parked_jobs x
-            where x.scope = j.scope and (x.priority, x.turn, x.job_id) < (j.priority, j.turn, j.job_id)
+        'position', case when parked.scope <> '' then 1 end + (select count(*) from (select from metered.parked_jobs x
+            where x.scope = parked.scope and (x.priority, x.turn, x.job_id) < (parked.priority, parked.turn, parked.job_id)
             order by x.priority desc, x.turn desc, x.job_id desc limit 9999) y));
 end
 $$;

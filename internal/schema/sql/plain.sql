@@ -30,10 +30,10 @@ $$;
 
 -- The microseconds of a time since 1970: a number, which no setting of a session spells otherwise.
 -- Stable, as extract is: else it would not be inlined.
-create function metered._in_us(t timestamptz) returns bigint
+create function metered._in_us(moment timestamptz) returns bigint
 language sql stable
 as $$
-    select (extract(epoch from t) * 1000000)::bigint
+    select (extract(epoch from moment) * 1000000)::bigint
 $$;
 
 -- A charge with at most one limit by window or lifetime, as the full functions take it. whole is the limit itself,
@@ -48,13 +48,13 @@ as $$
 $$;
 
 -- The answer of charge as JSON, with times in microseconds.
-create function metered._charged_json(a metered.charged) returns json
+create function metered._charged_json(answer metered.charged) returns json
 language sql stable
 as $$
-    select json_build_object('seqs', (a).seqs,
-        'ats', array(select metered._in_us(x) from unnest((a).ats) x),
-        'used', (a).used, 'held', (a).held, 'refused', (a).refused, 'crossed', (a).crossed,
-        'periods', array(select metered._in_us(x) from unnest((a).periods) x))
+    select json_build_object('seqs', (answer).seqs,
+        'ats', array(select metered._in_us(x) from unnest((answer).ats) x),
+        'used', (answer).used, 'held', (answer).held, 'refused', (answer).refused, 'crossed', (answer).crossed,
+        'periods', array(select metered._in_us(x) from unnest((answer).periods) x))
 $$;
 
 -- A charge of one scope without a command, as charge makes it: JSON, [seq, time in microseconds, held units, used
@@ -94,8 +94,8 @@ create function metered.begin_command_plain(of_tenant text, of_id text, key bigi
 language plpgsql volatile
 as $$
 declare
-    begun text;
-    t     record;
+    begun   text;
+    claimed record;
 begin
     if metered._goes_short() and coalesce(current_setting('metered_tx.command', true), '') = ''
         and current_setting('transaction_isolation') = 'read committed' and metered._try_lock(key)
@@ -117,17 +117,17 @@ begin
             return null;
         end if;
     end if;
-    t := metered.begin_command(true, true, row(of_tenant, of_id, key, issued, max_future, timeout_ms,
+    claimed := metered.begin_command(true, true, row(of_tenant, of_id, key, issued, max_future, timeout_ms,
         marker, false, false, null, null)::metered.new_command, null, '{}', interval '0', wait_ms);
-    if t.status = 'new' then
+    if claimed.status = 'new' then
         return null;
     elsif raising then
         raise exception 'the operation id is known' using errcode = 'MT016';
     end if;
-    return json_build_object('status', t.status, 'fingerprint', encode(t.fingerprint, 'base64'),
-        'result', encode(t.result, 'base64'), 'scopes', t.scopes, 'amounts', t.amounts, 'seqs', t.seqs,
-        'ats', array(select metered._in_us(x) from unnest(t.ats) x), 'holds', t.holds,
-        'at', metered._in_us(t.at), 'refusal', t.refusal);
+    return json_build_object('status', claimed.status, 'fingerprint', encode(claimed.fingerprint, 'base64'),
+        'result', encode(claimed.result, 'base64'), 'scopes', claimed.scopes, 'amounts', claimed.amounts, 'seqs', claimed.seqs,
+        'ats', array(select metered._in_us(x) from unnest(claimed.ats) x), 'holds', claimed.holds,
+        'at', metered._in_us(claimed.at), 'refusal', claimed.refusal);
 end
 $$;
 

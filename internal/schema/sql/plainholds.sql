@@ -21,7 +21,7 @@ language plpgsql volatile
 as $$
 declare
     {short placed}
-    p      record;
+    answer      record;
 begin
     if metered._goes_short() and {fits hold: tenant = of_tenant, id = of_id, holder = holder, fingerprint = of_fingerprint,
         ttl = ttl, grace = grace, lifetime = lifetime, scope = of_scope} and {short call}
@@ -34,11 +34,11 @@ begin
             {short placing: command = operation is not null};
         end if;
     end if;
-    p := metered.place(
+    answer := metered.place(
         row(of_tenant, of_id, id_key is not null, id_key, holder, null, of_fingerprint, issued, ttl, grace, lifetime, metadata, null)::metered.new_hold,
         metered._as_held(of_scope, key, units, max_units, win, note), ahead, wait_ms,
         row(op_tenant, operation, note)::metered.origin, channel, raising);
-    return metered._placed_json(p.status, p.placed_at, p.deadline, p.refused, p.stored, p.crossed);
+    return metered._placed_json(answer.status, answer.placed_at, answer.deadline, answer.refused, answer.stored, answer.crossed);
 end
 $$;
 
@@ -71,7 +71,7 @@ language plpgsql volatile
 as $$
 declare
     {short placed}
-    p      record;
+    opened      record;
 begin
     if metered._goes_short() and {fits hold: tenant = of_tenant, id = of_id, holder = holder, fingerprint = of_fingerprint,
             ttl = ttl, grace = grace, lifetime = lifetime, scope = of_scope} and {short call}
@@ -88,11 +88,11 @@ begin
             {short placing: command = false};
         end if;
     end if;
-    p := metered.open_session(row(of_tenant, named, name_key, named_at, max_future, null, null, null, null, null, null)::metered.new_command,
+    opened := metered.open_session(row(of_tenant, named, name_key, named_at, max_future, null, null, null, null, null, null)::metered.new_command,
         row(of_tenant, of_id, false, null, holder, null, of_fingerprint, issued, ttl, grace, lifetime, metadata, null)::metered.new_hold,
         metered._as_held(of_scope, key, units, max_units, win, note), ahead, wait_ms,
         row(op_tenant, operation, note)::metered.origin, channel);
-    return metered._placed_json(p.status, p.placed_at, p.deadline, p.refused, p.stored, p.crossed);
+    return metered._placed_json(opened.status, opened.placed_at, opened.deadline, opened.refused, opened.stored, opened.crossed);
 end
 $$;
 

@@ -1,31 +1,31 @@
 -- How units that were revoked come back to their lots.
 
--- Gives units back to a lot from which they were revoked, and which has not ended: as pending ones before it begins. e is
+-- Gives units back to a lot from which they were revoked, and which has not ended: as pending ones before it begins. entry is
 -- after everything due. Appends it, and returns it.
-create function metered._reinstate(e metered.ledger, l metered.lots, units bigint) returns metered.ledger
+create function metered._reinstate(entry metered.ledger, lot metered.lots, units bigint) returns metered.ledger
 language plpgsql volatile
 as $$
 declare
-    later   boolean := coalesce(l.starts_at > e.at, false);
-    general boolean := (l.plan).uses is null;
+    later   boolean := coalesce(lot.starts_at > entry.at, false);
+    general boolean := (lot.plan).uses is null;
     rest    bigint := case when general and not later then units else 0 end;
     kept    bigint := case when general or later then 0 else units end;
-    tip     metered.ledger := e;
+    tip     metered.ledger := entry;
     debt    bigint;
 begin
-    tip.seq := e.seq - 1;
+    tip.seq := entry.seq - 1;
     debt := metered._debt(tip);
-    e.kind := case when rest > 0 then 'd' else 's' end;
-    e.amount := units;
-    e.credited := e.credited + rest;
-    e.lots_end := least(e.lots_end, case when later then l.starts_at else l.expires_at end);
-    if e.crossed is not null and rest > 0 then
-        e.crossed := metered._rearmed(e);
+    entry.kind := case when rest > 0 then 'd' else 's' end;
+    entry.amount := units;
+    entry.credited := entry.credited + rest;
+    entry.lots_end := least(entry.lots_end, case when later then lot.starts_at else lot.expires_at end);
+    if entry.crossed is not null and rest > 0 then
+        entry.crossed := metered._rearmed(entry);
     end if;
-    perform metered._append(e);
-    update metered.lot_rows y set revoked = y.revoked - units, pending = y.pending + case when later then units else 0 end where y.no = l.no;
-    perform metered._move_lot(e.scope, e.seq, 1, l.no, case when later then 'm' else 'n' end::"char", units, rest, kept);
-    return metered._pay_back(e, e.seq, 1, array[l.no], debt);
+    perform metered._append(entry);
+    update metered.lot_rows y set revoked = y.revoked - units, pending = y.pending + case when later then units else 0 end where y.no = lot.no;
+    perform metered._move_lot(entry.scope, entry.seq, 1, lot.no, case when later then 'm' else 'n' end::"char", units, rest, kept);
+    return metered._pay_back(entry, entry.seq, 1, array[lot.no], debt);
 end
 $$;
 
@@ -39,43 +39,43 @@ create function metered.reinstate_lot(of_scope metered.scope_name, key bigint, o
 language plpgsql volatile
 as $$
 declare
-    e     metered.ledger;
-    l     metered.lots;
-    nos   bigint[];
-    named record;
-    part  bigint;
+    entry   metered.ledger;
+    its_lot metered.lots;
+    nos     bigint[];
+    named   record;
+    part    bigint;
 begin
     perform metered._require(coalesce(metered._key_fits(key, of_scope), true) and (of_lot is null) <> (of_reference is null)
         and coalesce(units between 1 and 9007199254740992, true), 'reinstate_lot');
-    e := metered._next_entry(of_scope, key, wait_ms, origin);
-    named := metered._name_lot(e, of_lot, of_reference, 0, limits, wait_ms);
+    entry := metered._next_entry(of_scope, key, wait_ms, origin);
+    named := metered._name_lot(entry, of_lot, of_reference, 0, limits, wait_ms);
     status := named.status;
     crossed := named.crossed;
     if status is not null then
         return;
     end if;
-    e := named.entry;
+    entry := named.entry;
     no := (named.lot).no;
     expires_at := nullif((named.lot).expires_at, 'infinity');
     nos := metered._family(no);
     reinstated := 0;
-    for l in select y.* from metered.lots y where y.no = any (nos) and y.revoked > 0 and y.expires_at > e.at order by y.age loop
-        part := least(units - reinstated, l.revoked);
+    for its_lot in select y.* from metered.lots y where y.no = any (nos) and y.revoked > 0 and y.expires_at > entry.at order by y.age loop
+        part := least(units - reinstated, its_lot.revoked);
         exit when part = 0;
-        perform metered._refuse_closed(e);
-        e := metered._reinstate(e, l, part);
+        perform metered._refuse_closed(entry);
+        entry := metered._reinstate(entry, its_lot, part);
         reinstated := reinstated + part;
-        seq := e.seq;
-        at := e.at;
-        e.seq := e.seq + 1;
+        seq := entry.seq;
+        at := entry.at;
+        entry.seq := entry.seq + 1;
     end loop;
     if reinstated > 0 then
         status := 'reinstated';
         return;
     end if;
-    status := metered._missing_lot(e);      -- nothing is revoked, as of this snapshot
+    status := metered._missing_lot(entry);      -- nothing is revoked, as of this snapshot
     status := case when exists (select from metered.lot_rows y where y.no = any (nos) and y.revoked > 0) then 'ended' else 'same' end;
-    at := e.at;
+    at := entry.at;
 end
 $$;
 
@@ -88,42 +88,42 @@ create function metered.resume_renewal(of_scope metered.scope_name, key bigint, 
 language plpgsql volatile
 as $$
 declare
-    e     metered.ledger;
-    l     metered.lots;
-    named record;
+    entry   metered.ledger;
+    its_lot metered.lots;
+    named   record;
 begin
     perform metered._require(coalesce(metered._key_fits(key, of_scope), true)
         and (octet_length(of_reference) between 1 and 255) is true, 'resume_renewal');
-    e := metered._next_entry(of_scope, key, wait_ms, origin);
-    named := metered._name_lot(e, null, of_reference, null, limits, wait_ms);
+    entry := metered._next_entry(of_scope, key, wait_ms, origin);
+    named := metered._name_lot(entry, null, of_reference, null, limits, wait_ms);
     status := named.status;
     crossed := named.crossed;
     if status is not null then
         return;
     end if;
-    e := named.entry;
+    entry := named.entry;
     reinstated := 0;
-    status := metered._missing_lot(e);      -- as of this snapshot
+    status := metered._missing_lot(entry);      -- as of this snapshot
     if ((named.lot).plan).renewal is distinct from of_reference then
         return;
     end if;
-    at := e.at;
+    at := entry.at;
     -- The last lot of a plan has it. Those before passed it on.
-    select y.* into l from metered.lots y
+    select y.* into its_lot from metered.lots y
     where y.scope = of_scope and ((y.plan).renews).every is not null and (y.plan).renewal = of_reference
     order by y.age desc limit 1;
-    no := l.no;
-    expires_at := nullif(l.expires_at, 'infinity');
-    if l.pending > 0 then
+    no := its_lot.no;
+    expires_at := nullif(its_lot.expires_at, 'infinity');
+    if its_lot.pending > 0 then
         status := 'same';
-    elsif (l.revoked > 0 and l.starts_at > e.at) is not true then
+    elsif (its_lot.revoked > 0 and its_lot.starts_at > entry.at) is not true then
         status := 'ended';
     else
-        perform metered._refuse_closed(e);
-        reinstated := l.revoked;
-        e := metered._reinstate(e, l, l.revoked);
+        perform metered._refuse_closed(entry);
+        reinstated := its_lot.revoked;
+        entry := metered._reinstate(entry, its_lot, its_lot.revoked);
         status := 'reinstated';
-        seq := e.seq;
+        seq := entry.seq;
     end if;
 end
 $$;

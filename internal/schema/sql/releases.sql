@@ -27,12 +27,12 @@ as $$
 $$;
 
 -- _start_job, but started is null after an error, such as of a window that reaches purged entries. why is the error.
-create function metered._try_start_job(h metered.new_hold, charges metered.new_charge[], ahead interval, wait_ms int, origin metered.origin, channel text,
+create function metered._try_start_job(this_hold metered.new_hold, charges metered.new_charge[], ahead interval, wait_ms int, origin metered.origin, channel text,
     out started boolean, out refused jsonb, out due timestamptz, out why text)
 language plpgsql volatile
 as $$
 begin
-    select p.started, p.refused, p.due into started, refused, due from metered._start_job(h, charges, ahead, wait_ms, origin, channel) p;
+    select p.started, p.refused, p.due into started, refused, due from metered._start_job(this_hold, charges, ahead, wait_ms, origin, channel) p;
 exception
     when serialization_failure or deadlock_detected or lock_not_available then
         raise;
@@ -44,20 +44,20 @@ $$;
 
 -- For a job in two lines: its row in the other one, the charges of its first choice, which is tried first, and the keys that starting it
 -- locks beside those of r's charges.
-create function metered._other_lane(r metered.parked_jobs, given jsonb, out other metered.parked_jobs, out first metered.new_charge[], out keys bigint[])
+create function metered._other_lane(job metered.parked_jobs, given jsonb, out other metered.parked_jobs, out first metered.new_charge[], out keys bigint[])
 language plpgsql volatile
 as $$
 begin
     keys := '{}';
-    if not r.job ? 'burst' then
+    if not job.job ? 'burst' then
         return;
     end if;
-    select x.* into other from metered.parked_jobs x where x.job_id = r.job_id and x.lane <> r.lane;
+    select x.* into other from metered.parked_jobs x where x.job_id = job.job_id and x.lane <> job.lane;
     if other.job_id is null then
         return;
     end if;
     keys := array(select y.key from metered.parked_scopes y where y.scope = other.scope);
-    if r.lane = 1 then
+    if job.lane = 1 then
         first := metered._under_limits(other.charges::metered.new_charge[], given);
         keys := case when first is not null then keys || array(select c.key from unnest(first) c) end;
     end if;
@@ -66,47 +66,47 @@ $$;
 
 -- Starts a job of a line, or says why not. outcome is started, passes (it is to join the line of onward), refused, failed (in a careful look) or limits (both say why), unknown (given
 -- lacks a scope), or busy (another has one of its locks, or moves it). other is its row in another line.
-create function metered._release_job(r metered.parked_jobs, given jsonb, ahead interval, wait_ms int, origin metered.origin, channel text, careful boolean,
+create function metered._release_job(job metered.parked_jobs, given jsonb, ahead interval, wait_ms int, origin metered.origin, channel text, careful boolean,
     out outcome text, out charges metered.new_charge[], out refused jsonb, out due timestamptz, out why text, out other metered.parked_jobs, out onward metered.new_charge)
 language plpgsql volatile
 as $$
 declare
-    o record;
-    p record;
-    own metered.new_charge;
+    lane    record;
+    started record;
+    own     metered.new_charge;
 begin
-    charges := metered._under_limits(r.charges::metered.new_charge[], given);
-    o := metered._other_lane(r, given);
-    other := o.other;
-    if charges is null or o.keys is null then
+    charges := metered._under_limits(job.charges::metered.new_charge[], given);
+    lane := metered._other_lane(job, given);
+    other := lane.other;
+    if charges is null or lane.keys is null then
         why := metered._limits_trouble(array(
-            select c.scope from unnest(r.charges::metered.new_charge[] || coalesce(other.charges, '{}')::metered.new_charge[]) c), given);
+            select c.scope from unnest(job.charges::metered.new_charge[] || coalesce(other.charges, '{}')::metered.new_charge[]) c), given);
         outcome := case when why is null then 'unknown' else 'limits' end;
         return;
-    elsif not metered._try_each(array(select x.key from unnest(charges) x union select unnest(o.keys) order by 1)) then
+    elsif not metered._try_each(array(select x.key from unnest(charges) x union select unnest(lane.keys) order by 1)) then
         outcome := 'busy';
         return;
     elsif other.job_id is not null then    -- another releaser may have moved it since, or do so now
         perform from metered.parked_jobs x
-        where x.job_id = r.job_id and x.lane = other.lane and x.scope = other.scope for update skip locked;
+        where x.job_id = job.job_id and x.lane = other.lane and x.scope = other.scope for update skip locked;
         if not found then
             outcome := 'busy';
             return;
         end if;
     end if;
-    if o.first is not null then
-        p := metered._try_start_job(other.hold::metered.new_hold, o.first, ahead, wait_ms, origin, channel);
-        if p.started then
-            outcome := 'started'; due := p.due;
+    if lane.first is not null then
+        started := metered._try_start_job(other.hold::metered.new_hold, lane.first, ahead, wait_ms, origin, channel);
+        if started.started then
+            outcome := 'started'; due := started.due;
             return;
         end if;
     end if;
     if not careful then
-        onward := metered._line_before(r, charges);
+        onward := metered._line_before(job, charges);
     end if;
     if onward.scope is not null then
-        own := (metered._charge_of(r.scope, charges))[1];
-        select own.amount + coalesce(sum(x.passed_amount), 0) into own.amount from metered.parked_jobs x where x.passed = r.scope;
+        own := (metered._charge_of(job.scope, charges))[1];
+        select own.amount + coalesce(sum(x.passed_amount), 0) into own.amount from metered.parked_jobs x where x.passed = job.scope;
         refused := (metered.check_charge(array[own], ahead)).refused;
         charges := array[own];
         outcome := case when refused is null then 'passes' else 'refused' end;
@@ -114,13 +114,13 @@ begin
         return;
     end if;
     if careful then
-        p := metered._try_start_job(r.hold::metered.new_hold, charges, ahead, wait_ms, origin, channel);
-        why := p.why;
+        started := metered._try_start_job(job.hold::metered.new_hold, charges, ahead, wait_ms, origin, channel);
+        why := started.why;
     else
-        p := metered._start_job(r.hold::metered.new_hold, charges, ahead, wait_ms, origin, channel);
+        started := metered._start_job(job.hold::metered.new_hold, charges, ahead, wait_ms, origin, channel);
     end if;
-    refused := p.refused; due := p.due;
-    outcome := case when p.started is null then 'failed' when p.started then 'started' else 'refused' end;
+    refused := started.refused; due := started.due;
+    outcome := case when started.started is null then 'failed' when started.started then 'started' else 'refused' end;
 end
 $$;
 
@@ -133,115 +133,115 @@ create function metered._release_line(of_scope text, given jsonb, room int, ahea
 language plpgsql volatile
 as $$
 declare
-    s      metered.parked_scopes;
-    r      metered.parked_jobs;
-    p      record;
-    w      record;
-    closed jsonb := '{}';       -- by class: the smallest amount that was refused
-    jobs   jsonb[] := '{}';
-    clk    timestamptz;
-    before bigint[];
-    gone   bigint[] := '{}';    -- jobs that stood in this line twice
-    seen   int := 0;
-    whole  boolean := false;    -- all classes were asked, or all jobs looked at
+    line     metered.parked_scopes;
+    parked   metered.parked_jobs;
+    outcome  record;
+    refusing record;
+    closed   jsonb := '{}';       -- by class: the smallest amount that was refused
+    jobs     jsonb[] := '{}';
+    clk      timestamptz;
+    before   bigint[];
+    gone     bigint[] := '{}';    -- jobs that stood in this line twice
+    seen     int := 0;
+    whole    boolean := false;    -- all classes were asked, or all jobs looked at
 begin
-    select * into s from metered.parked_scopes y where y.scope = of_scope for update;
+    select * into line from metered.parked_scopes y where y.scope = of_scope for update;
     if not found then
         return jobs;
     end if;
     clk := metered.clock();
-    if s.after is null then
-        s.next_at := 'infinity'; s.trouble := null;
+    if line.after is null then
+        line.next_at := 'infinity'; line.trouble := null;
     end if;
-    update metered.parked_scopes y set again = s.after is not null and y.again where y.scope = of_scope;
+    update metered.parked_scopes y set again = line.after is not null and y.again where y.scope = of_scope;
     if not careful then
-        p := metered._closed_classes(of_scope, given, ahead, clk);
-        closed := p.closed; whole := p.whole;
-        s.next_at := least(s.next_at, p.next);
+        outcome := metered._closed_classes(of_scope, given, ahead, clk);
+        closed := outcome.closed; whole := outcome.whole;
+        line.next_at := least(line.next_at, outcome.next);
     end if;
     if not whole then
-        for r in
+        for parked in
             select * from metered.parked_jobs j
-            where j.scope = of_scope and (j.priority, j.turn, j.job_id) > (coalesce(s.after[1], -1), coalesce(s.after[2], -1), coalesce(s.after[3], -1))
+            where j.scope = of_scope and (j.priority, j.turn, j.job_id) > (coalesce(line.after[1], -1), coalesce(line.after[2], -1), coalesce(line.after[3], -1))
             order by j.priority, j.turn, j.job_id limit 501
         loop
             seen := seen + 1;
             exit when seen > 500 or cardinality(jobs) = room;
-            before := s.after;
-            s.after := array[r.priority, r.turn, r.job_id];
-            if r.retry_at > clk then
-                update metered.parked_jobs j set scope = '', passed = null, passed_amount = null where j.job_id = r.job_id and j.lane = r.lane;
-                perform metered._look_again(r.passed);
-                s.waiting := s.waiting - 1;
+            before := line.after;
+            line.after := array[parked.priority, parked.turn, parked.job_id];
+            if parked.retry_at > clk then
+                update metered.parked_jobs j set scope = '', passed = null, passed_amount = null where j.job_id = parked.job_id and j.lane = parked.lane;
+                perform metered._look_again(parked.passed);
+                line.waiting := line.waiting - 1;
                 continue;
             end if;
-            continue when r.amount >= (closed ->> r.class::text)::bigint or r.drop_at <= clk or r.job_id = any (gone);
-            p := metered._release_job(r, given, ahead, wait_ms, origin, channel, careful);
-            if p.outcome = 'unknown' and seen > room then   -- judged_scopes did not come so far: the next look begins here
-                s.after := before;
+            continue when parked.amount >= (closed ->> parked.class::text)::bigint or parked.drop_at <= clk or parked.job_id = any (gone);
+            outcome := metered._release_job(parked, given, ahead, wait_ms, origin, channel, careful);
+            if outcome.outcome = 'unknown' and seen > room then   -- judged_scopes did not come so far: the next look begins here
+                line.after := before;
                 seen := 501;
                 exit;
-            elsif p.outcome in ('unknown', 'busy') then
-                s.next_at := least(s.next_at, clk + interval '20 milliseconds');
+            elsif outcome.outcome in ('unknown', 'busy') then
+                line.next_at := least(line.next_at, clk + interval '20 milliseconds');
                 continue;
-            elsif p.outcome in ('limits', 'failed') then
-                s.trouble := p.why;
-                s.next_at := least(s.next_at, clk + interval '10 seconds');
-                if p.outcome = 'failed' then    -- it stays in its line: units that are freed may end the trouble
-                    update metered.parked_jobs j set trouble = left(p.why, 1000), troubled_at = coalesce(j.troubled_at, clk) where j.job_id = r.job_id;
+            elsif outcome.outcome in ('limits', 'failed') then
+                line.trouble := outcome.why;
+                line.next_at := least(line.next_at, clk + interval '10 seconds');
+                if outcome.outcome = 'failed' then    -- it stays in its line: units that are freed may end the trouble
+                    update metered.parked_jobs j set trouble = left(outcome.why, 1000), troubled_at = coalesce(j.troubled_at, clk) where j.job_id = parked.job_id;
                 end if;
                 continue;
-            elsif p.outcome = 'passes' then
-                perform metered._change_lines(r, p.onward, '-infinity', true);
-                s.waiting := s.waiting - 1;
+            elsif outcome.outcome = 'passes' then
+                perform metered._change_lines(parked, outcome.onward, '-infinity', true);
+                line.waiting := line.waiting - 1;
                 continue;
-            elsif p.outcome = 'started' then
-                jobs := jobs || r.job;
-                perform metered._look_again(r.passed), metered._look_again((p.other).passed);
-                delete from metered.parked_jobs j where j.job_id = r.job_id;
-                s.waiting := s.waiting - 1;
-                if (p.other).scope = of_scope then
-                    s.waiting := s.waiting - 1;
-                    gone := gone || r.job_id;
-                elsif (p.other).scope <> '' then
-                    update metered.parked_scopes y set waiting = y.waiting - 1 where y.scope = (p.other).scope;
-                    delete from metered.parked_scopes y where y.scope = (p.other).scope and y.waiting = 0;
+            elsif outcome.outcome = 'started' then
+                jobs := jobs || parked.job;
+                perform metered._look_again(parked.passed), metered._look_again((outcome.other).passed);
+                delete from metered.parked_jobs j where j.job_id = parked.job_id;
+                line.waiting := line.waiting - 1;
+                if (outcome.other).scope = of_scope then
+                    line.waiting := line.waiting - 1;
+                    gone := gone || parked.job_id;
+                elsif (outcome.other).scope <> '' then
+                    update metered.parked_scopes y set waiting = y.waiting - 1 where y.scope = (outcome.other).scope;
+                    delete from metered.parked_scopes y where y.scope = (outcome.other).scope and y.waiting = 0;
                 end if;
-                s.turns[r.priority] := greatest(s.turns[r.priority], r.turn);
-                s.next_at := least(s.next_at, p.due);
+                line.turns[parked.priority] := greatest(line.turns[parked.priority], parked.turn);
+                line.next_at := least(line.next_at, outcome.due);
                 continue;
             end if;
-            if r.trouble is not null and r.retry_at is null then
-                update metered.parked_jobs j set trouble = null, troubled_at = null where j.job_id = r.job_id;
+            if parked.trouble is not null and parked.retry_at is null then
+                update metered.parked_jobs j set trouble = null, troubled_at = null where j.job_id = parked.job_id;
             end if;
-            w := metered._refusing(p.charges, p.refused, of_scope, true);
-            if w.scope is null then
-                s.next_at := least(s.next_at, clk + interval '1 minute');
-            elsif w.scope = of_scope then
-                closed := closed || jsonb_build_object(r.class, least(r.amount, (closed ->> r.class::text)::bigint));
-                s.next_at := least(s.next_at, clk + w.retry, p.due);
+            refusing := metered._refusing(outcome.charges, outcome.refused, of_scope, true);
+            if refusing.scope is null then
+                line.next_at := least(line.next_at, clk + interval '1 minute');
+            elsif refusing.scope = of_scope then
+                closed := closed || jsonb_build_object(parked.class, least(parked.amount, (closed ->> parked.class::text)::bigint));
+                line.next_at := least(line.next_at, clk + refusing.retry, outcome.due);
             else
-                perform metered._change_lines(r, (metered._charge_of(w.scope, p.charges))[1], coalesce(clk + w.retry, 'infinity'), false);
-                s.waiting := s.waiting - 1;
+                perform metered._change_lines(parked, (metered._charge_of(refusing.scope, outcome.charges))[1], coalesce(clk + refusing.retry, 'infinity'), false);
+                line.waiting := line.waiting - 1;
             end if;
         end loop;
-        whole := seen <= 500 and cardinality(jobs) < room or s.waiting = 0;
+        whole := seen <= 500 and cardinality(jobs) < room or line.waiting = 0;
     end if;
-    if whole and s.waiting = 0 then
+    if whole and line.waiting = 0 then
         delete from metered.parked_scopes y where y.scope = of_scope;
         return jobs;
     end if;
-    s.started := s.started + cardinality(jobs);
-    if clk - s.since > interval '1 hour' then   -- the rate stays, and the past counts half
-        s.started := s.started / 2;
-        s.since := clk - (clk - s.since) / 2;
+    line.started := line.started + cardinality(jobs);
+    if clk - line.since > interval '1 hour' then   -- the rate stays, and the past counts half
+        line.started := line.started / 2;
+        line.since := clk - (clk - line.since) / 2;
     end if;
     if whole then
-        s.wake_at := greatest(least(s.next_at, metered._lot_begins(of_scope, clk)), clk + interval '1 millisecond');
+        line.wake_at := greatest(least(line.next_at, metered._lot_begins(of_scope, clk)), clk + interval '1 millisecond');
     end if;
-    update metered.parked_scopes y set waiting = s.waiting, turns = s.turns, next_at = s.next_at, trouble = s.trouble, started = s.started, since = s.since,
-        after = case when whole then null else s.after end,
-        wake_at = case when not whole or y.again then '-infinity' else s.wake_at end
+    update metered.parked_scopes y set waiting = line.waiting, turns = line.turns, next_at = line.next_at, trouble = line.trouble, started = line.started, since = line.since,
+        after = case when whole then null else line.after end,
+        wake_at = case when not whole or y.again then '-infinity' else line.wake_at end
     where y.scope = of_scope;
     return jobs;
 end
@@ -253,45 +253,45 @@ create function metered._lines(only_scopes text[], most int) returns table (scop
 language plpgsql volatile
 as $$
 declare
-    r metered.parked_jobs;
-    c metered.new_charge;
-    n int := 0;
+    parked metered.parked_jobs;
+    charge metered.new_charge;
+    nth    int := 0;
     joined int := 0;
     locked text[] := '{}';  -- scopes: their other jobs are passed, and keep nobody waiting
 begin
-    for r in
+    for parked in
         select x.* from metered.parked_jobs x
         where x.scope = '' and greatest(x.not_before, x.retry_at) <= metered.clock()
           and (only_scopes is null or ((x.charges::metered.new_charge[])[1]).scope = any (only_scopes))
         order by greatest(x.not_before, x.retry_at) limit 10000
     loop
-        c := (r.charges::metered.new_charge[])[1];
-        continue when c.scope = any (locked);
-        if metered._try_lock(c.key) then
-            select x.* into r from metered.parked_jobs x
-            where x.job_id = r.job_id and x.lane = r.lane and x.scope = '' for update skip locked;
+        charge := (parked.charges::metered.new_charge[])[1];
+        continue when charge.scope = any (locked);
+        if metered._try_lock(charge.key) then
+            select x.* into parked from metered.parked_jobs x
+            where x.job_id = parked.job_id and x.lane = parked.lane and x.scope = '' for update skip locked;
             continue when not found;
             joined := joined + 1;
             if metered._one_snapshot() then     -- nobody marked the line in which the job was not
-                perform metered._refuse_stale(array[metered._last_entry(c.scope)]);
+                perform metered._refuse_stale(array[metered._last_entry(charge.scope)]);
             end if;
-            r.class := metered._class_of(c);
-            r.turn := metered._turn(c.scope, r.priority, r.fair);
-            update metered.parked_jobs x set scope = c.scope, amount = c.amount, class = r.class, turn = r.turn
-            where x.job_id = r.job_id and x.lane = r.lane;
-            perform metered._join_line(c.scope, c.key, '-infinity');
+            parked.class := metered._class_of(charge);
+            parked.turn := metered._turn(charge.scope, parked.priority, parked.fair);
+            update metered.parked_jobs x set scope = charge.scope, amount = charge.amount, class = parked.class, turn = parked.turn
+            where x.job_id = parked.job_id and x.lane = parked.lane;
+            perform metered._join_line(charge.scope, charge.key, '-infinity');
             if joined = 64 then
                 scope := null; key := null;
                 return next;
                 exit;
             end if;
         else
-            locked := locked || c.scope;
-            scope := c.scope;
-            key := c.key;
-            n := n + 1;
+            locked := locked || charge.scope;
+            scope := charge.scope;
+            key := charge.key;
+            nth := nth + 1;
             return next;
-            exit when n = 16;
+            exit when nth = 16;
         end if;
     end loop;
     if only_scopes is null then

@@ -37,8 +37,8 @@ create function metered._paid_back(of_scope text, at_seq bigint, nth int, inout 
 language plpgsql stable
 as $$
 declare
-    part bigint;
-    m    record;
+    part   bigint;
+    moving record;
 begin
     for pos in 1..coalesce(cardinality(lots), 0) loop
         part := least(spent, lots[pos].rest);
@@ -47,18 +47,18 @@ begin
                 + (select coalesce(sum(y.amount), 0) from unnest(debts) y)::bigint, null);
             spent := spent - part;
             nth := nth + 1;
-            m := metered._moved(lots[pos], of_scope, at_seq, nth, 'p', part, -part, 0);
-            lots[pos] := m.l;
-            moves := moves || m.move;
+            moving := metered._moved(lots[pos], of_scope, at_seq, nth, 'p', part, -part, 0);
+            lots[pos] := moving.lot;
+            moves := moves || moving.move;
         end if;
         for n in 1..cardinality(parts) loop
             part := least(parts[n].amount, lots[pos].rest);
             exit when lots[pos].rest = 0;
             continue when part = 0;
             nth := nth + 1;
-            m := metered._moved(lots[pos], of_scope, at_seq, nth, 'q', part, -part, 0);
-            lots[pos] := m.l;
-            moves := moves || m.move;
+            moving := metered._moved(lots[pos], of_scope, at_seq, nth, 'q', part, -part, 0);
+            lots[pos] := moving.lot;
+            moves := moves || moving.move;
             parts[n].amount := parts[n].amount - part;
             more := more || row(parts[n].seq, lots[pos].no, part, of_scope)::metered.lot_holds;
         end loop;
@@ -67,29 +67,29 @@ end
 $$;
 
 -- A lot whose units for its uses have come pays overdraft that was drawn for these, after tip.
-create function metered._use_repaid(inout tip metered.ledger, inout l metered.lots, unwritten bigint,
+create function metered._use_repaid(inout tip metered.ledger, inout used_lot metered.lots, unwritten bigint,
     inout spent bigint, inout debts metered.lot_debts[],
     out entries metered.ledger[], out moves metered.lot_moves[])
 language plpgsql stable
 as $$
 declare
-    units bigint := least(l.kept, (select coalesce(sum(y.amount), 0) from unnest(debts) y
-        where y.use = any ((l.plan).uses)));
-    m     record;
+    units  bigint := least(used_lot.kept, (select coalesce(sum(y.amount), 0) from unnest(debts) y
+        where y.use = any ((used_lot.plan).uses)));
+    moving record;
 begin
-    if (units > 0 and l.expires_at > tip.at) is not true then
+    if (units > 0 and used_lot.expires_at > tip.at) is not true then
         return;
     end if;
     tip := metered._lot_entry(metered._own_entry(tip, tip.at), 'd', units, units);
     tip.crossed := metered._armed(tip.crossed,
         tip.spent - tip.refunded - tip.credited + unwritten, tip.held);
     entries := array[tip];
-    m := metered._moved(l, tip.scope, tip.seq, 1, 'a', units, units, -units);
-    moves := array[m.move];
-    m := metered._moved(m.l, tip.scope, tip.seq, 2, 'p', units, -units, 0);
-    moves := moves || m.move;
-    l := m.l;
-    debts := metered._without_debt(debts, units, (l.plan).uses);
+    moving := metered._moved(used_lot, tip.scope, tip.seq, 1, 'a', units, units, -units);
+    moves := array[moving.move];
+    moving := metered._moved(moving.lot, tip.scope, tip.seq, 2, 'p', units, -units, 0);
+    moves := moves || moving.move;
+    used_lot := moving.lot;
+    debts := metered._without_debt(debts, units, (used_lot.plan).uses);
     spent := spent - units;
 end
 $$;
@@ -138,7 +138,7 @@ begin
     loop
         paid := metered._use_repaid(tip, lots[pos], unwritten, spent, debts);
         tip := paid.tip;
-        lots[pos] := paid.l;
+        lots[pos] := paid.used_lot;
         spent := paid.spent;
         debts := paid.debts;
         entries := entries || paid.entries;

@@ -8,10 +8,10 @@ create function metered._absence(of_scope text) returns text
 language plpgsql stable
 as $$
 declare
-    r metered.resources;
+    resource metered.resources;
 begin
-    select * into r from metered.resources x where x.scope = of_scope;
-    return case when r.scope is null then 'unknown' when r.retired_at is not null then 'retired' end;
+    select * into resource from metered.resources x where x.scope = of_scope;
+    return case when resource.scope is null then 'unknown' when resource.retired_at is not null then 'retired' end;
 end
 $$;
 
@@ -20,10 +20,10 @@ create function metered._resource_for_write(of_scope text, wait_ms int) returns 
 language plpgsql volatile
 as $$
 declare
-    before text := metered._bound_lock_wait(wait_ms);
-    r      metered.resources;
+    before   text := metered._bound_lock_wait(wait_ms);
+    resource metered.resources;
 begin
-    select * into r from metered.resources x where x.scope = of_scope for share;
+    select * into resource from metered.resources x where x.scope = of_scope for share;
     if not found and metered._one_snapshot() then
         begin   -- taken back by the block
             insert into metered.resources (created_at, scope) values (metered.clock(), of_scope) on conflict do nothing;
@@ -33,7 +33,7 @@ begin
         end;
     end if;
     before := metered._unbound_lock_wait(before);
-    return r;
+    return resource;
 end
 $$;
 
@@ -51,26 +51,26 @@ $$;
 
 -- Checks a charge that seems out of bounds, or whose scope must exist. It returns refused, with the
 -- scope if it does not exist. looking: the scope is not locked.
-create function metered._admit(c metered.new_charge, refused jsonb, looking boolean, wait_ms int) returns jsonb
+create function metered._admit(charge metered.new_charge, refused jsonb, looking boolean, wait_ms int) returns jsonb
 language plpgsql volatile
 as $$
 declare
     absence text;
 begin
-    if (c.amount between 1 and 9007199254740992 and c.held between 0 and c.amount and octet_length(c.scope) between 1 and 255
-        and coalesce(pg_column_size(c.note), 0) <= 8192
-        and (pg_column_compression(c.note) is null or octet_length(c.note::text) <= 8192) and coalesce(cardinality(c.limits), 0) <= 16) is not true then
+    if (charge.amount between 1 and 9007199254740992 and charge.held between 0 and charge.amount and octet_length(charge.scope) between 1 and 255
+        and coalesce(pg_column_size(charge.note), 0) <= 8192
+        and (pg_column_compression(charge.note) is null or octet_length(charge.note::text) <= 8192) and coalesce(cardinality(charge.limits), 0) <= 16) is not true then
         perform metered._no_amount();
     end if;
     -- If the key were another scope's, the charge would not read under the scope's lock.
-    if not metered._key_fits(c.key, c.scope) then
+    if not metered._key_fits(charge.key, charge.scope) then
         perform metered._require(false, 'key');
     end if;
-    absence := metered._absence(c.scope);
+    absence := metered._absence(charge.scope);
     if metered._one_snapshot() and (absence is not null or not looking) then
-        perform metered._resource_for_write(c.scope, wait_ms);
+        perform metered._resource_for_write(charge.scope, wait_ms);
     end if;
-    return metered._with_absent(refused, c.scope, absence);
+    return metered._with_absent(refused, charge.scope, absence);
 end
 $$;
 
@@ -81,23 +81,23 @@ returns table (scope text, created_at timestamptz, retired_at timestamptz, chang
 language plpgsql volatile
 as $$
 declare
-    before  text := metered._bound_lock_wait(wait_ms);
-    clk     timestamptz := metered.clock();
-    s       text;
-    r       metered.resources;
-    made    boolean[];
+    before     text := metered._bound_lock_wait(wait_ms);
+    clk        timestamptz := metered.clock();
+    scope_name text;
+    resource   metered.resources;
+    made       boolean[];
     found_rows metered.resources[];
-    refused boolean := false;
+    refused    boolean := false;
 begin
     perform metered._require(cardinality(scopes) between 1 and 1000
         and cardinality(scopes) = (select count(*) from unnest(scopes) u where octet_length(u) between 1 and 255), 'scopes');
     begin
-        for s in select distinct u from unnest(scopes) u order by u loop   -- in order: two creators do not deadlock
-            insert into metered.resources as x (created_at, scope) values (clk, s) on conflict do nothing;
+        for scope_name in select distinct u from unnest(scopes) u order by u loop   -- in order: two creators do not deadlock
+            insert into metered.resources as x (created_at, scope) values (clk, scope_name) on conflict do nothing;
             made := made || found;
-            select * into r from metered.resources x where x.scope = s for share;
-            found_rows := found_rows || r;
-            refused := refused or r.retired_at is not null;
+            select * into resource from metered.resources x where x.scope = scope_name for share;
+            found_rows := found_rows || resource;
+            refused := refused or resource.retired_at is not null;
         end loop;
         if refused then
             raise exception using errcode = 'MT100';
@@ -120,12 +120,12 @@ returns table (scope text, created_at timestamptz, retired_at timestamptz, chang
 language plpgsql volatile
 as $$
 declare
-    clk     timestamptz;
-    before  text;
-    r       metered.resources;
-    tip     metered.ledger;
-    fences  bigint[];
-    missing boolean := false;
+    clk      timestamptz;
+    before   text;
+    resource metered.resources;
+    tip      metered.ledger;
+    fences   bigint[];
+    missing  boolean := false;
 begin
     perform metered._require(retiring is not null and cardinality(scopes) between 1 and 64
         and cardinality(scopes) = (select count(*) from unnest(scopes) u where octet_length(u) between 1 and 255), 'scopes');
@@ -148,8 +148,8 @@ begin
         where y.scope = any (scopes) and y.settled_at is null and y.mode in ('s', 'm') and y.ends_at > clk;
     end if;
     for scope in select distinct u from unnest(scopes) u order by u loop
-        r := metered._resource_for_write(scope, wait_ms);
-        if r.scope is null then
+        resource := metered._resource_for_write(scope, wait_ms);
+        if resource.scope is null then
             missing := true;
             return next;
         end if;

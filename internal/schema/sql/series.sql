@@ -11,16 +11,16 @@ returns table (seq bigint, spent bigint, refunded bigint, credited bigint, refun
 language plpgsql stable
 as $$
 declare
-    tip  metered.ledger := metered._last_entry(of_scope);
-    clk  timestamptz := metered.clock();
-    open bigint[];
-    due  bigint[];
-    apart bigint[];     -- units of tallies before each time
-    opens bigint[];     -- how many they are
-    dues  bigint[];
+    tip    metered.ledger := metered._last_entry(of_scope);
+    clk    timestamptz := metered.clock();
+    open   bigint[];
+    due    bigint[];
+    apart  bigint[];     -- units of tallies before each time
+    opens  bigint[];     -- how many they are
+    dues   bigint[];
     aparts bigint[];
     lapsed bigint[];    -- units of a wallet, before each time after tip
-    t    timestamptz;
+    until  timestamptz;
 begin
     perform metered._require(cardinality(times) between 1 and 2001 and array_ndims(times) = 1 and array_lower(times, 1) = 1
         and array_position(times, null) is null, 'times');
@@ -32,10 +32,10 @@ begin
     aparts := case when apart is not null then metered._tallies_before(tip, times, true) end;
     lapsed := case when tip.lots_end is not null then metered._lapsing_before(tip, times, clk) end;
     for i in 1..cardinality(times) loop
-        t := times[i] - interval '1 microsecond';       -- an entry at an edge is after it
+        until := times[i] - interval '1 microsecond';       -- an entry at an edge is after it
         unsettled := coalesce(open[i], 0);
         unsettled_charges := coalesce(opens[i], 0);
-        if tip.at <= t then
+        if tip.at <= until then
             seq := tip.seq;
             spent := tip.spent + coalesce(due[i], 0) + coalesce(apart[i], 0);
             refunded := tip.refunded;
@@ -46,8 +46,8 @@ begin
             continue;
         end if;
         select b.seq, b.spent, b.refunded into seq, spent, refunded
-        from metered._base(of_scope, tip.seq, tip.epoch, t) b;
-        if seq is null and tip.epoch = 0 and (select l.at > t from metered.ledger l where l.scope = of_scope and l.seq = 1) then
+        from metered._base(of_scope, tip.seq, tip.epoch, until) b;
+        if seq is null and tip.epoch = 0 and (select l.at > until from metered.ledger l where l.scope = of_scope and l.seq = 1) then
             seq := 0;       -- before the scope began: a purge leaves entry 1, which says when that was
             spent := 0;
             refunded := 0;
@@ -121,16 +121,16 @@ as $$
 declare
     units bigint[] := array_fill(0::bigint, array[cardinality(times)]);
     total bigint := 0;
-    r     record;
+    line  record;
 begin
-    for r in
+    for line in
         select width_bucket(greatest(l.due, tip.at), times) as nth, sum(case when counting then 1 else l.at_least - l.captured end)::bigint as amount
         from metered.hold_lines l
         where l.scope = tip.scope and l.open > 0 and l.at_least > 0 and l.at_least > l.captured and l.due >= tip.next_due and l.due <= clk
         group by 1 order by 1
     loop
-        if r.nth < cardinality(times) then
-            units[r.nth + 1] := r.amount;
+        if line.nth < cardinality(times) then
+            units[line.nth + 1] := line.amount;
         end if;
     end loop;
     for i in 1..cardinality(times) loop
@@ -147,9 +147,9 @@ language plpgsql stable
 as $$
 declare
     units bigint[] := array_fill(0::bigint, array[cardinality(times)]);
-    r     record;
+    spend record;
 begin
-    for r in
+    for spend in
         select width_bucket(x.at, times) as nth, sum(case when counting then 1 else x.amount end)::bigint as amount
         -- In order, or the planner may take the index of the history, and read all that was ever settled.
         from (select y.no from metered.leases y
@@ -157,7 +157,7 @@ begin
              lateral (select s.at, s.amount from metered.lease_spends s where s.lease = l.no and s.at >= times[1] offset 0) x
         group by 1
     loop
-        units[r.nth] := r.amount;
+        units[spend.nth] := spend.amount;
     end loop;
     return units;
 end

@@ -16,7 +16,7 @@ declare
     horizon timestamptz;
     done    timestamptz;
     was     record;
-    p       record;
+    placed  record;
 begin
     if (not hold.chosen and hold.claim is null and octet_length(hold.id) > 41 and not metered._one_snapshot()) is not true then
         perform metered._require(false, 'session');
@@ -49,14 +49,14 @@ begin
     if status is not null then
         return;
     end if;
-    p := metered.place(hold, charges, ahead, wait_ms, origin, channel, false);
-    status := p.status;
-    placed_at := p.placed_at;
-    deadline := p.deadline;
-    seqs := p.seqs;
-    ats := p.ats;
-    refused := p.refused;
-    stored := p.stored;
-    crossed := p.crossed;
+    placed := metered.place(hold, charges, ahead, wait_ms, origin, channel, false);
+    status := placed.status;
+    placed_at := placed.placed_at;
+    deadline := placed.deadline;
+    seqs := placed.seqs;
+    ats := placed.ats;
+    refused := placed.refused;
+    stored := placed.stored;
+    crossed := placed.crossed;
 end
 $$;

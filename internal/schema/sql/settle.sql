@@ -13,10 +13,10 @@ as $$
 $$;
 
 -- Whether lots have ended by the time of an entry, and their ends are not written. Inlined wherever it stands.
-create function metered._lags(e metered.ledger) returns boolean
+create function metered._lags(entry metered.ledger) returns boolean
 language sql immutable
 as $$
-    select coalesce(e.lots_end <= e.at, false)
+    select coalesce(entry.lots_end <= entry.at, false)
 $$;
 
 -- How many units a wallet is overdrawn by, as of its last entry. A plan that was bought in a period which is over brings lots that have
@@ -62,32 +62,32 @@ begin
 end
 $$;
 
--- Notes the lot of the next period if l renews, which began with the entry at_seq, and returns its number. It has no
+-- Notes the lot of the next period if lot renews, which began with the entry at_seq, and returns its number. It has no
 -- reference if another lot has that one.
-create function metered._renew_lot(l metered.lots, at_seq bigint) returns bigint
+create function metered._renew_lot(lot metered.lots, at_seq bigint) returns bigint
 language plpgsql volatile
 as $$
 declare
     follows metered.lots;
 begin
-    if ((l.plan).renews).every is not null then
-        follows := metered._next_lot(l);
+    if ((lot.plan).renews).every is not null then
+        follows := metered._next_lot(lot);
         follows.granted_seq := at_seq;
         follows.last_seq := at_seq;
-        if exists (select from metered.lot_rows y where y.scope = l.scope and y.reference = follows.reference) then
+        if exists (select from metered.lot_rows y where y.scope = lot.scope and y.reference = follows.reference) then
             follows.reference := null;
         end if;
         follows.no := metered._note_lot(follows);
-        l.plan.renews := null;
-        l.plan.renew_amount := null;
-        update metered.lot_rows y set plan = l.plan where y.no = l.no;
+        lot.plan.renews := null;
+        lot.plan.renew_amount := null;
+        update metered.lot_rows y set plan = lot.plan where y.no = lot.no;
     end if;
     return follows.no;
 end
 $$;
 
 -- Notes a lot that begins later.
-create function metered._note_lot(l metered.lots) returns bigint
+create function metered._note_lot(lot metered.lots) returns bigint
 language plpgsql volatile
 as $$
 declare
@@ -96,10 +96,10 @@ begin
     insert into metered.lot_rows (no, granted_at, expires_at, granted_seq, last_seq, amount, rest, roll_cap, roll_no, roll_end, late,
         priority, origin, open, scope, category, reference, fingerprint, pending, starts_at, again, plan, age)
     overriding system value
-    values (metered._next_number('lot_rows'), l.starts_at, l.expires_at, l.granted_seq, l.last_seq, l.amount, 0, l.roll_cap,
-        case when l.roll_cap is not null then metered._next_number('lot_rows') end, l.roll_end, l.late,
-        l.priority, 'g', false, l.scope, l.category, l.reference, l.fingerprint, l.amount, l.starts_at, metered._again(l.plan), l.plan,
-        metered._age(null, l.starts_at, l.granted_seq))
+    values (metered._next_number('lot_rows'), lot.starts_at, lot.expires_at, lot.granted_seq, lot.last_seq, lot.amount, 0, lot.roll_cap,
+        case when lot.roll_cap is not null then metered._next_number('lot_rows') end, lot.roll_end, lot.late,
+        lot.priority, 'g', false, lot.scope, lot.category, lot.reference, lot.fingerprint, lot.amount, lot.starts_at, metered._again(lot.plan), lot.plan,
+        metered._age(null, lot.starts_at, lot.granted_seq))
     on conflict do nothing
     returning no into made;
     if made is null then
@@ -122,15 +122,15 @@ create function metered._settle(tip metered.ledger, clk timestamptz, max_lots in
 language plpgsql volatile
 as $$
 declare
-    e      metered.ledger := metered._own_entry(tip, tip.at);
-    until  timestamptz := greatest(clk, tip.at);
-    nos    bigint[] := '{}';    -- holds whose lines are ended: null for sums
-    due    record;
-    after  record;
-    before text;
+    own       metered.ledger := metered._own_entry(tip, tip.at);
+    until     timestamptz := greatest(clk, tip.at);
+    nos       bigint[] := '{}';    -- holds whose lines are ended: null for sums
+    due       record;
+    after     record;
+    before    text;
     unwritten bigint := 0;
-    most   int := metered._events_per_step();
-    called boolean := max_lots = metered._ends_per_call();      -- by no step
+    most      int := metered._events_per_step();
+    called    boolean := max_lots = metered._ends_per_call();      -- by no step
 begin
     if tip.next_due <= clk then
         nos := array(select x.hold from metered.hold_lines x
@@ -156,7 +156,7 @@ begin
         end if;
         before := metered._unbound_lock_wait(before);
         if (nos = '{}') is not true then
-            select y.crossed into e.crossed from metered.ledger y where y.scope = tip.scope and y.seq = tip.seq;
+            select y.crossed into own.crossed from metered.ledger y where y.scope = tip.scope and y.seq = tip.seq;
         end if;
     end if;
     due := metered._load_due(tip, clk, max_lots, units, nos, nos is null, null);
@@ -168,69 +168,69 @@ begin
         until := greatest(clk, tip.at);
         due := metered._load_due(tip, clk, max_lots, units, nos, nos is null, null);
     end if;
-    if due.stop is not null and e.crossed is not null then
+    if due.stop is not null and own.crossed is not null then
         unwritten := (select coalesce(sum(x.rest), 0) from (select y.rest from metered.lots y
             where y.scope = tip.scope and y.open and y.expires_at <= until
               and y.no <> all (array(select l.no from unnest(due.lots) l)) order by y.expires_at, y.age) x);
     end if;
-    after := metered._advance(e, until, tip.crossed, unwritten, due.lines, due.lots, due.parts, due.debts,
+    after := metered._advance(own, until, tip.crossed, unwritten, due.lines, due.lots, due.parts, due.debts,
         due.spent);
-    e := after.tip;
-    e.lots_end := least(due.stop, case when due.stop is null then metered._next_end(tip.scope, until) end,
+    own := after.tip;
+    own.lots_end := least(due.stop, case when due.stop is null then metered._next_end(tip.scope, until) end,
         (select min(metered._turn_at(x)) from unnest(after.lots) x
          where x.pending + x.rest + x.kept + x.held > 0 and metered._turn_at(x) > until));
-    if cardinality(after.entries) = 0 and metered._lags(tip) and e.lots_end > until then
-        e.lots_end := tip.lots_end;     -- a caller may write nothing, and the last entry lags. The next charge catches up
+    if cardinality(after.entries) = 0 and metered._lags(tip) and own.lots_end > until then
+        own.lots_end := tip.lots_end;     -- a caller may write nothing, and the last entry lags. The next charge catches up
     end if;
     if cardinality(after.entries) > 0 then
-        e.next_due := metered._write_lines(tip, e, clk, nos is null, due.lines);
-        perform metered._write_due(tip, e, after.entries, after.moves, due.lots, after.lots,
+        own.next_due := metered._write_lines(tip, own, clk, nos is null, due.lines);
+        perform metered._write_due(tip, own, after.entries, after.moves, due.lots, after.lots,
             due.parts, after.parts, due.debts, after.debts, after.spent);
-        e.others := metered._others(e.scope, e.seq);
+        own.others := metered._others(own.scope, own.seq);
     end if;
-    e.crossed := tip.crossed;
-    return e;
+    own.crossed := tip.crossed;
+    return own;
 end
 $$;
 
 -- Writes that lines of holds of a wallet have ended. The rows of lines that came as sums are left to
--- sweeps, with their parts of lots. Returns next_due of the entries, of which e is the last.
-create function metered._write_lines(tip metered.ledger, e metered.ledger, clk timestamptz, in_sum boolean,
+-- sweeps, with their parts of lots. Returns next_due of the entries, of which entry is the last.
+create function metered._write_lines(tip metered.ledger, entry metered.ledger, clk timestamptz, in_sum boolean,
     lines metered.due_line[]) returns timestamptz
 language plpgsql volatile
 as $$
 begin
     if cardinality(lines) = 0 then
-        return e.next_due;
+        return entry.next_due;
     end if;
     -- Without a join, which can be one that reads all lines of the scope for each of these.
     update metered.hold_lines y set open = 0,
         captured = y.captured + least(y.open, greatest(0, y.at_least - y.captured))
     where y.hold = any (array(select l.hold from unnest(lines) l)) and y.scope = tip.scope;
-    return case when tip.next_due = '-infinity' then tip.next_due when e.held > 0 then
+    return case when tip.next_due = '-infinity' then tip.next_due when entry.held > 0 then
         metered._later_due(tip.scope, case when in_sum then clk + interval '1 microsecond' else tip.next_due end, clk) end;
 end
 $$;
 
--- Appends entries that no caller asked for. e is the last entry, and has lots_end and next_due of
+-- Appends entries that no caller asked for. entry is the last entry, and has lots_end and next_due of
 -- all.
-create function metered._append_all(e metered.ledger, entries metered.ledger[]) returns void
+create function metered._append_all(entry metered.ledger, entries metered.ledger[]) returns void
 language plpgsql volatile
 as $$
 declare
     made int;
-    was  bigint := metered._others(e.scope, entries[1].seq - 1);
+    was  bigint := metered._others(entry.scope, entries[1].seq - 1);
 begin
     if cardinality(entries) > 0 then
         insert into metered.ledger ({entry columns})
-        select {entry of x: seq = x.seq, lots_end = e.lots_end, next_due = e.next_due,
+        select {entry of x: seq = x.seq, lots_end = entry.lots_end, next_due = entry.next_due,
             others = coalesce(was, 0) + count(*) filter (where x.kind not in ('c', 'u')) over (order by x.seq)}
         from unnest(entries) x on conflict do nothing;
         get diagnostics made = row_count;
         if made < cardinality(entries) then
             perform metered._collided();
         end if;
-        perform metered._mark_freed(e.scope);
+        perform metered._mark_freed(entry.scope);
     end if;
 end
 $$;
@@ -260,17 +260,17 @@ end
 $$;
 
 -- Appends entries after tip, and the moves of their lots, which were lots before and are after them. Those that have no row get one.
--- e is the last entry, and has lots_end and next_due of all.
-create function metered._write_due(tip metered.ledger, e metered.ledger, entries metered.ledger[],
+-- entry is the last entry, and has lots_end and next_due of all.
+create function metered._write_due(tip metered.ledger, entry metered.ledger, entries metered.ledger[],
     moves metered.lot_moves[], lots metered.lots[], after metered.lots[],
     parts metered.lot_holds[], parts_after metered.lot_holds[],
     debts metered.lot_debts[], debts_after metered.lot_debts[], spent bigint) returns void
 language plpgsql volatile
 as $$
 declare
-    old   int := cardinality(lots);
-    nos   bigint[] := '{}';         -- of lots by place
-    made  int;
+    old  int := cardinality(lots);
+    nos  bigint[] := '{}';         -- of lots by place
+    made int;
 begin
     for pos in 1..cardinality(after) loop
         nos := nos || case when after[pos].no < 0 then metered._next_number('lot_rows') else after[pos].no end;
@@ -278,7 +278,7 @@ begin
             after[-after[pos].from_lot].roll_no := nos[pos];
         end if;
     end loop;
-    perform metered._append_all(e, entries);
+    perform metered._append_all(entry, entries);
     perform metered._write_moves(tip.scope, moves, array(select after[n]
         from generate_series(1, old) n
         where after[n].version is distinct from lots[n].version), nos);
@@ -302,35 +302,35 @@ begin
         from unnest(parts_after) k where k.amount > 0 group by 2, 3;
     end if;
     perform metered._write_debts(tip.scope, debts, debts_after);
-    if metered._lags(tip) or metered._lags(e) then
+    if metered._lags(tip) or metered._lags(entry) then
         delete from metered.lot_holds k where k.scope = tip.scope and k.seq = 0;
-        if metered._lags(e) and spent > 0 then
+        if metered._lags(entry) and spent > 0 then
             perform metered._owe(tip.scope, spent);
         end if;
     end if;
 end
 $$;
 
--- The same for an entry that is to be written: e is the result of _next_entry.
-create function metered._after_due(e metered.ledger, units bigint, wait_ms int) returns metered.ledger
+-- The same for an entry that is to be written: entry is the result of _next_entry.
+create function metered._after_due(entry metered.ledger, units bigint, wait_ms int) returns metered.ledger
 language plpgsql volatile
 as $$
 declare
-    tip metered.ledger := e;
+    tip metered.ledger := entry;
 begin
-    if e.lots_end <= e.at or e.lots_end is not null and e.next_due <= e.at then
-        tip.seq := e.seq - 1;
-        select y.at into tip.at from metered.ledger y where y.scope = e.scope and y.seq = tip.seq;
-        tip := metered._settle(tip, least(e.at, metered.clock()), metered._ends_per_call(), units, wait_ms);
-        e.seq := tip.seq + 1;
-        e.at := greatest(e.at, tip.at);
-        e.spent := tip.spent;
-        e.credited := tip.credited;
-        e.held := tip.held;
-        e.next_due := tip.next_due;
-        e.lots_end := tip.lots_end;
-        e.crossed := tip.crossed;
+    if entry.lots_end <= entry.at or entry.lots_end is not null and entry.next_due <= entry.at then
+        tip.seq := entry.seq - 1;
+        select y.at into tip.at from metered.ledger y where y.scope = entry.scope and y.seq = tip.seq;
+        tip := metered._settle(tip, least(entry.at, metered.clock()), metered._ends_per_call(), units, wait_ms);
+        entry.seq := tip.seq + 1;
+        entry.at := greatest(entry.at, tip.at);
+        entry.spent := tip.spent;
+        entry.credited := tip.credited;
+        entry.held := tip.held;
+        entry.next_due := tip.next_due;
+        entry.lots_end := tip.lots_end;
+        entry.crossed := tip.crossed;
     end if;
-    return e;
+    return entry;
 end
 $$;

@@ -58,31 +58,31 @@ $$;
 
 -- Writes a charge without limits as a tally, if its scope has them, and returns its time, which no other one of the scope has, or null.
 -- It waits for nobody: a time is the writer's own by a lock, and where the chain is ahead of the clock, the next one is looked for.
-create function metered._tally(c metered.new_charge, origin metered.origin, of_hold text) returns timestamptz
+create function metered._tally(charge metered.new_charge, origin metered.origin, of_hold text) returns timestamptz
 language plpgsql volatile
 as $$
 declare
-    t_lock bigint := metered._tally_key(c.scope);
+    t_lock bigint := metered._tally_key(charge.scope);
     made   timestamptz;
 begin
-    if ({sum: amount = c.amount, note = c.note} and c.held = 0 and c.must_exist is not true and c.lease is null
+    if ({sum: amount = charge.amount, note = charge.note} and charge.held = 0 and charge.must_exist is not true and charge.lease is null
         and pg_try_advisory_xact_lock_shared(t_lock)) is not true then
         return null;
     end if;
-    {write tally: into = made, scope = c.scope, amount = c.amount, tenant = origin.tenant, operation = origin.operation, hold = of_hold, note = c.note};
+    {write tally: into = made, scope = charge.scope, amount = charge.amount, tenant = origin.tenant, operation = origin.operation, hold = of_hold, note = charge.note};
     if made is not null or not exists (
-        select from (select * from metered.ledger l where l.scope = c.scope order by l.seq desc limit 1) t
-        where {tallied: scope = c.scope, tip = t, at = metered.clock()}) then
+        select from (select * from metered.ledger l where l.scope = charge.scope order by l.seq desc limit 1) t
+        where {tallied: scope = charge.scope, tip = t, at = metered.clock()}) then
         return made;
     end if;
     for nth in 1..100 loop
         insert into metered.tallies as y (at, amount, scope, operation_tenant, operation, hold, note)
-        select x.at, c.amount, c.scope, origin.tenant, origin.operation, of_hold, c.note
+        select x.at, charge.amount, charge.scope, origin.tenant, origin.operation, of_hold, charge.note
         from (
             select nth * interval '1 microsecond' + greatest(metered.clock(), t.at,
-                (select y.at from metered.tallies y where y.scope = c.scope order by y.at desc limit 1)) as at
-            from (select * from metered.ledger l where l.scope = c.scope order by l.seq desc limit 1) t
-            where {tallied: scope = c.scope, tip = t, at = metered.clock()}) x
+                (select y.at from metered.tallies y where y.scope = charge.scope order by y.at desc limit 1)) as at
+            from (select * from metered.ledger l where l.scope = charge.scope order by l.seq desc limit 1) t
+            where {tallied: scope = charge.scope, tip = t, at = metered.clock()}) x
         where {own time: key = t_lock, at = x.at}
         on conflict do nothing
         returning y.at into made;
@@ -99,10 +99,10 @@ create function metered._write_others(charges metered.new_charge[], tallies time
 language plpgsql volatile
 as $$
 declare
-    others metered.new_charge[] := '{}';
-    posted metered.charged;
-    answer metered.charged;
-    n      int := 0;
+    others    metered.new_charge[] := '{}';
+    posted    metered.charged;
+    answer    metered.charged;
+    nth_other int := 0;
 begin
     for i in 1..cardinality(charges) loop
         if tallies[i] is null then
@@ -129,19 +129,19 @@ begin
                 perform metered._entry_for_write(charges[i].scope);
             end if;
         else
-            n := n + 1;
-            answer.ats[i] := posted.ats[n];
-            answer.seqs[i] := posted.seqs[n];
-            answer.held[i] := coalesce(posted.held[n], 0);
+            nth_other := nth_other + 1;
+            answer.ats[i] := posted.ats[nth_other];
+            answer.seqs[i] := posted.seqs[nth_other];
+            answer.held[i] := coalesce(posted.held[nth_other], 0);
         end if;
     end loop;
     return answer;
 end
 $$;
 
--- Ends the tallies of a scope that is locked, and waits as long for those that are on their way: no transaction writes one from here on. e is its last entry, as far as the caller knows it,
+-- Ends the tallies of a scope that is locked, and waits as long for those that are on their way: no transaction writes one from here on. entry is its last entry, as far as the caller knows it,
 -- which gets the number, the time and the spent units of the last one.
-create function metered._end_tallies(e metered.ledger, wait_ms int) returns metered.ledger
+create function metered._end_tallies(entry metered.ledger, wait_ms int) returns metered.ledger
 language plpgsql volatile
 as $$
 declare
@@ -152,14 +152,14 @@ begin
     if metered._one_snapshot() then
         raise exception 'a scope with tallies becomes a wallet, is closed, or has its clock repaired, at READ COMMITTED' using errcode = '25001';
     end if;
-    waited := metered._lock_keys(array[metered._tally_key(e.scope)], wait_ms);
-    last := metered._entry_for_write(e.scope);
-    e.seq := last.seq;
-    e.at := greatest(e.at, last.at);
-    e.spent := last.spent;
-    e.others := last.others;
-    e.tallied := null;
-    return e;
+    waited := metered._lock_keys(array[metered._tally_key(entry.scope)], wait_ms);
+    last := metered._entry_for_write(entry.scope);
+    entry.seq := last.seq;
+    entry.at := greatest(entry.at, last.at);
+    entry.spent := last.spent;
+    entry.others := last.others;
+    entry.tallied := null;
+    return entry;
 end
 $$;
 
@@ -193,10 +193,10 @@ create function metered._fold_of(scopes text[]) returns void
 language plpgsql volatile
 as $$
 declare
-    s text;
+    folded text;
 begin
-    foreach s in array metered._tallied_of(scopes) loop
-        perform metered._entry_for_write(s);
+    foreach folded in array metered._tallied_of(scopes) loop
+        perform metered._entry_for_write(folded);
     end loop;
 end
 $$;
@@ -206,13 +206,13 @@ create function metered._fold_all() returns void
 language plpgsql volatile
 as $$
 declare
-    s text := '';
+    last_scope text := '';
 begin
     for nth in 1..100 loop
-        select x.scope into s from metered.tallies x where x.scope > s order by x.scope limit 1;
+        select x.scope into last_scope from metered.tallies x where x.scope > last_scope order by x.scope limit 1;
         exit when not found;
-        if metered._try_lock(metered._scope_key(s)) then
-            perform metered._entry_for_write(s);
+        if metered._try_lock(metered._scope_key(last_scope)) then
+            perform metered._entry_for_write(last_scope);
         end if;
     end loop;
 end
@@ -240,14 +240,14 @@ as $$
 declare
     units bigint[] := array_fill(0::bigint, array[cardinality(times)]);
     total bigint := 0;
-    r     record;
+    tally record;
 begin
-    for r in
+    for tally in
         select width_bucket(greatest(x.at, tip.at), times) as nth, sum(case when counting then 1 else x.amount end)::bigint as amount
         from metered.tallies x where x.scope = tip.scope group by 1
     loop
-        if r.nth < cardinality(times) then
-            units[r.nth + 1] := r.amount;
+        if tally.nth < cardinality(times) then
+            units[tally.nth + 1] := tally.amount;
         end if;
     end loop;
     for i in 1..cardinality(times) loop

@@ -26,34 +26,34 @@ returns metered.charge_limit[]
 language plpgsql stable
 as $$
 declare
-    l metered.charge_limit;
-    n int := 0;
-    h text;
-    key text;
-    was jsonb;
-    net bigint;
+    lim       metered.charge_limit;
+    nth       int := 0;
+    threshold text;
+    key       text;
+    was       jsonb;
+    net       bigint;
 begin
-    foreach l in array limits loop
-        n := n + 1;
-        continue when l.thresholds is null;
-        if octet_length(l.thresholds) > 1536 then
+    foreach lim in array limits loop
+        nth := nth + 1;
+        continue when lim.thresholds is null;
+        if octet_length(lim.thresholds) > 1536 then
             perform metered._require(false, 'thresholds');
         end if;
-        l.tell_at := null;
-        foreach h in array string_to_array(l.thresholds, chr(10)) loop
-            key := metered._threshold_key(h);
+        lim.tell_at := null;
+        foreach threshold in array string_to_array(lim.thresholds, chr(10)) loop
+            key := metered._threshold_key(threshold);
             was := told -> key;
             net := spent + case when metered._on_spending(key) then 0 else held end;
-            l.tell_at := least(l.tell_at, case
-                when was is null or l.win is null and not (at >= (was ->> 'from')::timestamptz and at < (was ->> 'until')::timestamptz) then split_part(h, ' ', 1)::bigint
-                when l.win is null
-                    or l.win = interval '0' and net - credited > split_part(h, ' ', 2)::bigint
-                    or l.win > interval '0' and at < (was ->> 'until')::timestamptz and net >= (was ->> 'net')::bigint
+            lim.tell_at := least(lim.tell_at, case
+                when was is null or lim.win is null and not (at >= (was ->> 'from')::timestamptz and at < (was ->> 'until')::timestamptz) then split_part(threshold, ' ', 1)::bigint
+                when lim.win is null
+                    or lim.win = interval '0' and net - credited > split_part(threshold, ' ', 2)::bigint
+                    or lim.win > interval '0' and at < (was ->> 'until')::timestamptz and net >= (was ->> 'net')::bigint
                     then null
-                when l.win = interval '0' then net - credited
+                when lim.win = interval '0' then net - credited
                 else 0 end);
         end loop;
-        limits[n] := l;
+        limits[nth] := lim;
     end loop;
     return limits;
 end
@@ -69,61 +69,61 @@ create function metered._cross_thresholds(charges metered.new_charge[], used big
 language plpgsql stable
 as $$
 declare
-    c    metered.new_charge;
-    l    metered.charge_limit;
-    tip  metered.ledger;
-    told jsonb;
-    h    record;
-    i    int := 0;
-    n    int := 0;
-    kept bigint;        -- held units, if they count
-    adds bigint;        -- units that the charge adds
-    net  bigint;
-    now  timestamptz;
-    p    timestamptz[];
-    found jsonb[] := '{}';  -- the crossings. An array grows in place, and a jsonb is copied for each
+    charge    metered.new_charge;
+    lim       metered.charge_limit;
+    tip       metered.ledger;
+    told      jsonb;
+    threshold record;
+    nth       int := 0;
+    nth_limit int := 0;
+    kept      bigint;        -- held units, if they count
+    adds      bigint;        -- units that the charge adds
+    net       bigint;
+    now       timestamptz;
+    span      timestamptz[];
+    found     jsonb[] := '{}';  -- the crossings. An array grows in place, and a jsonb is copied for each
 begin
     silent := false;
-    foreach c in array charges loop
-        i := i + 1;
-        tip := tips[i];
+    foreach charge in array charges loop
+        nth := nth + 1;
+        tip := tips[nth];
         now := greatest(at, tip.at);
         told := coalesce(tip.crossed, '{}');
-        foreach l in array c.limits loop
-            n := n + 1;
-            continue when l.thresholds is null or used[n] is null;
-            if octet_length(l.thresholds) > 1536 then
+        foreach lim in array charge.limits loop
+            nth_limit := nth_limit + 1;
+            continue when lim.thresholds is null or used[nth_limit] is null;
+            if octet_length(lim.thresholds) > 1536 then
                 perform metered._require(false, 'thresholds');
             end if;
-            p := null;
-            for h in select metered._threshold_key(x) as key, split_part(x, ' ', 1)::bigint as level, split_part(x, ' ', 2)::bigint as rearm
-                from unnest(string_to_array(l.thresholds, chr(10))) x loop
-                kept := case when metered._on_spending(h.key) then 0 else held[i] end;
-                adds := c.amount - case when metered._on_spending(h.key) then c.held else 0 end;
-                net := tip.spent - tip.refunded + case when metered._on_spending(h.key) then 0 else tip.held end;
-                if told -> h.key is not null
-                    and (case when l.win is null then now >= (told -> h.key ->> 'from')::timestamptz and now < (told -> h.key ->> 'until')::timestamptz else used[n] + kept > h.rearm end) then
-                    continue when l.win is null or l.win = interval '0' or now < (told -> h.key ->> 'until')::timestamptz
-                        and net >= (told -> h.key ->> 'net')::bigint;
-                elsif used[n] + kept + adds >= h.level then
-                    p := case when l.win is null then coalesce(p, metered._period_at(l.period, now)) end;
-                    found := found || jsonb_build_object('scope', c.scope, 'key', h.key, 'nth', i, 'at', now,
-                        'used', used[n] + c.amount - c.held, 'held', held[i] + c.held, 'period', p);
-                    silent := silent or l.telling is not true;
+            span := null;
+            for threshold in select metered._threshold_key(x) as key, split_part(x, ' ', 1)::bigint as level, split_part(x, ' ', 2)::bigint as rearm
+                from unnest(string_to_array(lim.thresholds, chr(10))) x loop
+                kept := case when metered._on_spending(threshold.key) then 0 else held[nth] end;
+                adds := charge.amount - case when metered._on_spending(threshold.key) then charge.held else 0 end;
+                net := tip.spent - tip.refunded + case when metered._on_spending(threshold.key) then 0 else tip.held end;
+                if told -> threshold.key is not null
+                    and (case when lim.win is null then now >= (told -> threshold.key ->> 'from')::timestamptz and now < (told -> threshold.key ->> 'until')::timestamptz else used[nth_limit] + kept > threshold.rearm end) then
+                    continue when lim.win is null or lim.win = interval '0' or now < (told -> threshold.key ->> 'until')::timestamptz
+                        and net >= (told -> threshold.key ->> 'net')::bigint;
+                elsif used[nth_limit] + kept + adds >= threshold.level then
+                    span := case when lim.win is null then coalesce(span, metered._period_at(lim.period, now)) end;
+                    found := found || jsonb_build_object('scope', charge.scope, 'key', threshold.key, 'nth', nth, 'at', now,
+                        'used', used[nth_limit] + charge.amount - charge.held, 'held', held[nth] + charge.held, 'period', span);
+                    silent := silent or lim.telling is not true;
                 else
                     -- A period that ended is remembered: the clock may be set back.
-                    told := case when l.win is null then told else told - h.key end;
+                    told := case when lim.win is null then told else told - threshold.key end;
                     continue;
                 end if;
-                told := told || jsonb_build_object(h.key, case
-                    when l.win is null then jsonb_build_object('from', p[1], 'until', p[2])
-                    when l.win = interval '0' then jsonb_build_object('rearm', h.rearm)
-                    else jsonb_build_object('until', metered._reported_until(tip, l.win, h.rearm - kept - adds, now), 'net', net + adds) end);
+                told := told || jsonb_build_object(threshold.key, case
+                    when lim.win is null then jsonb_build_object('from', span[1], 'until', span[2])
+                    when lim.win = interval '0' then jsonb_build_object('rearm', threshold.rearm)
+                    else jsonb_build_object('until', metered._reported_until(tip, lim.win, threshold.rearm - kept - adds, now), 'net', net + adds) end);
             end loop;
         end loop;
         if told <> coalesce(tip.crossed, '{}') then
-            tip.crossed := metered._kept_reports(told, charges[i].limits, now, tip);
-            tips[i] := tip;
+            tip.crossed := metered._kept_reports(told, charges[nth].limits, now, tip);
+            tips[nth] := tip;
         end if;
     end loop;
     if found <> '{}' then
@@ -146,16 +146,16 @@ create function metered._reported_until(tip metered.ledger, win interval, room b
 language plpgsql stable
 as $$
 declare
-    w record;
+    counted record;
 begin
     if room < 0 or tip.at <= now - win then
         return now + win;
     end if;
-    w := metered._spent_since(tip, now - win);
-    if w.used <= room then
+    counted := metered._spent_since(tip, now - win);
+    if counted.used <= room then
         return now + win;
     end if;
-    return metered._leaves_at(tip, w.base_seq, w.base_spent, w.used, win, room);
+    return metered._leaves_at(tip, counted.base_seq, counted.base_spent, counted.used, win, room);
 end
 $$;
 
@@ -185,19 +185,19 @@ begin
 end
 $$;
 
--- The thresholds that stay reported when e, a credit or refund not written yet, lowers the use of a lifetime. Holds
+-- The thresholds that stay reported when entry, a credit or refund not written yet, lowers the use of a lifetime. Holds
 -- are due by the clock, which may have been set back since the entry before.
-create function metered._rearmed(e metered.ledger) returns jsonb
+create function metered._rearmed(entry metered.ledger) returns jsonb
 language plpgsql stable
 as $$
 declare
-    clk  timestamptz := least(e.at, metered.clock());
-    used bigint := e.spent - e.refunded - e.credited
-        + case when e.next_due <= clk then metered._minima(e, null, clk) else 0 end
-        + case when e.lots_end is not null then metered._lapsing(e, clk) else 0 end;
-    held bigint := e.held - case when e.next_due <= clk then metered._due_units(e.scope, e.next_due, clk) else 0 end;
+    clk  timestamptz := least(entry.at, metered.clock());
+    used bigint := entry.spent - entry.refunded - entry.credited
+        + case when entry.next_due <= clk then metered._minima(entry, null, clk) else 0 end
+        + case when entry.lots_end is not null then metered._lapsing(entry, clk) else 0 end;
+    held bigint := entry.held - case when entry.next_due <= clk then metered._due_units(entry.scope, entry.next_due, clk) else 0 end;
 begin
-    return metered._armed(e.crossed, used, held);
+    return metered._armed(entry.crossed, used, held);
 end
 $$;
 
@@ -218,11 +218,11 @@ create function metered._reported_after_repair(tip metered.ledger, clk timestamp
 language plpgsql stable
 as $$
 declare
-    told jsonb := '{}';
-    x    record;
-    was  jsonb;
+    told     jsonb := '{}';
+    crossing record;
+    was      jsonb;
 begin
-    for x in
+    for crossing in
         select e.key, e.value
         from (select coalesce((
                 select jsonb_object_agg(o.key, o.value)
@@ -230,13 +230,13 @@ begin
                 join metered.ledger y on y.scope = tip.scope and y.seq = b.seq, lateral jsonb_each(y.crossed) o
                 where o.value ? 'from'), '{}') || tip.crossed as all_of) a, lateral jsonb_each(a.all_of) e
     loop
-        was := case when x.value ? 'net' then x.value || jsonb_build_object('until', clk) else x.value end;
+        was := case when crossing.value ? 'net' then crossing.value || jsonb_build_object('until', clk) else crossing.value end;
         while (was ->> 'from')::timestamptz > clk loop
-            was := (select y.crossed -> x.key
+            was := (select y.crossed -> crossing.key
                 from metered._base(tip.scope, tip.seq, tip.epoch, (was ->> 'from')::timestamptz - interval '0.000001') b
                 join metered.ledger y on y.scope = tip.scope and y.seq = b.seq);
         end loop;
-        told := told || case when was is not null then jsonb_build_object(x.key, was) else '{}' end;
+        told := told || case when was is not null then jsonb_build_object(crossing.key, was) else '{}' end;
     end loop;
     return nullif(told, '{}');
 end
@@ -251,32 +251,32 @@ begin
 end
 $$;
 
--- The thresholds that are crossed without a charge, by ends of lots and by revoked units. e is the scope's last entry, and due ends
+-- The thresholds that are crossed without a charge, by ends of lots and by revoked units. entry is the scope's last entry, and due ends
 -- are not written yet. The caller appends the next entry with crossed, and reports crossings. silent: it did not say that it will.
-create function metered._cross_lowered(e metered.ledger, units bigint, of_limits metered.charge_limit[], clk timestamptz,
+create function metered._cross_lowered(entry metered.ledger, units bigint, of_limits metered.charge_limit[], clk timestamptz,
     out crossed jsonb, out crossings jsonb, out silent boolean)
 language plpgsql stable
 as $$
 declare
     lifetimes metered.charge_limit[] := array(select l::metered.charge_limit from unnest(of_limits) l where l.win = interval '0' and l.thresholds is not null);
-    held bigint := e.held;
-    w    record;
+    held      bigint := entry.held;
+    crossing  record;
 begin
-    crossed := e.crossed;
+    crossed := entry.crossed;
     silent := false;
     if cardinality(lifetimes) > 0 then
-        e.credited := e.credited - metered._lapsing(e, clk);
-        if e.next_due <= clk then
-            held := held - metered._due_units(e.scope, e.next_due, clk);
-            e.spent := e.spent + metered._minima(e, null, clk);
+        entry.credited := entry.credited - metered._lapsing(entry, clk);
+        if entry.next_due <= clk then
+            held := held - metered._due_units(entry.scope, entry.next_due, clk);
+            entry.spent := entry.spent + metered._minima(entry, null, clk);
         end if;
         begin
             -- The units are as those of a charge: without them use may be so low that a lot which has begun arms a level.
-            w := metered._cross_thresholds(array[row(e.scope, null, units, 0, lifetimes, null, null, null, null)::metered.new_charge],
-                array_fill(e.spent - e.refunded - e.credited, array[cardinality(lifetimes)]), array[held], clk, array[e]);
-            crossed := (w.tips[1]).crossed;
-            crossings := w.crossings;
-            silent := w.silent;
+            crossing := metered._cross_thresholds(array[row(entry.scope, null, units, 0, lifetimes, null, null, null, null)::metered.new_charge],
+                array_fill(entry.spent - entry.refunded - entry.credited, array[cardinality(lifetimes)]), array[held], clk, array[entry]);
+            crossed := (crossing.tips[1]).crossed;
+            crossings := crossing.crossings;
+            silent := crossing.silent;
         exception when sqlstate 'MT012' then    -- a lot ends in any case
         end;
     end if;
@@ -288,13 +288,13 @@ create function metered._spent_limits(limits metered.charge_limit[]) returns met
 language plpgsql immutable
 as $$
 declare
-    one metered.charge_limit;
-    n   int := 0;
+    one     metered.charge_limit;
+    watched int := 0;
 begin
     foreach one in array coalesce(limits, '{}') loop
-        n := n + (one.tell_at is not null)::int;
+        watched := watched + (one.tell_at is not null)::int;
     end loop;
-    return case when n > 0 then (
+    return case when watched > 0 then (
         select array_agg(row(9223372036854775807, l.win, l.period, t.lowest, t.lines, l.telling)::metered.charge_limit)
         from unnest(limits) l, lateral (
             select string_agg(x, chr(10)) as lines, min(split_part(x, ' ', 1)::bigint) as lowest
@@ -311,28 +311,28 @@ create function metered._cross_captured(take metered.new_charge, tip metered.led
 language plpgsql stable
 as $$
 declare
-    untold  metered.charge_limit[] := take.limits;
-    l       metered.charge_limit;
-    counted boolean := tip.at > clk or tip.next_due <= clk or tip.lots_end <= greatest(clk, tip.at);
-    a       record;
-    w       record;
+    untold   metered.charge_limit[] := take.limits;
+    lim      metered.charge_limit;
+    counted  boolean := tip.at > clk or tip.next_due <= clk or tip.lots_end <= greatest(clk, tip.at);
+    verdict  record;
+    crossing record;
 begin
     crossed := tip.crossed;
     silent := false;
     if crossed is not null then
         untold := metered._untold(untold, crossed, tip.spent - tip.refunded, tip.held, tip.credited, clk);
     end if;
-    foreach l in array untold loop
-        counted := coalesce(counted, false) or coalesce(tip.spent - case when l.win = interval '0' then tip.refunded + tip.credited
-            when tip.anchor_at < coalesce(clk - l.win + interval '0.000001', (metered._period_at(l.period, clk))[1]) then tip.anchor_spent
-            else 0 end + take.amount - take.held >= l.tell_at, false);
+    foreach lim in array untold loop
+        counted := coalesce(counted, false) or coalesce(tip.spent - case when lim.win = interval '0' then tip.refunded + tip.credited
+            when tip.anchor_at < coalesce(clk - lim.win + interval '0.000001', (metered._period_at(lim.period, clk))[1]) then tip.anchor_spent
+            else 0 end + take.amount - take.held >= lim.tell_at, false);
     end loop;
     if counted then
-        a := metered._check_now(array[take], array[tip], clk, ahead);
-        w := metered._cross_thresholds(array[take], a.used, a.held, clk, array[tip]);
-        crossed := (w.tips[1]).crossed;
-        crossings := w.crossings;
-        silent := w.silent;
+        verdict := metered._check_now(array[take], array[tip], clk, ahead);
+        crossing := metered._cross_thresholds(array[take], verdict.used, verdict.held, clk, array[tip]);
+        crossed := (crossing.tips[1]).crossed;
+        crossings := crossing.crossings;
+        silent := crossing.silent;
     end if;
 exception when sqlstate 'MT002' or sqlstate 'MT003' or sqlstate 'MT010' or sqlstate 'MT012' then
     crossed := tip.crossed;

@@ -38,26 +38,26 @@ as $$
 declare
     of_tenant text := named.tenant;
     of_holder text := named.holder;
-    ids     text[] := named.ids;
-    h       record;
-    seen    bigint[];
-    waited  boolean;
-    before  text;
+    ids       text[] := named.ids;
+    this_hold record;
+    seen      bigint[];
+    waited    boolean;
+    before    text;
 begin
     -- Nearly always there is one, and nobody is in its way. Then nothing waits, and the order
     -- in which it is all locked does not matter. Otherwise the locks that it got are the
     -- first of its scopes' by key, or all of them and perhaps its row: in order, for what
     -- comes below. The row that is locked is read as it is by then, whatever the snapshot.
     if cardinality(ids) = 1 then
-        select y.no, y.keys, y.state, y.due into h from metered.holds y
+        select y.no, y.keys, y.state, y.due into this_hold from metered.holds y
         where y.tenant = of_tenant and y.id = ids[1]
           and case when of_holder = '' or y.holder = of_holder then metered._try_keys(y.keys) end
         for no key update skip locked;
         if found then
             clk := metered.clock();     -- after the lock
-            if (h.state = needs or needs = '*' and h.state in ('h', 'c')) and (h.state <> 'h' or h.due > clk) then
-                nos := array[h.no];
-                keys := h.keys;
+            if (this_hold.state = needs or needs = '*' and this_hold.state in ('h', 'c')) and (this_hold.state <> 'h' or this_hold.due > clk) then
+                nos := array[this_hold.no];
+                keys := this_hold.keys;
                 return;
             end if;
         end if;
@@ -65,18 +65,18 @@ begin
     perform metered._require(array_lower(ids, 1) = 1 and cardinality(ids) <= 100 and cardinality(ids) = (select count(distinct id) from unnest(ids) id), 'ids');
     keys := '{}';
     for i in 1..cardinality(ids) loop
-        select y.no, y.keys, y.holder into h from metered.holds y where y.tenant = of_tenant and y.id = ids[i];
-        if h.no is null or of_holder <> '' and h.holder <> of_holder then
+        select y.no, y.keys, y.holder into this_hold from metered.holds y where y.tenant = of_tenant and y.id = ids[i];
+        if this_hold.no is null or of_holder <> '' and this_hold.holder <> of_holder then
             -- An id that does not exist would be retired with such an id, and so is another tenant's.
             status := case
-                when h.no is null then metered._missing_hold(of_tenant, ids[i], named.issued[i], wait_ms)
+                when this_hold.no is null then metered._missing_hold(of_tenant, ids[i], named.issued[i], wait_ms)
                 when named.issued[i] <= (select z.at from metered.holds_horizon z where z.one) then 'retired'
                 else 'holder' end;
             failed := ids[i];
             return;
         end if;
-        seen := seen || h.no;
-        keys := keys || h.keys;
+        seen := seen || this_hold.no;
+        keys := keys || this_hold.keys;
     end loop;
     select coalesce(array_agg(k.key order by k.key), '{}') into keys from (select distinct unnest(keys)) k(key);
     waited := metered._lock_keys(keys, wait_ms);
@@ -86,19 +86,19 @@ begin
     clk := metered.clock();     -- after the lock
     for i in 1..cardinality(ids) loop
         -- One that took the id of one purged while this waited is not locked: it comes too late.
-        select y.no, y.state, y.due into h from metered.holds y
+        select y.no, y.state, y.due into this_hold from metered.holds y
         where y.tenant = of_tenant and y.id = ids[i] and y.no = any (seen);
-        if (h.state = needs or needs = '*' and h.state in ('h', 'c')) and (h.state <> 'h' or h.due > clk) then
-            nos[i] := h.no;
+        if (this_hold.state = needs or needs = '*' and this_hold.state in ('h', 'c')) and (this_hold.state <> 'h' or this_hold.due > clk) then
+            nos[i] := this_hold.no;
             continue;
         end if;
         failed := ids[i];
-        if h.no is null then
+        if this_hold.no is null then
             status := case when named.issued[i] <= (select z.at from metered.holds_horizon z where z.one) then 'retired' else 'unknown' end;
         else
             status := 'state';
-            stands := case when h.state = 'h' and h.due <= clk then 'x' else h.state end;
-            failed_no := h.no;
+            stands := case when this_hold.state = 'h' and this_hold.due <= clk then 'x' else this_hold.state end;
+            failed_no := this_hold.no;
         end if;
         return;
     end loop;
@@ -129,89 +129,89 @@ create function metered.capture_holds(named metered.hold_ids, used metered.used_
 language plpgsql volatile
 as $$
 declare
-    k       record;
-    own     text;
-    l       record;
-    c       record;
-    u       metered.used_units;
-    w       record;
-    tip     metered.ledger;
-    whole   boolean := used is null or (used[1]).amount is null;
-    take    bigint;
-    covered bigint;
-    spent   metered.charge_limit[];
-    takes   metered.new_charge[];   -- covered units of scopes with such thresholds
-    watched text[];                 -- these
-    scopes  text[];                 -- of used
-    units   bigint[];
-    excess  metered.new_charge[];
-    fitting metered.new_charge[];
-    detail  jsonb;
-    lines   json[];
-    n       int;
-    row_now metered.holds;
-    hold    json;
-    ended   boolean := false;       -- lines that are due before a minimum that is
-    unused  text;
-    marked  boolean;
+    locked   record;
+    own      text;
+    line     record;
+    posted   record;
+    asked    metered.used_units;
+    crossing record;
+    tip      metered.ledger;
+    whole    boolean := used is null or (used[1]).amount is null;
+    take     bigint;
+    covered  bigint;
+    spent    metered.charge_limit[];
+    takes    metered.new_charge[];   -- covered units of scopes with such thresholds
+    watched  text[];                 -- these
+    scopes   text[];                 -- of used
+    units    bigint[];
+    excess   metered.new_charge[];
+    fitting  metered.new_charge[];
+    detail   jsonb;
+    lines    json[];
+    which    int;
+    row_now  metered.holds;
+    hold     json;
+    ended    boolean := false;       -- lines that are due before a minimum that is
+    unused   text;
+    marked   boolean;
 begin
     if (terms.closing and terms.policy in ('refuse', 'fit', 'upto', 'even', 'allow') and (used is null or cardinality(named.ids) = 1)
         or not terms.closing and used is not null) is not true then
         perform metered._require(false, 'terms');
     end if;
-    k := metered._lock_holds(named, 'h', wait_ms);
-    if k.status is not null then
-        refused := metered._refuse_hold(raising, json_build_object('status', k.status, 'id', k.failed, 'state', k.stands,
-            'hold', metered.hold_json(k.failed_no, k.clk)));
+    locked := metered._lock_holds(named, 'h', wait_ms);
+    if locked.status is not null then
+        refused := metered._refuse_hold(raising, json_build_object('status', locked.status, 'id', locked.failed, 'state', locked.stands,
+            'hold', metered.hold_json(locked.failed_no, locked.clk)));
         return;
     end if;
     if used is not null then
-        foreach u in array used loop
-            if (whole and u.amount is null or not whole and u.amount between 0 and 9007199254740992) is not true or u.scope = any (scopes) then
+        foreach asked in array used loop
+            if (whole and asked.amount is null or not whole and asked.amount between 0 and 9007199254740992) is not true or asked.scope = any (scopes) then
                 perform metered._require(false, 'used');
             end if;
-            scopes := scopes || u.scope::text;
-            units := units || u.amount::bigint;
+            scopes := scopes || asked.scope::text;
+            units := units || asked.amount::bigint;
         end loop;
         -- A claim's unit is spent when the claim is confirmed, and only then. If it could be
         -- spent before, and the hold then ended otherwise, nobody could have the key, nor give
         -- it back. Were it not spent, the key would be taken, and nothing given back would end
         -- that.
-        select h.claim into own from metered.holds h where h.no = k.nos[1];
+        select h.claim into own from metered.holds h where h.no = locked.nos[1];
         if own is not null and not whole and terms.closing <> coalesce(units[array_position(scopes, own)] > 0, false) then
             refused := metered._refuse_hold(raising, json_build_object('status', case when terms.closing then 'unconfirmed' else 'claim' end,
                 'id', named.ids[1], 'scope', own));
             return;
         end if;
-        foreach u in array used loop
-            select y.open into l from metered.hold_lines y where y.hold = k.nos[1] and y.scope = u.scope;
-            if l.open is null then
-                refused := metered._refuse_hold(raising, json_build_object('status', 'line', 'id', named.ids[1], 'scope', u.scope));
+        foreach asked in array used loop
+            select y.open into line from metered.hold_lines y where y.hold = locked.nos[1] and y.scope = asked.scope;
+            if line.open is null then
+                refused := metered._refuse_hold(raising, json_build_object('status', 'line', 'id', named.ids[1], 'scope', asked.scope));
                 return;
-            elsif u.amount > l.open and terms.policy = 'refuse' then
+            elsif asked.amount > line.open and terms.policy = 'refuse' then
                 refused := metered._refuse_hold(raising, json_build_object('status', 'excess', 'id', named.ids[1],
-                    'scope', u.scope, 'requested', u.amount, 'open', l.open));
+                    'scope', asked.scope, 'requested', asked.amount, 'open', line.open));
                 return;
-            elsif u.amount > l.open then
-                excess := excess || row(u.scope, null, u.amount - l.open, 0,
-                    u.limits, origin.note, null, null, null)::metered.new_charge;
+            elsif asked.amount > line.open then
+                excess := excess || row(asked.scope, null, asked.amount - line.open, 0,
+                    asked.limits, origin.note, null, null, null)::metered.new_charge;
             end if;
-            covered := least(u.amount, l.open);
-            spent := case when cardinality(u.limits) > 0 and covered > 0 then metered._spent_limits(u.limits) end;
+            covered := least(asked.amount, line.open);
+            spent := case when cardinality(asked.limits) > 0 and covered > 0 then metered._spent_limits(asked.limits) end;
             if spent is not null then
-                tip := metered._last_entry(u.scope);
-                w := metered._cross_captured(row(u.scope, null, coalesce(u.amount, covered) - covered, -covered, spent, null, null, null, null)::metered.new_charge,
-                    tip, k.clk, ahead);
-                if w.silent then
+                tip := metered._last_entry(asked.scope);
+                crossing := metered._cross_captured(row(asked.scope, null, coalesce(asked.amount, covered) - covered, -covered, spent, null, null, null, null)::metered.new_charge,
+                    tip, locked.clk, ahead);
+                if crossing.silent then
                     if raising then
                         perform metered._refuse_unreported();
                     end if;
                     refused := json_build_object('status', 'refused', 'refused', json_build_array(json_build_object('crossing', true)),
-                        'scopes', json_build_array(u.scope), 'units', json_build_array(covered));
+                        'scopes', json_build_array(asked.scope), 'units', json_build_array(covered));
                     return;
-                elsif w.crossed is distinct from tip.crossed then
-                    watched := watched || u.scope;
-                    takes := takes || row(u.scope, null, 0, -covered, spent, null, null, null, null)::metered.new_charge;
+                elsif crossing.crossed is distinct from tip.crossed then
+                    watched := watched || asked.scope;
+                    takes := takes || row(asked.scope, null, 0, -covered, spent, null, null, null, null)::metered.new_charge;
                 end if;
             end if;
         end loop;
@@ -219,118 +219,118 @@ begin
     -- The excess first: held units and units spent of them count the same.
     while excess is not null loop
         if terms.policy = 'allow' then
-            c := metered._charge_anyway(excess, ahead, wait_ms, origin, row(named.ids[1], null, k.nos, k.clk));
+            posted := metered._charge_anyway(excess, ahead, wait_ms, origin, row(named.ids[1], null, locked.nos, locked.clk));
         else
-            c := metered._write_charges(excess, ahead, wait_ms, origin, 'answer', row(named.ids[1], null, k.nos, k.clk), false);
+            posted := metered._write_charges(excess, ahead, wait_ms, origin, 'answer', row(named.ids[1], null, locked.nos, locked.clk), false);
         end if;
-        crossed := c.crossed;
-        exit when c.refused is null;
-        if c.refused -> 0 ? 'crossing' and raising then
+        crossed := posted.crossed;
+        exit when posted.refused is null;
+        if posted.refused -> 0 ? 'crossing' and raising then
             perform metered._refuse_unreported();
         end if;
-        fitting := case when terms.policy in ('upto', 'even') and not c.refused -> 0 ? 'crossing'
-            then metered._as_far_as_admitted(excess, c.refused, terms.policy = 'even') else excess end;
+        fitting := case when terms.policy in ('upto', 'even') and not posted.refused -> 0 ? 'crossing'
+            then metered._as_far_as_admitted(excess, posted.refused, terms.policy = 'even') else excess end;
         if fitting = excess then
-            refused := metered._refuse_hold(raising, json_build_object('status', 'refused', 'refused', c.refused,
+            refused := metered._refuse_hold(raising, json_build_object('status', 'refused', 'refused', posted.refused,
                 'scopes', (select json_agg(e.scope) from unnest(excess) e), 'units', (select json_agg(e.amount) from unnest(excess) e)));
             return;
         end if;
         excess := fitting;
     end loop;
     if terms.policy in ('upto', 'even') then
-        for n in 1..cardinality(scopes) loop
-            select y.open into covered from metered.hold_lines y where y.hold = k.nos[1] and y.scope = scopes[n];
-            units[n] := least(units[n], covered + coalesce((select e.amount from unnest(excess) e where e.scope = scopes[n]), 0));
+        for which in 1..cardinality(scopes) loop
+            select y.open into covered from metered.hold_lines y where y.hold = locked.nos[1] and y.scope = scopes[which];
+            units[which] := least(units[which], covered + coalesce((select e.amount from unnest(excess) e where e.scope = scopes[which]), 0));
         end loop;
     end if;
     for i in 1..cardinality(named.ids) loop
         detail := '[]';
         lines := '{}';
-        for l in
+        for line in
             select y.scope, y.amount, y.captured, y.open, y.due, y.opened_seq, y.refunded as given_back, y.at_least, t.seq, t.at, t.spent, t.refunded, t.credited, t.held, t.epoch, t.next_due,
                 t.anchor_at, t.anchor_spent, t.lots_end, t.crossed, t.tallied, t.others
             from metered.hold_lines y left join lateral (
                 select * from metered.ledger e where e.scope = y.scope order by e.seq desc limit 1 for key share) t on true
-            where y.hold = k.nos[i] order by y.scope
+            where y.hold = locked.nos[i] order by y.scope
         loop
-            take := case when whole then l.open else coalesce(units[array_position(scopes, l.scope)], 0) end;
-            covered := least(take, l.open);
-            if covered > 0 or terms.closing and l.open > 0 then
+            take := case when whole then line.open else coalesce(units[array_position(scopes, line.scope)], 0) end;
+            covered := least(take, line.open);
+            if covered > 0 or terms.closing and line.open > 0 then
                 -- The latter was freed before the clock was set back.
-                if l.seq is null or l.open > 0 and (l.due >= l.next_due) is not true then
+                if line.seq is null or line.open > 0 and (line.due >= line.next_due) is not true then
                     perform metered._collided();
                 end if;
-                if l.next_due <= k.clk and l.lots_end is null then
+                if line.next_due <= locked.clk and line.lots_end is null then
                     ended := ended or metered._end_minima(array(select distinct y.scope from metered.hold_lines y
-                        where y.hold = any (k.nos) and y.open <> 0 and (terms.closing or units[array_position(scopes, y.scope)] > 0)), k.nos[1], k.clk, wait_ms) is not null;
-                    tip := metered._entry_for_write(l.scope);
-                elsif l.lots_end <= greatest(k.clk, l.at) or l.lots_end is not null and l.next_due <= k.clk then
-                    tip := metered._settle(metered._entry_for_write(l.scope), k.clk, metered._ends_per_call(), 0, wait_ms);
-                elsif l.tallied then
-                    tip := metered._entry_for_write(l.scope);
+                        where y.hold = any (locked.nos) and y.open <> 0 and (terms.closing or units[array_position(scopes, y.scope)] > 0)), locked.nos[1], locked.clk, wait_ms) is not null;
+                    tip := metered._entry_for_write(line.scope);
+                elsif line.lots_end <= greatest(locked.clk, line.at) or line.lots_end is not null and line.next_due <= locked.clk then
+                    tip := metered._settle(metered._entry_for_write(line.scope), locked.clk, metered._ends_per_call(), 0, wait_ms);
+                elsif line.tallied then
+                    tip := metered._entry_for_write(line.scope);
                 end if;
-                if tip.scope = l.scope and tip.seq >= l.seq then
+                if tip.scope = line.scope and tip.seq >= line.seq then
                     select tip.seq, tip.at, tip.spent, tip.credited, tip.held, tip.next_due, tip.lots_end, tip.others
-                    into l.seq, l.at, l.spent, l.credited, l.held, l.next_due, l.lots_end, l.others;
+                    into line.seq, line.at, line.spent, line.credited, line.held, line.next_due, line.lots_end, line.others;
                 end if;
                 if take > covered then   -- the excess is no charge beside the capture
-                    l.others := coalesce({others: tip = l}, 0) + 1;
+                    line.others := coalesce({others: tip = line}, 0) + 1;
                 end if;
                 if covered > 0 then
-                    n := array_position(watched, l.scope);
-                    if n is not null then
-                        w := metered._cross_captured(takes[n], metered._last_entry(l.scope), k.clk, ahead);
-                        if w.silent then
+                    which := array_position(watched, line.scope);
+                    if which is not null then
+                        crossing := metered._cross_captured(takes[which], metered._last_entry(line.scope), locked.clk, ahead);
+                        if crossing.silent then
                             perform metered._collided();     -- the state that was judged first has changed
                         end if;
-                        l.crossed := w.crossed;
-                        crossed := case when w.crossings is null then crossed else coalesce(crossed, '[]') || metered._crossed_at(w.crossings, array[l.seq + 1]) end;
+                        line.crossed := crossing.crossed;
+                        crossed := case when crossing.crossings is null then crossed else coalesce(crossed, '[]') || metered._crossed_at(crossing.crossings, array[line.seq + 1]) end;
                     end if;
                     insert into metered.ledger ({entry columns})
-                    values ({entry of l: seq = l.seq + 1, amount = covered, at = greatest(k.clk, l.at), spent = l.spent + covered, held = l.held - covered,
-                        kind = 'u', next_due = metered._due_after(l.scope, l.seq, l.held - covered, l.next_due, k.clk), hold = named.ids[i],
+                    values ({entry of line: seq = line.seq + 1, amount = covered, at = greatest(locked.clk, line.at), spent = line.spent + covered, held = line.held - covered,
+                        kind = 'u', next_due = metered._due_after(line.scope, line.seq, line.held - covered, line.next_due, locked.clk), hold = named.ids[i],
                         operation_tenant = origin.tenant, operation = origin.operation, note = origin.note})
                     on conflict do nothing;
                     if not found then
                         perform metered._collided();
-                    elsif l.lots_end is not null then
-                        perform metered._capture_lots(metered._last_entry(l.scope), l.opened_seq, covered);
+                    elsif line.lots_end is not null then
+                        perform metered._capture_lots(metered._last_entry(line.scope), line.opened_seq, covered);
                     end if;
-                    detail := detail || jsonb_build_object('scope', l.scope, 'amount', covered,
-                        'seq', l.seq + 1, 'at', greatest(k.clk, l.at));
+                    detail := detail || jsonb_build_object('scope', line.scope, 'amount', covered,
+                        'seq', line.seq + 1, 'at', greatest(locked.clk, line.at));
                 end if;
-                if terms.closing and covered < l.open then
+                if terms.closing and covered < line.open then
                     insert into metered.ledger ({entry columns})
-                    values ({entry of l: seq = l.seq + case when covered > 0 then 2 else 1 end, amount = l.open - covered, at = greatest(k.clk, l.at),
-                        spent = l.spent + covered, held = l.held - l.open, kind = 'l',
-                        next_due = metered._due_after(l.scope, l.seq, l.held - l.open, l.next_due, k.clk), hold = named.ids[i],
+                    values ({entry of line: seq = line.seq + case when covered > 0 then 2 else 1 end, amount = line.open - covered, at = greatest(locked.clk, line.at),
+                        spent = line.spent + covered, held = line.held - line.open, kind = 'l',
+                        next_due = metered._due_after(line.scope, line.seq, line.held - line.open, line.next_due, locked.clk), hold = named.ids[i],
                         operation_tenant = origin.tenant, operation = origin.operation, note = origin.note})
                     on conflict do nothing;
                     if not found then
                         perform metered._collided();
-                    elsif l.lots_end is not null then
-                        perform metered._free_lots(metered._entry_for_write(l.scope), array[l.opened_seq]);
+                    elsif line.lots_end is not null then
+                        perform metered._free_lots(metered._entry_for_write(line.scope), array[line.opened_seq]);
                     end if;
                 end if;
-                marked := metered._mark_freed(l.scope);
+                marked := metered._mark_freed(line.scope);
             end if;
             if take > covered then
-                n := (select x.n from unnest(excess) with ordinality x(scope, key, amount, held, limits, note, must_exist, lease, lease_offset, n) where x.scope = l.scope);
-                detail := detail || jsonb_build_object('scope', l.scope, 'amount', take - covered, 'seq', c.seqs[n], 'at', c.ats[n], 'excess', true);
+                which := (select x.n from unnest(excess) with ordinality x(scope, key, amount, held, limits, note, must_exist, lease, lease_offset, n) where x.scope = line.scope);
+                detail := detail || jsonb_build_object('scope', line.scope, 'amount', take - covered, 'seq', posted.seqs[which], 'at', posted.ats[which], 'excess', true);
             end if;
-            lines := lines || metered._line_json(l.scope, l.amount, l.captured + take, case when terms.closing then 0 else l.open - covered end, l.given_back, l.at_least);
-            if take > 0 or terms.closing and l.open > 0 then
+            lines := lines || metered._line_json(line.scope, line.amount, line.captured + take, case when terms.closing then 0 else line.open - covered end, line.given_back, line.at_least);
+            if take > 0 or terms.closing and line.open > 0 then
                 update metered.hold_lines y set captured = y.captured + take, open = case when terms.closing then 0 else y.open - covered end
-                where y.hold = k.nos[i] and y.scope = l.scope;
+                where y.hold = locked.nos[i] and y.scope = line.scope;
             end if;
         end loop;
         update metered.holds y set version = y.version + 1, entity = coalesce(terms.entity, y.entity),
-            state = case when terms.closing then 'c' else 'h' end::"char", ended_at = case when terms.closing then k.clk end, pending = not terms.closing
-        where y.no = k.nos[i] returning y.* into row_now;
-        hold := metered._hold_as_json(row_now, array_to_json(lines), k.clk, null);
+            state = case when terms.closing then 'c' else 'h' end::"char", ended_at = case when terms.closing then locked.clk end, pending = not terms.closing
+        where y.no = locked.nos[i] returning y.* into row_now;
+        hold := metered._hold_as_json(row_now, array_to_json(lines), locked.clk, null);
         holds[i] := hold;
         insert into metered.hold_events (hold, at, version, kind, entity, detail, note, operation_tenant, operation)
-        values (k.nos[i], k.clk, row_now.version, case when terms.closing then 'c' else 'p' end, terms.entity, detail,
+        values (locked.nos[i], locked.clk, row_now.version, case when terms.closing then 'c' else 'p' end, terms.entity, detail,
             origin.note, origin.tenant, origin.operation);
         if channel is not null then
             perform metered._announce(channel, named.tenant, named.ids[i], row_now.version, case when terms.closing then 'captured' else 'captured_part' end);
@@ -346,27 +346,27 @@ create function metered.release_holds(named metered.hold_ids, wait_ms int, origi
 language plpgsql volatile
 as $$
 declare
-    k      record;
+    locked  record;
     row_now metered.holds;
-    hold   json;
-    unused text;
+    hold    json;
+    unused  text;
 begin
-    k := metered._lock_holds(named, 'h', wait_ms);
-    if k.status is not null then
-        refused := metered._refuse_hold(raising, json_build_object('status', k.status, 'id', k.failed, 'state', k.stands,
-            'hold', metered.hold_json(k.failed_no, k.clk)));
+    locked := metered._lock_holds(named, 'h', wait_ms);
+    if locked.status is not null then
+        refused := metered._refuse_hold(raising, json_build_object('status', locked.status, 'id', locked.failed, 'state', locked.stands,
+            'hold', metered.hold_json(locked.failed_no, locked.clk)));
         return;
     end if;
-    perform metered._release_lines(k.nos, null, 'l', k.clk, case when cardinality(named.ids) = 1 then named.ids[1] end, origin);
+    perform metered._release_lines(locked.nos, null, 'l', locked.clk, case when cardinality(named.ids) = 1 then named.ids[1] end, origin);
     for i in 1..cardinality(named.ids) loop
-        update metered.holds y set version = y.version + 1, state = 'r', ended_at = k.clk, pending = false
-        where y.no = k.nos[i] returning y.* into row_now;
+        update metered.holds y set version = y.version + 1, state = 'r', ended_at = locked.clk, pending = false
+        where y.no = locked.nos[i] returning y.* into row_now;
         select json_agg(metered._line_json(l.scope, l.amount, l.captured, 0, l.refunded, l.at_least) order by l.scope) into hold
-        from metered.hold_lines l where l.hold = k.nos[i];
-        hold := metered._hold_as_json(row_now, hold, k.clk, origin.note ->> 'reason');
+        from metered.hold_lines l where l.hold = locked.nos[i];
+        hold := metered._hold_as_json(row_now, hold, locked.clk, origin.note ->> 'reason');
         holds[i] := hold;
         insert into metered.hold_events (hold, at, version, kind, note, operation_tenant, operation)
-        values (k.nos[i], k.clk, row_now.version, 'r', origin.note, origin.tenant, origin.operation);
+        values (locked.nos[i], locked.clk, row_now.version, 'r', origin.note, origin.tenant, origin.operation);
         if channel is not null then
             perform metered._announce(channel, named.tenant, named.ids[i], row_now.version, 'released');
         end if;
@@ -382,55 +382,55 @@ create function metered.extend_holds(named metered.hold_ids, by interval, wait_m
 language plpgsql volatile
 as $$
 declare
-    k      record;
-    h      record;
+    locked    record;
+    this_hold record;
     deadlines timestamptz[];    -- the new ones
-    dues   timestamptz[];
-    ends   timestamptz;         -- of one: Citus 13 crashes over an element of an array in a SET
-    due_at timestamptz;
-    unused text;
+    dues      timestamptz[];
+    ends      timestamptz;         -- of one: Citus 13 crashes over an element of an array in a SET
+    due_at    timestamptz;
+    unused    text;
 begin
     if (by > interval '0' and by <= interval '3660 days') is not true then
         perform metered._require(false, 'by');
     end if;
-    k := metered._lock_holds(named, 'h', wait_ms);
-    if k.status is not null then
-        refused := metered._refuse_hold(raising, json_build_object('status', k.status, 'id', k.failed, 'state', k.stands,
-            'hold', metered.hold_json(k.failed_no, k.clk)));
+    locked := metered._lock_holds(named, 'h', wait_ms);
+    if locked.status is not null then
+        refused := metered._refuse_hold(raising, json_build_object('status', locked.status, 'id', locked.failed, 'state', locked.stands,
+            'hold', metered.hold_json(locked.failed_no, locked.clk)));
         return;
     end if;
     for i in 1..cardinality(named.ids) loop
-        select y.deadline, y.due, least(y.ceiling, '9980-01-01 00:00:00+00') as ceiling into h from metered.holds y where y.no = k.nos[i];
-        if h.deadline <= k.clk then     -- in its grace, which is for captures
+        select y.deadline, y.due, least(y.ceiling, '9980-01-01 00:00:00+00') as ceiling into this_hold from metered.holds y where y.no = locked.nos[i];
+        if this_hold.deadline <= locked.clk then     -- in its grace, which is for captures
             refused := metered._refuse_hold(raising, json_build_object('status', 'state', 'id', named.ids[i], 'state', 'x',
-                'hold', metered.hold_json(k.nos[i], k.clk)));
-        elsif h.deadline + by <= h.deadline or h.due + by < h.deadline + by then    -- a month can be shorter than 30 days
+                'hold', metered.hold_json(locked.nos[i], locked.clk)));
+        elsif this_hold.deadline + by <= this_hold.deadline or this_hold.due + by < this_hold.deadline + by then    -- a month can be shorter than 30 days
             perform metered._require(false, 'by');
-        elsif h.deadline + by > h.ceiling then
+        elsif this_hold.deadline + by > this_hold.ceiling then
             refused := metered._refuse_hold(raising, json_build_object('status', 'ceiling', 'id', named.ids[i],
-                'left_us', (extract(epoch from h.ceiling - h.deadline) * 1000000)::bigint));
+                'left_us', (extract(epoch from this_hold.ceiling - this_hold.deadline) * 1000000)::bigint));
         end if;
         if refused is not null then
             return;
         end if;
-        deadlines[i] := h.deadline + by;
-        dues[i] := h.due + by;
+        deadlines[i] := this_hold.deadline + by;
+        dues[i] := this_hold.due + by;
     end loop;
     perform metered._collided() from metered.hold_lines l   -- freed before the clock was set back
-    where l.hold = any (k.nos) and l.open <> 0 and (l.due >= (
+    where l.hold = any (locked.nos) and l.open <> 0 and (l.due >= (
         select t.next_due from metered.ledger t where t.scope = l.scope order by t.seq desc limit 1)) is not true;
     for i in 1..cardinality(named.ids) loop
         ends := deadlines[i];
         due_at := dues[i];
         update metered.holds y set version = y.version + 1, deadline = ends, due = due_at
-        where y.no = k.nos[i] returning y.version, y.deadline, y.due into h;
-        update metered.hold_lines l set due = h.due where l.hold = k.nos[i];
+        where y.no = locked.nos[i] returning y.version, y.deadline, y.due into this_hold;
+        update metered.hold_lines l set due = this_hold.due where l.hold = locked.nos[i];
         insert into metered.hold_events (hold, at, deadline, version, kind, note, operation_tenant, operation)
-        values (k.nos[i], k.clk, h.deadline, h.version, 'e', origin.note, origin.tenant, origin.operation);
+        values (locked.nos[i], locked.clk, this_hold.deadline, this_hold.version, 'e', origin.note, origin.tenant, origin.operation);
         if channel is not null then
-            perform metered._announce(channel, named.tenant, named.ids[i], h.version, 'extended');
+            perform metered._announce(channel, named.tenant, named.ids[i], this_hold.version, 'extended');
         end if;
-        holds[i] := metered.hold_json(k.nos[i], k.clk);
+        holds[i] := metered.hold_json(locked.nos[i], locked.clk);
         unused := case when origin.operation is not null then metered._remember_hold(holds[i]) end;
     end loop;
 end

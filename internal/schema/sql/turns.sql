@@ -6,26 +6,26 @@ create function metered._closed_classes(of_scope text, given jsonb, ahead interv
 language plpgsql volatile
 as $$
 declare
-    r    metered.parked_jobs;
-    c    metered.new_charge;
-    w    record;
-    k    bigint;
-    open boolean := false;
+    parked     metered.parked_jobs;
+    charge     metered.new_charge;
+    refusing   record;
+    last_class bigint;
+    open       boolean := false;
 begin
     closed := '{}'; whole := false; next := 'infinity';
     for i in 1..64 loop
-        select * into r from metered.parked_jobs j
-        where j.scope = of_scope and j.class > coalesce(k, -9223372036854775808) order by j.class, j.amount limit 1;
+        select * into parked from metered.parked_jobs j
+        where j.scope = of_scope and j.class > coalesce(last_class, -9223372036854775808) order by j.class, j.amount limit 1;
         whole := not found;
         exit when whole;
-        k := r.class;
-        c := (metered._under_limits(metered._charge_of(of_scope, r.charges::metered.new_charge[]), given))[1];
-        w := metered._refusing(array[c], (metered.check_charge(array[c], ahead)).refused, of_scope, true);
-        if w.scope is null then     -- it fits, or the scope is absent or closed: place will say
+        last_class := parked.class;
+        charge := (metered._under_limits(metered._charge_of(of_scope, parked.charges::metered.new_charge[]), given))[1];
+        refusing := metered._refusing(array[charge], (metered.check_charge(array[charge], ahead)).refused, of_scope, true);
+        if refusing.scope is null then     -- it fits, or the scope is absent or closed: place will say
             open := true;
         else
-            closed := closed || jsonb_build_object(k, r.amount);
-            next := least(next, clk + w.retry);
+            closed := closed || jsonb_build_object(last_class, parked.amount);
+            next := least(next, clk + refusing.retry);
         end if;
     end loop;
     whole := whole and not open;
@@ -50,21 +50,21 @@ $$;
 
 -- The charge of the scope whose line a job is to join before it starts, since others wait there: else a tenant whose own line frees first would pass
 -- them. From a line that others share, too, a job goes to those behind it alone, and never back to where it came from.
-create function metered._line_before(r metered.parked_jobs, charges metered.new_charge[]) returns metered.new_charge
+create function metered._line_before(job metered.parked_jobs, charges metered.new_charge[]) returns metered.new_charge
 language plpgsql volatile
 as $$
 declare
-    c      metered.new_charge;
+    charge metered.new_charge;
     behind boolean := false;
 begin
     if cardinality(charges) > 1 then
-        foreach c in array charges loop
-            if c.scope = r.scope then
+        foreach charge in array charges loop
+            if charge.scope = job.scope then
                 behind := true;
-            elsif c.scope is distinct from r.passed and metered._others_wait(c.scope, r.priority, r.fair)
-                and (behind or not metered._others_wait(r.scope, 4, r.fair))
+            elsif charge.scope is distinct from job.passed and metered._others_wait(charge.scope, job.priority, job.fair)
+                and (behind or not metered._others_wait(job.scope, 4, job.fair))
             then
-                return c;
+                return charge;
             end if;
         end loop;
     end if;
@@ -73,13 +73,13 @@ end
 $$;
 
 -- Has a job join the line of a charge: it is refused there, or (passing) it fits where it is, and others wait there.
-create function metered._change_lines(r metered.parked_jobs, c metered.new_charge, wake timestamptz, passing boolean) returns void
+create function metered._change_lines(parked metered.parked_jobs, charge metered.new_charge, wake timestamptz, passing boolean) returns void
 language plpgsql volatile
 as $$
 begin
-    update metered.parked_jobs j set scope = c.scope, amount = c.amount, class = metered._class_of(c), turn = metered._turn(c.scope, r.priority, r.fair),
-        passed = case when passing then r.scope end, passed_amount = case when passing then r.amount end
-    where j.job_id = r.job_id and j.lane = r.lane;
-    perform metered._join_line(c.scope, c.key, wake), metered._look_again(nullif(r.passed, c.scope));
+    update metered.parked_jobs j set scope = charge.scope, amount = charge.amount, class = metered._class_of(charge), turn = metered._turn(charge.scope, parked.priority, parked.fair),
+        passed = case when passing then parked.scope end, passed_amount = case when passing then parked.amount end
+    where j.job_id = parked.job_id and j.lane = parked.lane;
+    perform metered._join_line(charge.scope, charge.key, wake), metered._look_again(nullif(parked.passed, charge.scope));
 end
 $$;

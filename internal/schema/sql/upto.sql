@@ -5,21 +5,21 @@ create function metered._beyond_limits(charges metered.new_charge[], refused jso
 language plpgsql immutable
 as $$
 declare
-    c    metered.new_charge;
-    l    metered.charge_limit;
-    d    jsonb;
-    n    int := 0;
-    most numeric;
-    all_of bigint[];
+    charge    metered.new_charge;
+    lim       metered.charge_limit;
+    refusal   jsonb;
+    nth_limit int := 0;
+    most      numeric;
+    all_of    bigint[];
 begin
-    foreach c in array charges loop
+    foreach charge in array charges loop
         most := 0;
-        foreach l in array c.limits loop
-            d := jsonb_path_query_first(refused, '$[*] ? (@.limit == $n)', jsonb_build_object('n', n));
-            most := greatest(most, c.amount - l.max + (d ->> 'used')::numeric + (d ->> 'held')::bigint + (d ->> 'own')::bigint + (d ->> 'leased')::bigint);
-            n := n + 1;
+        foreach lim in array charge.limits loop
+            refusal := jsonb_path_query_first(refused, '$[*] ? (@.limit == $n)', jsonb_build_object('n', nth_limit));
+            most := greatest(most, charge.amount - lim.max + (refusal ->> 'used')::numeric + (refusal ->> 'held')::bigint + (refusal ->> 'own')::bigint + (refusal ->> 'leased')::bigint);
+            nth_limit := nth_limit + 1;
         end loop;
-        all_of := all_of || least(most, c.amount)::bigint;
+        all_of := all_of || least(most, charge.amount)::bigint;
     end loop;
     return all_of;
 end
@@ -33,7 +33,7 @@ create function metered._write_up_to(inout charges metered.new_charge[], fewest 
 language plpgsql volatile
 as $$
 declare
-    c       metered.new_charge;
+    charge  metered.new_charge;
     units   bigint;
     less    bigint;
     holding boolean := false;
@@ -42,9 +42,9 @@ begin
     if posted.refused is null or mode = 'answer' and not posted.refused -> 0 ? 'limit' then
         return;
     end if;
-    foreach c in array charges loop
-        holding := holding or c.held > 0;
-        units := case when c.held > 0 then c.held else coalesce(units, c.amount) end;
+    foreach charge in array charges loop
+        holding := holding or charge.held > 0;
+        units := case when charge.held > 0 then charge.held else coalesce(units, charge.amount) end;
     end loop;
     less := least(units - fewest, (select max(x) from unnest(metered._beyond_limits(charges, posted.refused)) x));
     for i in 1..cardinality(charges) loop
@@ -83,35 +83,35 @@ create function metered.charge_lots(charges metered.new_charge[], up_to boolean,
 language plpgsql volatile
 as $$
 declare
-    mode text := case when origin.operation is null then 'answer' else 'raise' end;
-    c    metered.new_charge;
-    w    record;
-    p    metered.charged;
-    paid json[];
+    mode    text := case when origin.operation is null then 'answer' else 'raise' end;
+    charge  metered.new_charge;
+    written record;
+    posted  metered.charged;
+    paid    json[];
 begin
     if up_to is null then
         perform metered._require(false, 'up_to');
     end if;
-    foreach c in array charges loop
-        if (c.held = 0 and c.lease is null and c.amount = case when up_to then charges[1].amount else c.amount end) is not true then
+    foreach charge in array charges loop
+        if (charge.held = 0 and charge.lease is null and charge.amount = case when up_to then charges[1].amount else charge.amount end) is not true then
             perform metered._require(false, 'amounts');
         end if;
     end loop;
     if up_to then
-        w := metered._write_up_to(charges, 1, ahead, wait_ms, origin, mode, null, standing);
-        p := w.posted;
-        charges := w.charges;
+        written := metered._write_up_to(charges, 1, ahead, wait_ms, origin, mode, null, standing);
+        posted := written.posted;
+        charges := written.charges;
         amount := charges[1].amount;
     else
-        p := metered._write_charges(charges, ahead, wait_ms, origin, mode, null, standing);
+        posted := metered._write_charges(charges, ahead, wait_ms, origin, mode, null, standing);
     end if;
-    seqs := p.seqs;
-    ats := p.ats;
-    used := p.used;
-    held := p.held;
-    refused := p.refused;
-    periods := p.periods;
-    crossed := p.crossed;
+    seqs := posted.seqs;
+    ats := posted.ats;
+    used := posted.used;
+    held := posted.held;
+    refused := posted.refused;
+    periods := posted.periods;
+    crossed := posted.crossed;
     if refused is not null then
         return;
     end if;
@@ -132,17 +132,17 @@ create function metered._as_far_as_admitted(charges metered.new_charge[], refuse
 language plpgsql immutable
 as $$
 declare
-    c    metered.new_charge;
-    less bigint[] := metered._beyond_limits(charges, refused);
-    most bigint := case when evenly then (select max(x) from unnest(less) x) end;
-    i    int := 0;
-    fit  metered.new_charge[];
+    charge metered.new_charge;
+    less   bigint[] := metered._beyond_limits(charges, refused);
+    most   bigint := case when evenly then (select max(x) from unnest(less) x) end;
+    nth    int := 0;
+    fit    metered.new_charge[];
 begin
-    foreach c in array charges loop
-        i := i + 1;
-        c.amount := c.amount - coalesce(most, less[i]);
-        if c.amount > 0 then
-            fit := fit || c;
+    foreach charge in array charges loop
+        nth := nth + 1;
+        charge.amount := charge.amount - coalesce(most, less[nth]);
+        if charge.amount > 0 then
+            fit := fit || charge;
         end if;
     end loop;
     return fit;

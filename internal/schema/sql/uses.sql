@@ -17,13 +17,13 @@ end
 $$;
 
 -- A lot for readers, who count kept units as its rest.
-create function metered._as_rest(l metered.lots) returns metered.lots
+create function metered._as_rest(lot metered.lots) returns metered.lots
 language plpgsql immutable
 as $$
 begin
-    l.rest := l.rest + l.kept;
-    l.kept := 0;
-    return l;
+    lot.rest := lot.rest + lot.kept;
+    lot.kept := 0;
+    return lot;
 end
 $$;
 
@@ -57,17 +57,17 @@ create function metered._told_use(charges metered.new_charge[], raised metered.n
 language plpgsql immutable
 as $$
 declare
-    n    int := 0;
+    nth  int := 0;
     more bigint[] := '{}';     -- by limit
 begin
     for i in 1..cardinality(charges) loop
         for j in 1..coalesce(cardinality(charges[i].limits), 0) loop
-            n := n + 1;
-            more[n] := case when charges[i].limits[j].win = interval '0' then raised[i].limits[j].max - charges[i].limits[j].max - coalesce(taken[i], 0) else 0 end;
+            nth := nth + 1;
+            more[nth] := case when charges[i].limits[j].win = interval '0' then raised[i].limits[j].max - charges[i].limits[j].max - coalesce(taken[i], 0) else 0 end;
         end loop;
     end loop;
-    for n in 1..coalesce(cardinality(used), 0) loop
-        used[n] := used[n] - more[n];
+    for nth in 1..coalesce(cardinality(used), 0) loop
+        used[nth] := used[nth] - more[nth];
     end loop;
     if refused -> 0 ? 'limit' then
         refused := (select jsonb_agg(x.r || jsonb_build_object('used', (x.r ->> 'used')::bigint - more[1 + (x.r ->> 'limit')::int]) order by x.n)
@@ -79,102 +79,102 @@ $$;
 -- Applies kept units of lots to a charge for a use, as many as it takes of them in the order of all lots, after all that is due. The scope is locked. taken
 -- are these units, of the lots nos, and kept all that there are for the use. limits are the charge's from here on, without the thresholds of a lifetime, which
 -- are judged here, since applied units lower no use: crossings, and silent if nobody would report them.
-create function metered._apply_lots(c metered.new_charge, clk timestamptz, wait_ms int, origin metered.origin,
+create function metered._apply_lots(charge metered.new_charge, clk timestamptz, wait_ms int, origin metered.origin,
     out limits metered.charge_limit[], out taken bigint, out nos bigint[], out kept bigint, out stood bigint, out crossings jsonb, out silent boolean)
 language plpgsql volatile
 as $$
 declare
-    use   text := c.note ->> 'use';
-    e     metered.ledger := metered._entry_for_write(c.scope);
-    was   bigint := e.seq;
-    units bigint := c.amount;      -- that no lot has paid for
-    parts bigint[] := '{}';
-    r     metered.lots;            -- the next lot for the use
-    g     metered.lots;            -- the next one for anything
-    m     record;
-    w     record;
-    lifetimes metered.charge_limit[];
+    use          text := charge.note ->> 'use';
+    entry        metered.ledger := metered._entry_for_write(charge.scope);
+    was          bigint := entry.seq;
+    units        bigint := charge.amount;      -- that no lot has paid for
+    parts        bigint[] := '{}';
+    next_for_use metered.lots;            -- the next lot for the use
+    next_for_all metered.lots;            -- the next one for anything
+    passed       record;
+    crossing     record;
+    lifetimes    metered.charge_limit[];
 begin
-    limits := c.limits;
+    limits := charge.limits;
     taken := 0;
     nos := '{}';
     kept := 0;
     stood := 0;
     silent := false;
-    if e.lots_end is null or (e.next_due = '-infinity') is true then
+    if entry.lots_end is null or (entry.next_due = '-infinity') is true then
         return;
-    elsif e.lots_end <= greatest(clk, e.at) or e.next_due <= clk then
-        e := metered._settle(e, clk, metered._ends_per_call(), c.amount, wait_ms);
+    elsif entry.lots_end <= greatest(clk, entry.at) or entry.next_due <= clk then
+        entry := metered._settle(entry, clk, metered._ends_per_call(), charge.amount, wait_ms);
     end if;
-    e.at := greatest(clk, e.at);
-    stood := case when metered._lags(e) then metered._lapsing(e, clk) else 0 end - metered._balance(e);
+    entry.at := greatest(clk, entry.at);
+    stood := case when metered._lags(entry) then metered._lapsing(entry, clk) else 0 end - metered._balance(entry);
     kept := (select coalesce(sum(y.kept), 0) from (select x.kept from metered.lots x
-        where x.scope = c.scope and x.keeps and x.expires_at > e.at and (x.plan).uses @> array[use] order by x.priority, x.expires_at, x.age) y);
+        where x.scope = charge.scope and x.keeps and x.expires_at > entry.at and (x.plan).uses @> array[use] order by x.priority, x.expires_at, x.age) y);
     if kept = 0 then
         return;
     end if;
-    g.priority := -2147483648;
-    g.expires_at := '-infinity';
-    g.no := 0;
-    g.age := '{}';
-    r := g;
+    next_for_all.priority := -2147483648;
+    next_for_all.expires_at := '-infinity';
+    next_for_all.no := 0;
+    next_for_all.age := '{}';
+    next_for_use := next_for_all;
     while units > 0 loop
-        if r.kept is null or r.kept = 0 then
-            select y.* into r from metered.lots y
-            where y.scope = c.scope and y.keeps and (y.priority, y.expires_at, y.age) > (r.priority, r.expires_at, r.age)
-              and y.expires_at > e.at and (y.plan).uses @> array[use]
+        if next_for_use.kept is null or next_for_use.kept = 0 then
+            select y.* into next_for_use from metered.lots y
+            where y.scope = charge.scope and y.keeps and (y.priority, y.expires_at, y.age) > (next_for_use.priority, next_for_use.expires_at, next_for_use.age)
+              and y.expires_at > entry.at and (y.plan).uses @> array[use]
             order by y.priority, y.expires_at, y.age limit 1;
-            exit when r.no is null;
+            exit when next_for_use.no is null;
         end if;
-        if g.no is not null and coalesce(g.rest, 0) = 0 then
-            if metered._lags(e) then
-                m := metered._pass_ended(c.scope, g.priority, g.expires_at, g.age, e.at);
-                g.priority := m.priority;
-                g.expires_at := m.ends;
-                g.age := m.after;
+        if next_for_all.no is not null and coalesce(next_for_all.rest, 0) = 0 then
+            if metered._lags(entry) then
+                passed := metered._pass_ended(charge.scope, next_for_all.priority, next_for_all.expires_at, next_for_all.age, entry.at);
+                next_for_all.priority := passed.priority;
+                next_for_all.expires_at := passed.ends;
+                next_for_all.age := passed.after;
             end if;
-            select y.* into g from metered.lots y
-            where y.scope = c.scope and y.open and (y.priority, y.expires_at, y.age) > (g.priority, g.expires_at, g.age)
+            select y.* into next_for_all from metered.lots y
+            where y.scope = charge.scope and y.open and (y.priority, y.expires_at, y.age) > (next_for_all.priority, next_for_all.expires_at, next_for_all.age)
             order by y.priority, y.expires_at, y.age limit 1;
         end if;
-        if (g.priority, g.expires_at, g.age) < (r.priority, r.expires_at, r.age) then
-            units := units - g.rest;
-            g.rest := 0;
+        if (next_for_all.priority, next_for_all.expires_at, next_for_all.age) < (next_for_use.priority, next_for_use.expires_at, next_for_use.age) then
+            units := units - next_for_all.rest;
+            next_for_all.rest := 0;
         else
-            nos := nos || r.no;
-            parts := parts || least(units, r.kept);
-            taken := taken + least(units, r.kept);
-            units := units - r.kept;
-            r.kept := 0;
+            nos := nos || next_for_use.no;
+            parts := parts || least(units, next_for_use.kept);
+            taken := taken + least(units, next_for_use.kept);
+            units := units - next_for_use.kept;
+            next_for_use.kept := 0;
         end if;
     end loop;
     if taken = 0 then
         return;
     end if;
-    lifetimes := array(select l::metered.charge_limit from unnest(c.limits) l where l.win = interval '0' and l.thresholds is not null);
-    if cardinality(lifetimes) > 0 and (c.amount > taken or e.seq > was) then
-        w := metered._cross_thresholds(array[row(c.scope, null, c.amount - taken, case when c.held > 0 then c.amount - taken else 0 end, lifetimes,
+    lifetimes := array(select l::metered.charge_limit from unnest(charge.limits) l where l.win = interval '0' and l.thresholds is not null);
+    if cardinality(lifetimes) > 0 and (charge.amount > taken or entry.seq > was) then
+        crossing := metered._cross_thresholds(array[row(charge.scope, null, charge.amount - taken, case when charge.held > 0 then charge.amount - taken else 0 end, lifetimes,
                 null, null, null, null)::metered.new_charge],
-            array_fill(stood - e.held, array[cardinality(lifetimes)]), array[e.held], e.at, array[e]);
-        e.crossed := (w.tips[1]).crossed;
-        crossings := w.crossings;
-        silent := w.silent;
+            array_fill(stood - entry.held, array[cardinality(lifetimes)]), array[entry.held], entry.at, array[entry]);
+        entry.crossed := (crossing.tips[1]).crossed;
+        crossings := crossing.crossings;
+        silent := crossing.silent;
         if silent then
             return;
         end if;
     end if;
     limits := array(select row(l.max, l.win, l.period, case when l.win is distinct from interval '0' then l.tell_at end,
         case when l.win is distinct from interval '0' then l.thresholds end, l.telling)::metered.charge_limit
-        from unnest(metered._raised(c.limits, 0, stood)) with ordinality l(max, win, period, tell_at, thresholds, telling, n) order by l.n);
-    e := metered._lot_entry(e, 'd', taken, taken);
-    e.ref := null;
-    e.hold := null;
-    e.operation_tenant := origin.tenant;
-    e.operation := origin.operation;
-    e.note := c.note;
-    perform metered._append(e);
+        from unnest(metered._raised(charge.limits, 0, stood)) with ordinality l(max, win, period, tell_at, thresholds, telling, n) order by l.n);
+    entry := metered._lot_entry(entry, 'd', taken, taken);
+    entry.ref := null;
+    entry.hold := null;
+    entry.operation_tenant := origin.tenant;
+    entry.operation := origin.operation;
+    entry.note := charge.note;
+    perform metered._append(entry);
     for i in 1..cardinality(nos) loop
-        perform metered._move_lot(c.scope, e.seq, i, nos[i], 'a', parts[i], parts[i], -parts[i]);
+        perform metered._move_lot(charge.scope, entry.seq, i, nos[i], 'a', parts[i], parts[i], -parts[i]);
     end loop;
 end
 $$;
@@ -185,16 +185,16 @@ create function metered._write_for_uses(charges metered.new_charge[], ahead inte
 language plpgsql volatile
 as $$
 declare
-    asked  metered.new_charge[] := charges;
-    raised metered.new_charge[] := charges;
-    taken  bigint[];
-    told   jsonb[];     -- crossings by charge
-    nos    bigint[] := '{}';
-    a      record;
-    l      metered.lots;
+    asked    metered.new_charge[] := charges;
+    raised   metered.new_charge[] := charges;
+    taken    bigint[];
+    told     jsonb[];     -- crossings by charge
+    nos      bigint[] := '{}';
+    applied  record;
+    its_lot  metered.lots;
     told_use record;
-    before text;
-    posted metered.charged;
+    before   text;
+    posted   metered.charged;
 begin
     hold.at := clk;
     begin
@@ -207,16 +207,16 @@ begin
         end if;
         for i in 1..cardinality(charges) loop
             continue when (charges[i].note ? 'use' and charges[i].amount > 0 and charges[i].scope is not null) is not true;
-            a := metered._apply_lots(charges[i], clk, wait_ms, origin);
-            if a.silent then
+            applied := metered._apply_lots(charges[i], clk, wait_ms, origin);
+            if applied.silent then
                 posted.refused := '[{"crossing": true}]';
                 raise exception using errcode = 'MT100';
             end if;
-            charges[i].limits := a.limits;
-            raised[i].limits := metered._raised(raised[i].limits, a.kept, a.stood);
-            taken[i] := a.taken;
-            told[i] := a.crossings;
-            nos := nos || a.nos;
+            charges[i].limits := applied.limits;
+            raised[i].limits := metered._raised(raised[i].limits, applied.kept, applied.stood);
+            taken[i] := applied.taken;
+            told[i] := applied.crossings;
+            nos := nos || applied.nos;
         end loop;
         posted := metered._write_charges(charges, ahead, wait_ms, origin, 'applied', hold, standing);
         if posted.refused is not null then
@@ -227,8 +227,8 @@ begin
                 posted.crossed := coalesce(posted.crossed, '[]') || metered._crossed_at(told[i], array[posted.seqs[i]]);
             end if;
         end loop;
-        for l in select y.* from metered.lots y where y.no = any (nos) and y.rest > 0 order by y.age loop
-            perform metered._take_units(metered._own_entry(metered._entry_for_write(l.scope), clk), l, l.rest, 'b');
+        for its_lot in select y.* from metered.lots y where y.no = any (nos) and y.rest > 0 order by y.age loop
+            perform metered._take_units(metered._own_entry(metered._entry_for_write(its_lot.scope), clk), its_lot, its_lot.rest, 'b');
         end loop;
     exception when sqlstate 'MT100' then
         null;

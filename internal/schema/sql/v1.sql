@@ -20,27 +20,27 @@ create function metered._v1_limit(given jsonb) returns metered.charge_limit
 language plpgsql stable
 as $$
 declare
-    l    metered.charge_limit;
+    lim  metered.charge_limit;
     fits boolean;
 begin
-    l.max := given ->> 'max';
+    lim.max := given ->> 'max';
     if given - '{name,max,window}'::text[] = '{}' then
-        l.win := {v1 window: of = given};
-        fits := l.win > interval '0' and l.win <= interval '3660 days';
+        lim.win := {v1 window: of = given};
+        fits := lim.win > interval '0' and lim.win <= interval '3660 days';
     elsif given - '{name,max,period,time_zone,anchor}'::text[] = '{}' then
-        l.period := row(case when given ->> 'period' in ('day', 'week', 'month', 'year') then '1 ' else '' end
+        lim.period := row(case when given ->> 'period' in ('day', 'week', 'month', 'year') then '1 ' else '' end
             || (given ->> 'period'), given ->> 'anchor', given ->> 'time_zone');
         fits := given ? 'period' and (not given ? 'time_zone' or octet_length(given ->> 'time_zone') <= 64
             and given ->> 'time_zone' ~ '^(UTC|Etc/GMT[+-][0-9]{1,2}|[A-Z][A-Za-z]+(/[A-Z][A-Za-z_-]*)+)$');
     else
-        l.max := coalesce(l.max, case when given ? 'prepaid' then 0 end);
-        l.win := interval '0';
+        lim.max := coalesce(lim.max, case when given ? 'prepaid' then 0 end);
+        lim.win := interval '0';
         fits := given - '{name,max}'::text[] in ('{"lifetime": true}', '{"prepaid": true}');
     end if;
-    if (l.max >= 0 and fits) is not true then
+    if (lim.max >= 0 and fits) is not true then
         perform metered._require(false, 'limits');
     end if;
-    return l;
+    return lim;
 end
 $$;
 

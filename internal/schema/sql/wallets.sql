@@ -51,17 +51,17 @@ begin
 end
 $$;
 
--- Notes the first lot of a plan that has no units, and schedules the lot of the next period. e is after everything due. Appends
+-- Notes the first lot of a plan that has no units, and schedules the lot of the next period. last_entry is after everything due. Appends
 -- it, and returns it.
-create function metered._empty_lot(e metered.ledger, empty metered.lots, out entry metered.ledger, out no bigint)
+create function metered._empty_lot(last_entry metered.ledger, empty metered.lots, out entry metered.ledger, out no bigint)
 language plpgsql volatile
 as $$
 begin
-    entry := metered._schedule(e, (empty.plan).renew_amount, case when empty.expires_at > e.at then empty.expires_at end);
+    entry := metered._schedule(last_entry, (empty.plan).renew_amount, case when empty.expires_at > last_entry.at then empty.expires_at end);
     empty.granted_seq := entry.seq;
     empty.last_seq := entry.seq;
     empty.no := metered._note_lot(empty);
-    perform metered._move_lot(e.scope, entry.seq, 1, metered._renew_lot(empty, entry.seq), 's', entry.amount, 0, 0);
+    perform metered._move_lot(last_entry.scope, entry.seq, 1, metered._renew_lot(empty, entry.seq), 's', entry.amount, 0, 0);
     no := empty.no;
 end
 $$;
@@ -78,10 +78,10 @@ create function metered.plan_lot(of_scope metered.scope_name, key bigint, lot me
 language plpgsql volatile
 as $$
 declare
-    e     metered.ledger;
-    was   metered.lots;
-    first metered.lots;
-    made  record;
+    entry  metered.ledger;
+    was    metered.lots;
+    first  metered.lots;
+    made   record;
     renews boolean := ((plan).renews).every is not null;
 begin
     perform metered._require(coalesce(metered._key_fits(key, of_scope), true), 'key');
@@ -97,11 +97,11 @@ begin
         perform metered._require_plan(lot, plan, starts_at);
         plan := metered._plan_kept(plan);
     end if;
-    e := metered._next_entry(of_scope, key, wait_ms, origin);
+    entry := metered._next_entry(of_scope, key, wait_ms, origin);
     if lot.reference is not null then
         was := metered._find_lot(of_scope, null, lot.reference);
-        if was.no is null and e.lots_end is not null then   -- a lot that is due may have the reference
-            e := metered._after_due(e, 0, wait_ms);
+        if was.no is null and entry.lots_end is not null then   -- a lot that is due may have the reference
+            entry := metered._after_due(entry, 0, wait_ms);
             was := metered._find_lot(of_scope, null, lot.reference);
         end if;
         if was.no is not null then
@@ -117,20 +117,20 @@ begin
             return;
         end if;
     end if;
-    perform metered._refuse_closed(e);
+    perform metered._refuse_closed(entry);
     if must_exist then
         refused := metered._admit(row(of_scope, key, coalesce(plan.renew_amount, lot.amount), 0, null, null, true, null, null), null, false, wait_ms);
         if refused is not null then
             return;
         end if;
     end if;
-    made := metered._first_lot(lot, plan, coalesce(starts_at, e.at), e.at);
+    made := metered._first_lot(lot, plan, coalesce(starts_at, entry.at), entry.at);
     lot := made.lot;
     expires_at := nullif(lot.expires_at, 'infinity');
     if made.ended then
-        status := metered._missing_lot(e);   -- it was not granted before, as of now
+        status := metered._missing_lot(entry);   -- it was not granted before, as of now
         status := 'ended';
-        at := e.at;
+        at := entry.at;
         return;
     end if;
     if renews then
@@ -139,7 +139,7 @@ begin
     if plan is distinct from null or lot.roll_cap is not null then
         plan.roll_for := lot.roll_for;
     end if;
-    e := metered._after_minima(e, wait_ms);
+    entry := metered._after_minima(entry, wait_ms);
     first.scope := of_scope;
     first.amount := lot.amount;
     first.expires_at := lot.expires_at;
@@ -150,53 +150,53 @@ begin
     first.reference := lot.reference;
     first.fingerprint := lot.fingerprint;
     first.plan := plan;
-    first.starts_at := coalesce(starts_at, e.at);
+    first.starts_at := coalesce(starts_at, entry.at);
     if lot.roll_cap is not null then
         first.roll_end := metered._roll_end(lot.expires_at, plan, lot.roll_for);
     end if;
-    if lot.amount > 0 and first.starts_at <= e.at and lot.expires_at > e.at then
-        made := metered._credit_lot(e, lot, plan, 'g', wait_ms);
-        e := made.entry;
+    if lot.amount > 0 and first.starts_at <= entry.at and lot.expires_at > entry.at then
+        made := metered._credit_lot(entry, lot, plan, 'g', wait_ms);
+        entry := made.entry;
         no := made.no;
         if renews then
             first.no := no;
-            perform metered._renew_lot(first, e.seq);
+            perform metered._renew_lot(first, entry.seq);
         end if;
     else
-        e := metered._after_due(metered._as_wallet(e, wait_ms), 0, wait_ms);
+        entry := metered._after_due(metered._as_wallet(entry, wait_ms), 0, wait_ms);
         if lot.amount = 0 then
-            made := metered._empty_lot(e, first);
-            e := made.entry;
+            made := metered._empty_lot(entry, first);
+            entry := made.entry;
             no := made.no;
         else
-            e := metered._schedule(e, lot.amount, case when first.starts_at > e.at then first.starts_at end);
-            first.granted_seq := e.seq;
-            first.last_seq := e.seq;
+            entry := metered._schedule(entry, lot.amount, case when first.starts_at > entry.at then first.starts_at end);
+            first.granted_seq := entry.seq;
+            first.last_seq := entry.seq;
             no := metered._note_lot(first);
-            perform metered._move_lot(of_scope, e.seq, 1, no, 's', lot.amount, 0, 0);
+            perform metered._move_lot(of_scope, entry.seq, 1, no, 's', lot.amount, 0, 0);
         end if;
-        if lot.expires_at <= e.at then      -- what it has brought by now
-            perform metered._settle(e, least(e.at, metered.clock()), metered._ends_per_call(), 0, wait_ms);
+        if lot.expires_at <= entry.at then      -- what it has brought by now
+            perform metered._settle(entry, least(entry.at, metered.clock()), metered._ends_per_call(), 0, wait_ms);
         end if;
     end if;
     status := 'granted';
     amount := lot.amount;
-    seq := e.seq;
-    at := e.at;
+    seq := entry.seq;
+    at := entry.at;
 end
 $$;
 
--- Appends an entry that moves no units: a lot of so many units is scheduled, or its end is set. e is as _next_entry has it, after everything due. The lot begins or
+-- Appends an entry that moves no units: a lot of so many units is scheduled, or its end is set. entry is as _next_entry has it, after everything due. The lot begins or
 -- ends at comes.
-create function metered._schedule(e metered.ledger, units bigint, comes timestamptz) returns metered.ledger
+create function metered._schedule(entry metered.ledger, units bigint, comes timestamptz) returns metered.ledger
 language plpgsql volatile
 as $$
 begin
-    e.kind := 's';
-    e.amount := units;
-    e.lots_end := least(e.lots_end, comes);
-    perform metered._append(e);
-    return e;
+    entry.kind := 's';
+    entry.amount := units;
+    entry.lots_end := least(entry.lots_end, comes);
+    perform metered._append(entry);
+    return entry;
 end
 $$;
 
@@ -208,47 +208,47 @@ create function metered.set_lot_end(of_scope metered.scope_name, key bigint, of_
 language plpgsql volatile
 as $$
 declare
-    e     metered.ledger;
-    l     metered.lots;
+    entry metered.ledger;
+    lot   metered.lots;
     named record;
 begin
     perform metered._require(coalesce(metered._key_fits(key, of_scope), true) and (of_lot is null) <> (of_reference is null)
         and (ends = 'infinity' or ends > '-infinity' and ends < '9000-01-01 00:00:00+00') is true, 'set_lot_end');
-    e := metered._next_entry(of_scope, key, wait_ms, origin);
-    named := metered._name_lot(e, of_lot, of_reference, null, limits, wait_ms);
+    entry := metered._next_entry(of_scope, key, wait_ms, origin);
+    named := metered._name_lot(entry, of_lot, of_reference, null, limits, wait_ms);
     status := named.status;
     crossed := named.crossed;
     if status is not null then
         return;
     end if;
-    e := named.entry;
-    l := named.lot;
-    no := l.no;
-    units := l.amount;
-    at := e.at;
-    seq := l.last_seq;
-    if l.expires_at = ends then
+    entry := named.entry;
+    lot := named.lot;
+    no := lot.no;
+    units := lot.amount;
+    at := entry.at;
+    seq := lot.last_seq;
+    if lot.expires_at = ends then
         status := 'same';
         return;
-    elsif l.expires_at <= e.at or ends <= greatest(e.at, case when l.pending > 0 then l.starts_at end) then
-        status := metered._missing_lot(e);
+    elsif lot.expires_at <= entry.at or ends <= greatest(entry.at, case when lot.pending > 0 then lot.starts_at end) then
+        status := metered._missing_lot(entry);
         status := 'ended';
         return;
     end if;
-    perform metered._refuse_closed(e);
-    at := e.at;
-    e := metered._schedule(e, l.rest + l.held + l.pending + l.kept, ends);
-    if l.roll_cap is not null then
-        if (l.plan).roll_for is null and ((l.plan).roll_to).every is null then   -- granted by 0.1.0, and never set
-            l.plan.roll_for := case when l.roll_end = 'infinity' then interval '0'
-                else (extract(epoch from l.roll_end) - extract(epoch from l.expires_at)) * interval '1 second' end;
+    perform metered._refuse_closed(entry);
+    at := entry.at;
+    entry := metered._schedule(entry, lot.rest + lot.held + lot.pending + lot.kept, ends);
+    if lot.roll_cap is not null then
+        if (lot.plan).roll_for is null and ((lot.plan).roll_to).every is null then   -- granted by 0.1.0, and never set
+            lot.plan.roll_for := case when lot.roll_end = 'infinity' then interval '0'
+                else (extract(epoch from lot.roll_end) - extract(epoch from lot.expires_at)) * interval '1 second' end;
         end if;
-        l.roll_end := metered._roll_end(ends, l.plan, (l.plan).roll_for);
+        lot.roll_end := metered._roll_end(ends, lot.plan, (lot.plan).roll_for);
     end if;
-    update metered.lot_rows y set expires_at = ends, roll_end = l.roll_end, plan = l.plan where y.no = l.no;
-    perform metered._move_lot(of_scope, e.seq, 1, l.no, 's', e.amount, 0, 0);
+    update metered.lot_rows y set expires_at = ends, roll_end = lot.roll_end, plan = lot.plan where y.no = lot.no;
+    perform metered._move_lot(of_scope, entry.seq, 1, lot.no, 's', entry.amount, 0, 0);
     status := 'set';
-    seq := e.seq;
+    seq := entry.seq;
     crossed := coalesce(crossed, metered._crossed_at(named.crossings, array[seq]));
 end
 $$;
@@ -260,14 +260,14 @@ create function metered.end_renewal(of_scope metered.scope_name, key bigint, of_
 language plpgsql volatile
 as $$
 declare
-    e     metered.ledger;
-    l     metered.lots;
-    named record;
+    entry   metered.ledger;
+    its_lot metered.lots;
+    named   record;
 begin
     perform metered._require(coalesce(metered._key_fits(key, of_scope), true) and (octet_length(of_reference) between 1 and 255) is true, 'end_renewal');
-    e := metered._next_entry(of_scope, key, wait_ms, origin);
+    entry := metered._next_entry(of_scope, key, wait_ms, origin);
     begin
-        named := metered._name_lot(e, null, of_reference, null, limits, wait_ms);
+        named := metered._name_lot(entry, null, of_reference, null, limits, wait_ms);
     exception when sqlstate 'MT010' then    -- a zone that the server has lost: the lot that is due begins, and no other
         no := metered._end_lost(of_scope, of_reference);
         if no is null then
@@ -281,26 +281,26 @@ begin
     if status is not null then
         return;
     end if;
-    e := named.entry;
+    entry := named.entry;
     if ((named.lot).plan).renewal is distinct from of_reference then
-        status := metered._missing_lot(e);
+        status := metered._missing_lot(entry);
         return;
     end if;
-    select * into l from metered.lots y where y.scope = of_scope and y.pending > 0 and ((y.plan).renews).every is not null and (y.plan).renewal = of_reference
+    select * into its_lot from metered.lots y where y.scope = of_scope and y.pending > 0 and ((y.plan).renews).every is not null and (y.plan).renewal = of_reference
     order by y.starts_at, y.age limit 1;
     missing := 0;
     revoked := 0;
-    if l.no is null then
-        status := metered._missing_lot(e);
+    if its_lot.no is null then
+        status := metered._missing_lot(entry);
         status := 'same';
         return;
     end if;
-    e := metered._withdraw(e, l, l.pending);
+    entry := metered._withdraw(entry, its_lot, its_lot.pending);
     status := 'revoked';
-    no := l.no;
-    revoked := l.pending;
-    seq := e.seq;
-    at := e.at;
+    no := its_lot.no;
+    revoked := its_lot.pending;
+    seq := entry.seq;
+    at := entry.at;
     crossed := coalesce(crossed, metered._crossed_at(named.crossings, array[seq]));
 end
 $$;
@@ -324,15 +324,15 @@ begin
 end
 $$;
 
--- Takes back units of a lot before they begin. Without any left, it does not begin, and none comes after it. Appends the entry e, and returns it.
-create function metered._withdraw(e metered.ledger, l metered.lots, units bigint) returns metered.ledger
+-- Takes back units of a lot before they begin. Without any left, it does not begin, and none comes after it. Appends the entry entry, and returns it.
+create function metered._withdraw(entry metered.ledger, lot metered.lots, units bigint) returns metered.ledger
 language plpgsql volatile
 as $$
 begin
-    e := metered._schedule(e, units, e.lots_end);
-    update metered.lot_rows y set pending = y.pending - units, revoked = y.revoked + units where y.no = l.no;
-    perform metered._move_lot(l.scope, e.seq, 1, l.no, 'w', units, 0, 0);
-    return e;
+    entry := metered._schedule(entry, units, entry.lots_end);
+    update metered.lot_rows y set pending = y.pending - units, revoked = y.revoked + units where y.no = lot.no;
+    perform metered._move_lot(lot.scope, entry.seq, 1, lot.no, 'w', units, 0, 0);
+    return entry;
 end
 $$;
 
@@ -344,18 +344,18 @@ create function metered.draw(charge metered.new_charge, up_to boolean, ahead int
 language plpgsql volatile
 as $$
 declare
-    mode   text := case when origin.operation is null then 'answer' else 'raise' end;
-    w      record;
-    posted metered.charged;
-    kept   bigint;
+    mode    text := case when origin.operation is null then 'answer' else 'raise' end;
+    written record;
+    posted  metered.charged;
+    kept    bigint;
 begin
     if (charge.held = 0 and charge.lease is null and charge.amount between 1 and 9007199254740992 and up_to is not null) is not true then
         perform metered._require(false, 'draw');
     end if;
     if up_to then
-        w := metered._write_up_to(array[charge], 1, ahead, wait_ms, origin, mode, null, false);
-        charge := w.charges[1];
-        posted := w.posted;
+        written := metered._write_up_to(array[charge], 1, ahead, wait_ms, origin, mode, null, false);
+        charge := written.charges[1];
+        posted := written.posted;
     else
         posted := metered._write_charges(array[charge], ahead, wait_ms, origin, mode, null, false);
     end if;
@@ -394,10 +394,10 @@ create function metered.wallet_balance(of_scope text,
 language plpgsql stable
 as $$
 declare
-    tip metered.ledger := metered._last_entry(of_scope);
-    clk timestamptz := metered.clock();
-    due bigint;     -- held, and due
-    d   record;
+    tip    metered.ledger := metered._last_entry(of_scope);
+    clk    timestamptz := metered.clock();
+    due    bigint;     -- held, and due
+    lapses record;
 begin
     now := greatest(clk, tip.at);
     seq := tip.seq;
@@ -407,12 +407,12 @@ begin
     if tip.lots_end is null then
         return;
     end if;
-    d := metered._due_lots(tip, clk);
-    units := units - metered._lapsing_after(tip, clk, d.lots, d.lapsed, d.debt);
+    lapses := metered._due_lots(tip, clk);
+    units := units - metered._lapsing_after(tip, clk, lapses.lots, lapses.lapsed, lapses.debt);
     lots := (
         select json_agg(json_build_object('lot', coalesce(x.no, 0), 'reference', coalesce(x.reference, (x.plan).of_reference), 'category', x.category, 'priority', x.priority,
             'granted_at', x.granted_at, 'expires_at', nullif(x.expires_at, 'infinity'), 'amount', x.amount, 'rest', x.rest, 'held', x.held, 'uses', (x.plan).uses)
             order by x.priority, x.expires_at, x.age)
-        from metered._lots_after(tip, clk, null, d.lots) x);
+        from metered._lots_after(tip, clk, null, lapses.lots) x);
 end
 $$;

@@ -11,14 +11,14 @@ create function metered._sweep_lots(of_scope text, until timestamptz, max_lots i
 language plpgsql volatile
 as $$
 declare
-    tip metered.ledger := metered._entry_for_write(of_scope);
-    e   metered.ledger := tip;
-    w   record;
-    due bigint[];
+    tip      metered.ledger := metered._entry_for_write(of_scope);
+    entry    metered.ledger := tip;
+    crossing record;
+    due      bigint[];
 begin
     ended := 0;
-    w := metered._cross_lowered(tip, 0, limits, greatest(until, tip.at));
-    silent := w.silent;
+    crossing := metered._cross_lowered(tip, 0, limits, greatest(until, tip.at));
+    silent := crossing.silent;
     if silent then
         return;
     end if;
@@ -31,15 +31,15 @@ begin
         (select y.no from metered.lot_rows y
          where y.scope = of_scope and y.keeps and y.expires_at <= until
          order by y.expires_at, y.age)) d);
-    e.crossed := w.crossed;
-    e := metered._settle(e, until, max_lots, 0, wait_ms);
+    entry.crossed := crossing.crossed;
+    entry := metered._settle(entry, until, max_lots, 0, wait_ms);
     ended := (select count(*) from metered.lot_rows y
         where y.no = any (due) and not y.open and not y.keeps);
     -- In the order of the moves, which keeps the planner from the index of all moves of each lot.
     touched := due || array(select m.lot from metered.lot_moves m
-        where m.scope = of_scope and m.seq > tip.seq and m.seq <= e.seq order by m.seq, m.nth);
-    if e.seq > tip.seq and w.crossings is not null then
-        crossed := metered._crossed_at(w.crossings, array[e.seq]);
+        where m.scope = of_scope and m.seq > tip.seq and m.seq <= entry.seq order by m.seq, m.nth);
+    if entry.seq > tip.seq and crossing.crossings is not null then
+        crossed := metered._crossed_at(crossing.crossings, array[entry.seq]);
     end if;
 end
 $$;
