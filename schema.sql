@@ -11736,8 +11736,8 @@ $$;
 --
 -- Thresholds on spending alone are judged twice: first for all units, so that nothing is written if the caller does not report. Then for the covered
 -- units, after the excess.
-create function metered.capture_holds(named metered.hold_ids, used metered.used_units[], terms metered.capture_terms,
-    ahead interval, wait_ms int, origin metered.origin, channel text, raising boolean,
+create function metered.capture_holds(named metered.hold_ids, used metered.used_units[],
+    terms metered.capture_terms, ahead interval, wait_ms int, origin metered.origin, channel text, raising boolean,
     out refused json, out holds json[], out crossed jsonb)
 language plpgsql volatile
 security definer
@@ -11749,7 +11749,6 @@ declare
     locked   record;
     own      text;
     line     record;
-    posted   record;
     asked    metered.used_units;
     crossing record;
     tip      metered.ledger;
@@ -11757,18 +11756,18 @@ declare
     take     bigint;
     covered  bigint;
     spent    metered.charge_limit[];
-    takes    metered.new_charge[];   -- covered units of scopes with such thresholds
-    watched  text[];                 -- these
-    scopes   text[];                 -- of used
+    takes    metered.new_charge[];  -- covered units of scopes with such thresholds
+    watched  text[];                -- these
+    scopes   text[];                -- of used
     units    bigint[];
     excess   metered.new_charge[];
-    fitting  metered.new_charge[];
+    beyond   record;                -- the excess as it was charged
     detail   jsonb;
     lines    json[];
     which    int;
     row_now  metered.holds;
     hold     json;
-    ended    boolean := false;       -- lines that are due before a minimum that is
+    ended    boolean := false;      -- lines that are due before a minimum that is
     unused   text;
     marked   boolean;
 begin
@@ -11792,38 +11791,39 @@ begin
         or octet_length(channel) > 64 then
         raise exception 'out of bounds: an argument of capture_holds' using errcode = '22023';
     end if;
-    if (terms.closing and terms.policy in ('refuse', 'fit', 'upto', 'even', 'allow') and (used is null or cardinality(named.ids) = 1)
-        or not terms.closing and used is not null) is not true then
+    if (terms.closing and terms.policy in ('refuse', 'fit', 'upto', 'even', 'allow')
+        and (used is null or cardinality(named.ids) = 1) or not terms.closing and used is not null) is not true then
         perform metered._require(false, 'terms');
     end if;
     locked := metered._lock_holds(named, 'h', wait_ms);
     if locked.status is not null then
-        refused := metered._refuse_hold(raising, json_build_object('status', locked.status, 'id', locked.failed, 'state', locked.stands,
-            'hold', metered.hold_json(locked.failed_no, locked.clk)));
+        refused := metered._refuse_hold(raising, json_build_object('status', locked.status, 'id', locked.failed,
+            'state', locked.stands, 'hold', metered.hold_json(locked.failed_no, locked.clk)));
         return;
     end if;
     if used is not null then
         foreach asked in array used loop
-            if (whole and asked.amount is null or not whole and asked.amount between 0 and 9007199254740992) is not true or asked.scope = any (scopes) then
+            if (whole and asked.amount is null or not whole and asked.amount between 0 and 9007199254740992) is not true
+                or asked.scope = any (scopes) then
                 perform metered._require(false, 'used');
             end if;
             scopes := scopes || asked.scope::text;
             units := units || asked.amount::bigint;
         end loop;
-        -- A claim's unit is spent when the claim is confirmed, and only then. If it could be
-        -- spent before, and the hold then ended otherwise, nobody could have the key, nor give
-        -- it back. Were it not spent, the key would be taken, and nothing given back would end
-        -- that.
         select h.claim into own from metered.holds h where h.no = locked.nos[1];
-        if own is not null and not whole and terms.closing <> coalesce(units[array_position(scopes, own)] > 0, false) then
-            refused := metered._refuse_hold(raising, json_build_object('status', case when terms.closing then 'unconfirmed' else 'claim' end,
+        if own is not null and not whole
+            and terms.closing <> coalesce(units[array_position(scopes, own)] > 0, false) then
+            refused := metered._refuse_hold(raising, json_build_object(
+                'status', case when terms.closing then 'unconfirmed' else 'claim' end,
                 'id', named.ids[1], 'scope', own));
             return;
         end if;
         foreach asked in array used loop
-            select y.open into line from metered.hold_lines y where y.hold = locked.nos[1] and y.scope = asked.scope;
+            select y.open into line from metered.hold_lines y
+            where y.hold = locked.nos[1] and y.scope = asked.scope;
             if line.open is null then
-                refused := metered._refuse_hold(raising, json_build_object('status', 'line', 'id', named.ids[1], 'scope', asked.scope));
+                refused := metered._refuse_hold(raising, json_build_object('status', 'line', 'id', named.ids[1],
+                    'scope', asked.scope));
                 return;
             elsif asked.amount > line.open and terms.policy = 'refuse' then
                 refused := metered._refuse_hold(raising, json_build_object('status', 'excess', 'id', named.ids[1],
@@ -11834,57 +11834,45 @@ begin
                     asked.limits, origin.note, null, null, null)::metered.new_charge;
             end if;
             covered := least(asked.amount, line.open);
-            spent := case when cardinality(asked.limits) > 0 and covered > 0 then metered._spent_limits(asked.limits) end;
+            spent := case when cardinality(asked.limits) > 0 and covered > 0
+                then metered._spent_limits(asked.limits) end;
             if spent is not null then
                 tip := metered._last_entry(asked.scope);
-                crossing := metered._cross_captured(row(asked.scope, null, coalesce(asked.amount, covered) - covered, -covered, spent, null, null, null, null)::metered.new_charge,
-                    tip, locked.clk, ahead);
+                crossing := metered._cross_captured(row(asked.scope, null, coalesce(asked.amount, covered) - covered,
+                    -covered, spent, null, null, null, null)::metered.new_charge, tip, locked.clk, ahead);
                 if crossing.silent then
                     if raising then
                         perform metered._refuse_unreported();
                     end if;
-                    refused := json_build_object('status', 'refused', 'refused', json_build_array(json_build_object('crossing', true)),
+                    refused := json_build_object('status', 'refused',
+                        'refused', json_build_array(json_build_object('crossing', true)),
                         'scopes', json_build_array(asked.scope), 'units', json_build_array(covered));
                     return;
                 elsif crossing.crossed is distinct from tip.crossed then
                     watched := watched || asked.scope;
-                    takes := takes || row(asked.scope, null, 0, -covered, spent, null, null, null, null)::metered.new_charge;
+                    takes := takes
+                        || row(asked.scope, null, 0, -covered, spent, null, null, null, null)::metered.new_charge;
                 end if;
             end if;
         end loop;
     end if;
-    -- The excess first: held units and units spent of them count the same.
-    while excess is not null loop
-        if terms.policy = 'allow' then
-            posted := metered._charge_anyway(excess, ahead, wait_ms, origin, row(named.ids[1], null, locked.nos, locked.clk));
-        else
-            posted := metered._write_charges(excess, ahead, wait_ms, origin, 'answer', row(named.ids[1], null, locked.nos, locked.clk), false);
-        end if;
-        crossed := posted.crossed;
-        exit when posted.refused is null;
-        if posted.refused -> 0 ? 'crossing' and raising then
-            perform metered._refuse_unreported();
-        end if;
-        fitting := case when terms.policy in ('upto', 'even') and not posted.refused -> 0 ? 'crossing'
-            then metered._as_far_as_admitted(excess, posted.refused, terms.policy = 'even') else excess end;
-        if fitting = excess then
-            refused := metered._refuse_hold(raising, json_build_object('status', 'refused', 'refused', posted.refused,
-                'scopes', (select json_agg(e.scope) from unnest(excess) e), 'units', (select json_agg(e.amount) from unnest(excess) e)));
+    if excess is not null then
+        beyond := metered._charge_excess(excess, scopes, units, terms.policy, ahead, wait_ms, origin,
+            row(named.ids[1], null, locked.nos, locked.clk), raising);
+        refused := beyond.refused;
+        if refused is not null then
             return;
         end if;
-        excess := fitting;
-    end loop;
-    if terms.policy in ('upto', 'even') then
-        for which in 1..cardinality(scopes) loop
-            select y.open into covered from metered.hold_lines y where y.hold = locked.nos[1] and y.scope = scopes[which];
-            units[which] := least(units[which], covered + coalesce((select e.amount from unnest(excess) e where e.scope = scopes[which]), 0));
-        end loop;
+        excess := beyond.excess;
+        units := beyond.units;
+        crossed := beyond.crossed;
     end if;
     for i in 1..cardinality(named.ids) loop
         detail := '[]';
         lines := '{}';
         for line in
-            select y.scope, y.amount, y.captured, y.open, y.due, y.opened_seq, y.refunded as given_back, y.at_least, t.seq, t.at, t.spent, t.refunded, t.credited, t.held, t.epoch, t.next_due,
+            select y.scope, y.amount, y.captured, y.open, y.due, y.opened_seq, y.refunded as given_back, y.at_least,
+                t.seq, t.at, t.spent, t.refunded, t.credited, t.held, t.epoch, t.next_due,
                 t.anchor_at, t.anchor_spent, t.lots_end, t.crossed, t.tallied, t.others
             from metered.hold_lines y left join lateral (
                 select * from metered.ledger e where e.scope = y.scope order by e.seq desc limit 1 for key share) t on true
@@ -11899,16 +11887,21 @@ begin
                 end if;
                 if line.next_due <= locked.clk and line.lots_end is null then
                     ended := ended or metered._end_minima(array(select distinct y.scope from metered.hold_lines y
-                        where y.hold = any (locked.nos) and y.open <> 0 and (terms.closing or units[array_position(scopes, y.scope)] > 0)), locked.nos[1], locked.clk, wait_ms) is not null;
+                        where y.hold = any (locked.nos) and y.open <> 0
+                          and (terms.closing or units[array_position(scopes, y.scope)] > 0)),
+                        locked.nos[1], locked.clk, wait_ms) is not null;
                     tip := metered._entry_for_write(line.scope);
-                elsif line.lots_end <= greatest(locked.clk, line.at) or line.lots_end is not null and line.next_due <= locked.clk then
-                    tip := metered._settle(metered._entry_for_write(line.scope), locked.clk, metered._ends_per_call(), 0, wait_ms);
+                elsif line.lots_end <= greatest(locked.clk, line.at)
+                    or line.lots_end is not null and line.next_due <= locked.clk then
+                    tip := metered._settle(metered._entry_for_write(line.scope), locked.clk,
+                        metered._ends_per_call(), 0, wait_ms);
                 elsif line.tallied then
                     tip := metered._entry_for_write(line.scope);
                 end if;
                 if tip.scope = line.scope and tip.seq >= line.seq then
                     select tip.seq, tip.at, tip.spent, tip.credited, tip.held, tip.next_due, tip.lots_end, tip.others
-                    into line.seq, line.at, line.spent, line.credited, line.held, line.next_due, line.lots_end, line.others;
+                    into line.seq, line.at, line.spent, line.credited, line.held, line.next_due, line.lots_end,
+                        line.others;
                 end if;
                 if take > covered then   -- the excess is no charge beside the capture
                     line.others := coalesce(int8smaller(line.others, line.seq), 0) + 1;
@@ -11916,12 +11909,15 @@ begin
                 if covered > 0 then
                     which := array_position(watched, line.scope);
                     if which is not null then
-                        crossing := metered._cross_captured(takes[which], metered._last_entry(line.scope), locked.clk, ahead);
+                        crossing := metered._cross_captured(takes[which], metered._last_entry(line.scope), locked.clk,
+                            ahead);
                         if crossing.silent then
                             perform metered._collided();     -- the state that was judged first has changed
                         end if;
                         line.crossed := crossing.crossed;
-                        crossed := case when crossing.crossings is null then crossed else coalesce(crossed, '[]') || metered._crossed_at(crossing.crossings, array[line.seq + 1]) end;
+                        crossed := case when crossing.crossings is null then crossed
+                            else coalesce(crossed, '[]')
+                                || metered._crossed_at(crossing.crossings, array[line.seq + 1]) end;
                     end if;
                     insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed, tallied, others)
                     values (line.seq + 1, covered, greatest(locked.clk, line.at), line.spent + covered, line.refunded, line.credited, line.held - covered, line.epoch, 'u', line.scope, metered._due_after(line.scope, line.seq, line.held - covered, line.next_due, locked.clk), named.ids[i], origin.tenant, origin.operation, origin.note, line.anchor_at, line.anchor_spent, line.lots_end, line.crossed, line.tallied, int8smaller(line.others, line.seq))
@@ -11947,28 +11943,81 @@ begin
                 marked := metered._mark_freed(line.scope);
             end if;
             if take > covered then
-                which := (select x.n from unnest(excess) with ordinality x(scope, key, amount, held, limits, note, must_exist, lease, lease_offset, n) where x.scope = line.scope);
-                detail := detail || jsonb_build_object('scope', line.scope, 'amount', take - covered, 'seq', posted.seqs[which], 'at', posted.ats[which], 'excess', true);
+                which := (select x.n from unnest(excess) with ordinality
+                    x(scope, key, amount, held, limits, note, must_exist, lease, lease_offset, n)
+                    where x.scope = line.scope);
+                detail := detail || jsonb_build_object('scope', line.scope, 'amount', take - covered,
+                    'seq', beyond.seqs[which], 'at', beyond.ats[which], 'excess', true);
             end if;
-            lines := lines || metered._line_json(line.scope, line.amount, line.captured + take, case when terms.closing then 0 else line.open - covered end, line.given_back, line.at_least);
+            lines := lines || metered._line_json(line.scope, line.amount, line.captured + take,
+                case when terms.closing then 0 else line.open - covered end, line.given_back, line.at_least);
             if take > 0 or terms.closing and line.open > 0 then
-                update metered.hold_lines y set captured = y.captured + take, open = case when terms.closing then 0 else y.open - covered end
+                update metered.hold_lines y set captured = y.captured + take,
+                    open = case when terms.closing then 0 else y.open - covered end
                 where y.hold = locked.nos[i] and y.scope = line.scope;
             end if;
         end loop;
         update metered.holds y set version = y.version + 1, entity = coalesce(terms.entity, y.entity),
-            state = case when terms.closing then 'c' else 'h' end::"char", ended_at = case when terms.closing then locked.clk end, pending = not terms.closing
+            state = case when terms.closing then 'c' else 'h' end::"char",
+            ended_at = case when terms.closing then locked.clk end, pending = not terms.closing
         where y.no = locked.nos[i] returning y.* into row_now;
         hold := metered._hold_as_json(row_now, array_to_json(lines), locked.clk, null);
         holds[i] := hold;
         insert into metered.hold_events (hold, at, version, kind, entity, detail, note, operation_tenant, operation)
-        values (locked.nos[i], locked.clk, row_now.version, case when terms.closing then 'c' else 'p' end, terms.entity, detail,
-            origin.note, origin.tenant, origin.operation);
+        values (locked.nos[i], locked.clk, row_now.version, case when terms.closing then 'c' else 'p' end, terms.entity,
+            detail, origin.note, origin.tenant, origin.operation);
         if channel is not null then
-            perform metered._announce(channel, named.tenant, named.ids[i], row_now.version, case when terms.closing then 'captured' else 'captured_part' end);
+            perform metered._announce(channel, named.tenant, named.ids[i], row_now.version,
+                case when terms.closing then 'captured' else 'captured_part' end);
         end if;
         unused := case when origin.operation is not null then metered._remember_hold(hold) end;
     end loop;
+end
+$$;
+
+-- Charges what a capture takes beyond the held units of its lines, by its policy, and before it takes these:
+-- held units and units spent of them count the same. It returns what was charged (excess, seqs, ats), the units
+-- of each scope that the capture takes then, or why the policy refuses.
+create function metered._charge_excess(inout excess metered.new_charge[], scopes text[], inout units bigint[],
+    policy text, ahead interval, wait_ms int, origin metered.origin, terms metered.hold_terms, raising boolean,
+    out seqs bigint[], out ats timestamptz[], out crossed jsonb, out refused json)
+language plpgsql volatile
+as $$
+declare
+    posted  record;
+    fitting metered.new_charge[];
+    covered bigint;
+begin
+    while excess is not null loop
+        if policy = 'allow' then
+            posted := metered._charge_anyway(excess, ahead, wait_ms, origin, terms);
+        else
+            posted := metered._write_charges(excess, ahead, wait_ms, origin, 'answer', terms, false);
+        end if;
+        seqs := posted.seqs;
+        ats := posted.ats;
+        crossed := posted.crossed;
+        exit when posted.refused is null;
+        if posted.refused -> 0 ? 'crossing' and raising then
+            perform metered._refuse_unreported();
+        end if;
+        fitting := case when policy in ('upto', 'even') and not posted.refused -> 0 ? 'crossing'
+            then metered._as_far_as_admitted(excess, posted.refused, policy = 'even') else excess end;
+        if fitting = excess then
+            refused := metered._refuse_hold(raising, json_build_object('status', 'refused', 'refused', posted.refused,
+                'scopes', (select json_agg(e.scope) from unnest(excess) e),
+                'units', (select json_agg(e.amount) from unnest(excess) e)));
+            return;
+        end if;
+        excess := fitting;
+    end loop;
+    if policy in ('upto', 'even') then
+        for which in 1..cardinality(scopes) loop
+            select y.open into covered from metered.hold_lines y where y.hold = terms.nos[1] and y.scope = scopes[which];
+            units[which] := least(units[which],
+                covered + coalesce((select e.amount from unnest(excess) e where e.scope = scopes[which]), 0));
+        end loop;
+    end if;
 end
 $$;
 
@@ -17846,12 +17895,12 @@ begin
             _age,_announce,_answer_before,_append,_append_all,_append_lot,_apply_lots,_armed,_as_charges,
             _as_far_as_admitted,_as_held,_as_rest,_as_wallet,_awake,_balance,_base,_beginning,_behind,_beyond_limits,
             _bound_lock_wait,_by_days,_by_system,_capped,_capture_lots,_capture_minima,_captured,_change_lines,
-            _charge_anyway,_charge_of,_charged_json,_charges_upto,_check_feed,_check_limits,_check_now,
-            _class_of,_clear_freed,_clear_freed_of,_clock_changes,_close_lease,_close_scope,_closed_classes,
-            _collided,_comes_of_kept,_completed_json,_created_json,_credit_lot,_cross_captured,_cross_lowered,
-            _cross_thresholds,_crossed_at,_debt,_debt_paid,_due_after,_due_lots,_due_minima,_due_units,
-            _empty_lot,_end_due,_end_foreseen,_end_line,_end_lost,_end_lot,_end_minima,_end_minima_of,_end_named,
-            _end_rows,_end_skipped,_end_swept,_end_tallies,_ends_per_call,_entry_for_write,_events_per_step,
+            _charge_anyway,_charge_excess,_charge_of,_charged_json,_charges_upto,_check_feed,_check_limits,
+            _check_now,_class_of,_clear_freed,_clear_freed_of,_clock_changes,_close_lease,_close_scope,
+            _closed_classes,_collided,_comes_of_kept,_completed_json,_created_json,_credit_lot,_cross_captured,
+            _cross_lowered,_cross_thresholds,_crossed_at,_debt,_debt_paid,_due_after,_due_lots,_due_minima,
+            _due_units,_empty_lot,_end_due,_end_foreseen,_end_line,_end_lost,_end_lot,_end_minima,_end_minima_of,
+            _end_named,_end_rows,_end_skipped,_end_swept,_end_tallies,_ends_per_call,_entry_for_write,_events_per_step,
             _expire_and_check,_expire_due,_expire_rows,_explain_charges,_family,_feed_needs,_feed_server,
             _find_lot,_find_skipped,_first_due,_first_for_write,_first_lot,_first_minima,_fits,_fits_after_period,
             _fits_at,_fits_origin,_fold,_fold_all,_fold_of,_foreseen,_foreseen_later,_foreseen_next,_foreseen_on,

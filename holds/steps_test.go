@@ -245,7 +245,7 @@ func TestBacklog_StepsGoOutSeveralAtATime(t *testing.T) {
 	require.ErrorIs(t, <-failed, context.Canceled)
 	require.NoError(t, lock.Rollback(t.Context()))
 	require.Eventually(t, func() bool {
-		return 0 == queryRow[int](t, f.pool, "select count(*) from pg_locks where not granted")
+		return queryRow[int](t, f.pool, "select count(*) from pg_locks where not granted") == 0
 	}, time.Minute, time.Millisecond)
 
 	sent = nil

@@ -7,6 +7,7 @@ import "maps"
 // would cost each call more than it runs.
 func init() {
 	maps.Copy(templates, chargeMacros)
+	maps.Copy(templates, captureMacros)
 }
 
 var chargeMacros = map[string]string{
@@ -172,4 +173,147 @@ var chargeMacros = map[string]string{
                     case when not metered._lags(tip) then metered._balance(tip) end, 't', charge.note ->> 'use');
             end if;
         end if;`,
+}
+
+var captureMacros = map[string]string{
+	// Judges the units that a capture takes of each scope of used, before anything is written: that they
+	// are well named, what the claim of the hold demands, what is beyond the held units (excess), and
+	// whether the caller reports the thresholds on spending that they cross.
+	//
+	// A claim's unit is spent when the claim is confirmed, and only then. If it could be spent before, and
+	// the hold then ended otherwise, nobody could have the key, nor give it back. Were it not spent, the
+	// key would be taken, and nothing given back would end that.
+	"capture asked": `foreach asked in array used loop
+            if (whole and asked.amount is null or not whole and asked.amount between 0 and 9007199254740992) is not true
+                or asked.scope = any (scopes) then
+                perform metered._require(false, 'used');
+            end if;
+            scopes := scopes || asked.scope::text;
+            units := units || asked.amount::bigint;
+        end loop;
+        select h.claim into own from metered.holds h where h.no = locked.nos[1];
+        if own is not null and not whole
+            and terms.closing <> coalesce(units[array_position(scopes, own)] > 0, false) then
+            refused := metered._refuse_hold(raising, json_build_object(
+                'status', case when terms.closing then 'unconfirmed' else 'claim' end,
+                'id', named.ids[1], 'scope', own));
+            return;
+        end if;
+        foreach asked in array used loop
+            select y.open into line from metered.hold_lines y
+            where y.hold = locked.nos[1] and y.scope = asked.scope;
+            if line.open is null then
+                refused := metered._refuse_hold(raising, json_build_object('status', 'line', 'id', named.ids[1],
+                    'scope', asked.scope));
+                return;
+            elsif asked.amount > line.open and terms.policy = 'refuse' then
+                refused := metered._refuse_hold(raising, json_build_object('status', 'excess', 'id', named.ids[1],
+                    'scope', asked.scope, 'requested', asked.amount, 'open', line.open));
+                return;
+            elsif asked.amount > line.open then
+                excess := excess || row(asked.scope, null, asked.amount - line.open, 0,
+                    asked.limits, origin.note, null, null, null)::metered.new_charge;
+            end if;
+            covered := least(asked.amount, line.open);
+            spent := case when cardinality(asked.limits) > 0 and covered > 0
+                then metered._spent_limits(asked.limits) end;
+            if spent is not null then
+                tip := metered._last_entry(asked.scope);
+                crossing := metered._cross_captured(row(asked.scope, null, coalesce(asked.amount, covered) - covered,
+                    -covered, spent, null, null, null, null)::metered.new_charge, tip, locked.clk, ahead);
+                if crossing.silent then
+                    if raising then
+                        perform metered._refuse_unreported();
+                    end if;
+                    refused := json_build_object('status', 'refused',
+                        'refused', json_build_array(json_build_object('crossing', true)),
+                        'scopes', json_build_array(asked.scope), 'units', json_build_array(covered));
+                    return;
+                elsif crossing.crossed is distinct from tip.crossed then
+                    watched := watched || asked.scope;
+                    takes := takes
+                        || row(asked.scope, null, 0, -covered, spent, null, null, null, null)::metered.new_charge;
+                end if;
+            end if;
+        end loop;`,
+	// Brings a line's last entry up to what is due in its scope: minima of other holds, the ends of
+	// lots, and tallies.
+	"capture tip": `if line.next_due <= locked.clk and line.lots_end is null then
+                    ended := ended or metered._end_minima(array(select distinct y.scope from metered.hold_lines y
+                        where y.hold = any (locked.nos) and y.open <> 0
+                          and (terms.closing or units[array_position(scopes, y.scope)] > 0)),
+                        locked.nos[1], locked.clk, wait_ms) is not null;
+                    tip := metered._entry_for_write(line.scope);
+                elsif line.lots_end <= greatest(locked.clk, line.at)
+                    or line.lots_end is not null and line.next_due <= locked.clk then
+                    tip := metered._settle(metered._entry_for_write(line.scope), locked.clk,
+                        metered._ends_per_call(), 0, wait_ms);
+                elsif line.tallied then
+                    tip := metered._entry_for_write(line.scope);
+                end if;
+                if tip.scope = line.scope and tip.seq >= line.seq then
+                    select tip.seq, tip.at, tip.spent, tip.credited, tip.held, tip.next_due, tip.lots_end, tip.others
+                    into line.seq, line.at, line.spent, line.credited, line.held, line.next_due, line.lots_end,
+                        line.others;
+                end if;
+                if take > covered then   -- the excess is no charge beside the capture
+                    line.others := coalesce({others: tip = line}, 0) + 1;
+                end if;`,
+	"capture origin": `hold = named.ids[i], operation_tenant = origin.tenant, operation = origin.operation,
+                        note = origin.note`,
+	// Spends the covered units of a line. Thresholds on spending were judged for all units before
+	// ({capture asked}), and are judged for these after the excess.
+	"capture spent": `which := array_position(watched, line.scope);
+                    if which is not null then
+                        crossing := metered._cross_captured(takes[which], metered._last_entry(line.scope), locked.clk,
+                            ahead);
+                        if crossing.silent then
+                            perform metered._collided();     -- the state that was judged first has changed
+                        end if;
+                        line.crossed := crossing.crossed;
+                        crossed := case when crossing.crossings is null then crossed
+                            else coalesce(crossed, '[]')
+                                || metered._crossed_at(crossing.crossings, array[line.seq + 1]) end;
+                    end if;
+                    insert into metered.ledger ({entry columns})
+                    values ({entry of line: seq = line.seq + 1, amount = covered, at = greatest(locked.clk, line.at),
+                        spent = line.spent + covered, held = line.held - covered, kind = 'u',
+                        next_due = metered._due_after(line.scope, line.seq, line.held - covered, line.next_due,
+                            locked.clk), {capture origin}})
+                    on conflict do nothing;
+                    if not found then
+                        perform metered._collided();
+                    elsif line.lots_end is not null then
+                        perform metered._capture_lots(metered._last_entry(line.scope), line.opened_seq, covered);
+                    end if;
+                    detail := detail || jsonb_build_object('scope', line.scope, 'amount', covered,
+                        'seq', line.seq + 1, 'at', greatest(locked.clk, line.at));`,
+	// Frees what a capture that closes leaves of a line.
+	"capture rest": `insert into metered.ledger ({entry columns})
+                    values ({entry of line: seq = line.seq + case when covered > 0 then 2 else 1 end,
+                        amount = line.open - covered, at = greatest(locked.clk, line.at),
+                        spent = line.spent + covered, held = line.held - line.open, kind = 'l',
+                        next_due = metered._due_after(line.scope, line.seq, line.held - line.open, line.next_due,
+                            locked.clk), {capture origin}})
+                    on conflict do nothing;
+                    if not found then
+                        perform metered._collided();
+                    elsif line.lots_end is not null then
+                        perform metered._free_lots(metered._entry_for_write(line.scope), array[line.opened_seq]);
+                    end if;`,
+	// Writes a line as it is after the capture, and keeps it for the answer and the event.
+	"capture line": `if take > covered then
+                which := (select x.n from unnest(excess) with ordinality
+                    x(scope, key, amount, held, limits, note, must_exist, lease, lease_offset, n)
+                    where x.scope = line.scope);
+                detail := detail || jsonb_build_object('scope', line.scope, 'amount', take - covered,
+                    'seq', beyond.seqs[which], 'at', beyond.ats[which], 'excess', true);
+            end if;
+            lines := lines || metered._line_json(line.scope, line.amount, line.captured + take,
+                case when terms.closing then 0 else line.open - covered end, line.given_back, line.at_least);
+            if take > 0 or terms.closing and line.open > 0 then
+                update metered.hold_lines y set captured = y.captured + take,
+                    open = case when terms.closing then 0 else y.open - covered end
+                where y.hold = locked.nos[i] and y.scope = line.scope;
+            end if;`,
 }

@@ -123,8 +123,8 @@ $$;
 --
 -- Thresholds on spending alone are judged twice: first for all units, so that nothing is written if the caller does not report. Then for the covered
 -- units, after the excess.
-create function metered.capture_holds(named metered.hold_ids, used metered.used_units[], terms metered.capture_terms,
-    ahead interval, wait_ms int, origin metered.origin, channel text, raising boolean,
+create function metered.capture_holds(named metered.hold_ids, used metered.used_units[],
+    terms metered.capture_terms, ahead interval, wait_ms int, origin metered.origin, channel text, raising boolean,
     out refused json, out holds json[], out crossed jsonb)
 language plpgsql volatile
 as $$
@@ -132,7 +132,6 @@ declare
     locked   record;
     own      text;
     line     record;
-    posted   record;
     asked    metered.used_units;
     crossing record;
     tip      metered.ledger;
@@ -140,114 +139,51 @@ declare
     take     bigint;
     covered  bigint;
     spent    metered.charge_limit[];
-    takes    metered.new_charge[];   -- covered units of scopes with such thresholds
-    watched  text[];                 -- these
-    scopes   text[];                 -- of used
+    takes    metered.new_charge[];  -- covered units of scopes with such thresholds
+    watched  text[];                -- these
+    scopes   text[];                -- of used
     units    bigint[];
     excess   metered.new_charge[];
-    fitting  metered.new_charge[];
+    beyond   record;                -- the excess as it was charged
     detail   jsonb;
     lines    json[];
     which    int;
     row_now  metered.holds;
     hold     json;
-    ended    boolean := false;       -- lines that are due before a minimum that is
+    ended    boolean := false;      -- lines that are due before a minimum that is
     unused   text;
     marked   boolean;
 begin
-    if (terms.closing and terms.policy in ('refuse', 'fit', 'upto', 'even', 'allow') and (used is null or cardinality(named.ids) = 1)
-        or not terms.closing and used is not null) is not true then
+    if (terms.closing and terms.policy in ('refuse', 'fit', 'upto', 'even', 'allow')
+        and (used is null or cardinality(named.ids) = 1) or not terms.closing and used is not null) is not true then
         perform metered._require(false, 'terms');
     end if;
     locked := metered._lock_holds(named, 'h', wait_ms);
     if locked.status is not null then
-        refused := metered._refuse_hold(raising, json_build_object('status', locked.status, 'id', locked.failed, 'state', locked.stands,
-            'hold', metered.hold_json(locked.failed_no, locked.clk)));
+        refused := metered._refuse_hold(raising, json_build_object('status', locked.status, 'id', locked.failed,
+            'state', locked.stands, 'hold', metered.hold_json(locked.failed_no, locked.clk)));
         return;
     end if;
     if used is not null then
-        foreach asked in array used loop
-            if (whole and asked.amount is null or not whole and asked.amount between 0 and 9007199254740992) is not true or asked.scope = any (scopes) then
-                perform metered._require(false, 'used');
-            end if;
-            scopes := scopes || asked.scope::text;
-            units := units || asked.amount::bigint;
-        end loop;
-        -- A claim's unit is spent when the claim is confirmed, and only then. If it could be
-        -- spent before, and the hold then ended otherwise, nobody could have the key, nor give
-        -- it back. Were it not spent, the key would be taken, and nothing given back would end
-        -- that.
-        select h.claim into own from metered.holds h where h.no = locked.nos[1];
-        if own is not null and not whole and terms.closing <> coalesce(units[array_position(scopes, own)] > 0, false) then
-            refused := metered._refuse_hold(raising, json_build_object('status', case when terms.closing then 'unconfirmed' else 'claim' end,
-                'id', named.ids[1], 'scope', own));
-            return;
-        end if;
-        foreach asked in array used loop
-            select y.open into line from metered.hold_lines y where y.hold = locked.nos[1] and y.scope = asked.scope;
-            if line.open is null then
-                refused := metered._refuse_hold(raising, json_build_object('status', 'line', 'id', named.ids[1], 'scope', asked.scope));
-                return;
-            elsif asked.amount > line.open and terms.policy = 'refuse' then
-                refused := metered._refuse_hold(raising, json_build_object('status', 'excess', 'id', named.ids[1],
-                    'scope', asked.scope, 'requested', asked.amount, 'open', line.open));
-                return;
-            elsif asked.amount > line.open then
-                excess := excess || row(asked.scope, null, asked.amount - line.open, 0,
-                    asked.limits, origin.note, null, null, null)::metered.new_charge;
-            end if;
-            covered := least(asked.amount, line.open);
-            spent := case when cardinality(asked.limits) > 0 and covered > 0 then metered._spent_limits(asked.limits) end;
-            if spent is not null then
-                tip := metered._last_entry(asked.scope);
-                crossing := metered._cross_captured(row(asked.scope, null, coalesce(asked.amount, covered) - covered, -covered, spent, null, null, null, null)::metered.new_charge,
-                    tip, locked.clk, ahead);
-                if crossing.silent then
-                    if raising then
-                        perform metered._refuse_unreported();
-                    end if;
-                    refused := json_build_object('status', 'refused', 'refused', json_build_array(json_build_object('crossing', true)),
-                        'scopes', json_build_array(asked.scope), 'units', json_build_array(covered));
-                    return;
-                elsif crossing.crossed is distinct from tip.crossed then
-                    watched := watched || asked.scope;
-                    takes := takes || row(asked.scope, null, 0, -covered, spent, null, null, null, null)::metered.new_charge;
-                end if;
-            end if;
-        end loop;
+        {capture asked}
     end if;
-    -- The excess first: held units and units spent of them count the same.
-    while excess is not null loop
-        if terms.policy = 'allow' then
-            posted := metered._charge_anyway(excess, ahead, wait_ms, origin, row(named.ids[1], null, locked.nos, locked.clk));
-        else
-            posted := metered._write_charges(excess, ahead, wait_ms, origin, 'answer', row(named.ids[1], null, locked.nos, locked.clk), false);
-        end if;
-        crossed := posted.crossed;
-        exit when posted.refused is null;
-        if posted.refused -> 0 ? 'crossing' and raising then
-            perform metered._refuse_unreported();
-        end if;
-        fitting := case when terms.policy in ('upto', 'even') and not posted.refused -> 0 ? 'crossing'
-            then metered._as_far_as_admitted(excess, posted.refused, terms.policy = 'even') else excess end;
-        if fitting = excess then
-            refused := metered._refuse_hold(raising, json_build_object('status', 'refused', 'refused', posted.refused,
-                'scopes', (select json_agg(e.scope) from unnest(excess) e), 'units', (select json_agg(e.amount) from unnest(excess) e)));
+    if excess is not null then
+        beyond := metered._charge_excess(excess, scopes, units, terms.policy, ahead, wait_ms, origin,
+            row(named.ids[1], null, locked.nos, locked.clk), raising);
+        refused := beyond.refused;
+        if refused is not null then
             return;
         end if;
-        excess := fitting;
-    end loop;
-    if terms.policy in ('upto', 'even') then
-        for which in 1..cardinality(scopes) loop
-            select y.open into covered from metered.hold_lines y where y.hold = locked.nos[1] and y.scope = scopes[which];
-            units[which] := least(units[which], covered + coalesce((select e.amount from unnest(excess) e where e.scope = scopes[which]), 0));
-        end loop;
+        excess := beyond.excess;
+        units := beyond.units;
+        crossed := beyond.crossed;
     end if;
     for i in 1..cardinality(named.ids) loop
         detail := '[]';
         lines := '{}';
         for line in
-            select y.scope, y.amount, y.captured, y.open, y.due, y.opened_seq, y.refunded as given_back, y.at_least, t.seq, t.at, t.spent, t.refunded, t.credited, t.held, t.epoch, t.next_due,
+            select y.scope, y.amount, y.captured, y.open, y.due, y.opened_seq, y.refunded as given_back, y.at_least,
+                t.seq, t.at, t.spent, t.refunded, t.credited, t.held, t.epoch, t.next_due,
                 t.anchor_at, t.anchor_spent, t.lots_end, t.crossed, t.tallied, t.others
             from metered.hold_lines y left join lateral (
                 select * from metered.ledger e where e.scope = y.scope order by e.seq desc limit 1 for key share) t on true
@@ -260,83 +196,78 @@ begin
                 if line.seq is null or line.open > 0 and (line.due >= line.next_due) is not true then
                     perform metered._collided();
                 end if;
-                if line.next_due <= locked.clk and line.lots_end is null then
-                    ended := ended or metered._end_minima(array(select distinct y.scope from metered.hold_lines y
-                        where y.hold = any (locked.nos) and y.open <> 0 and (terms.closing or units[array_position(scopes, y.scope)] > 0)), locked.nos[1], locked.clk, wait_ms) is not null;
-                    tip := metered._entry_for_write(line.scope);
-                elsif line.lots_end <= greatest(locked.clk, line.at) or line.lots_end is not null and line.next_due <= locked.clk then
-                    tip := metered._settle(metered._entry_for_write(line.scope), locked.clk, metered._ends_per_call(), 0, wait_ms);
-                elsif line.tallied then
-                    tip := metered._entry_for_write(line.scope);
-                end if;
-                if tip.scope = line.scope and tip.seq >= line.seq then
-                    select tip.seq, tip.at, tip.spent, tip.credited, tip.held, tip.next_due, tip.lots_end, tip.others
-                    into line.seq, line.at, line.spent, line.credited, line.held, line.next_due, line.lots_end, line.others;
-                end if;
-                if take > covered then   -- the excess is no charge beside the capture
-                    line.others := coalesce({others: tip = line}, 0) + 1;
-                end if;
+                {capture tip}
                 if covered > 0 then
-                    which := array_position(watched, line.scope);
-                    if which is not null then
-                        crossing := metered._cross_captured(takes[which], metered._last_entry(line.scope), locked.clk, ahead);
-                        if crossing.silent then
-                            perform metered._collided();     -- the state that was judged first has changed
-                        end if;
-                        line.crossed := crossing.crossed;
-                        crossed := case when crossing.crossings is null then crossed else coalesce(crossed, '[]') || metered._crossed_at(crossing.crossings, array[line.seq + 1]) end;
-                    end if;
-                    insert into metered.ledger ({entry columns})
-                    values ({entry of line: seq = line.seq + 1, amount = covered, at = greatest(locked.clk, line.at), spent = line.spent + covered, held = line.held - covered,
-                        kind = 'u', next_due = metered._due_after(line.scope, line.seq, line.held - covered, line.next_due, locked.clk), hold = named.ids[i],
-                        operation_tenant = origin.tenant, operation = origin.operation, note = origin.note})
-                    on conflict do nothing;
-                    if not found then
-                        perform metered._collided();
-                    elsif line.lots_end is not null then
-                        perform metered._capture_lots(metered._last_entry(line.scope), line.opened_seq, covered);
-                    end if;
-                    detail := detail || jsonb_build_object('scope', line.scope, 'amount', covered,
-                        'seq', line.seq + 1, 'at', greatest(locked.clk, line.at));
+                    {capture spent}
                 end if;
                 if terms.closing and covered < line.open then
-                    insert into metered.ledger ({entry columns})
-                    values ({entry of line: seq = line.seq + case when covered > 0 then 2 else 1 end, amount = line.open - covered, at = greatest(locked.clk, line.at),
-                        spent = line.spent + covered, held = line.held - line.open, kind = 'l',
-                        next_due = metered._due_after(line.scope, line.seq, line.held - line.open, line.next_due, locked.clk), hold = named.ids[i],
-                        operation_tenant = origin.tenant, operation = origin.operation, note = origin.note})
-                    on conflict do nothing;
-                    if not found then
-                        perform metered._collided();
-                    elsif line.lots_end is not null then
-                        perform metered._free_lots(metered._entry_for_write(line.scope), array[line.opened_seq]);
-                    end if;
+                    {capture rest}
                 end if;
                 marked := metered._mark_freed(line.scope);
             end if;
-            if take > covered then
-                which := (select x.n from unnest(excess) with ordinality x(scope, key, amount, held, limits, note, must_exist, lease, lease_offset, n) where x.scope = line.scope);
-                detail := detail || jsonb_build_object('scope', line.scope, 'amount', take - covered, 'seq', posted.seqs[which], 'at', posted.ats[which], 'excess', true);
-            end if;
-            lines := lines || metered._line_json(line.scope, line.amount, line.captured + take, case when terms.closing then 0 else line.open - covered end, line.given_back, line.at_least);
-            if take > 0 or terms.closing and line.open > 0 then
-                update metered.hold_lines y set captured = y.captured + take, open = case when terms.closing then 0 else y.open - covered end
-                where y.hold = locked.nos[i] and y.scope = line.scope;
-            end if;
+            {capture line}
         end loop;
         update metered.holds y set version = y.version + 1, entity = coalesce(terms.entity, y.entity),
-            state = case when terms.closing then 'c' else 'h' end::"char", ended_at = case when terms.closing then locked.clk end, pending = not terms.closing
+            state = case when terms.closing then 'c' else 'h' end::"char",
+            ended_at = case when terms.closing then locked.clk end, pending = not terms.closing
         where y.no = locked.nos[i] returning y.* into row_now;
         hold := metered._hold_as_json(row_now, array_to_json(lines), locked.clk, null);
         holds[i] := hold;
         insert into metered.hold_events (hold, at, version, kind, entity, detail, note, operation_tenant, operation)
-        values (locked.nos[i], locked.clk, row_now.version, case when terms.closing then 'c' else 'p' end, terms.entity, detail,
-            origin.note, origin.tenant, origin.operation);
+        values (locked.nos[i], locked.clk, row_now.version, case when terms.closing then 'c' else 'p' end, terms.entity,
+            detail, origin.note, origin.tenant, origin.operation);
         if channel is not null then
-            perform metered._announce(channel, named.tenant, named.ids[i], row_now.version, case when terms.closing then 'captured' else 'captured_part' end);
+            perform metered._announce(channel, named.tenant, named.ids[i], row_now.version,
+                case when terms.closing then 'captured' else 'captured_part' end);
         end if;
         unused := case when origin.operation is not null then metered._remember_hold(hold) end;
     end loop;
+end
+$$;
+
+-- Charges what a capture takes beyond the held units of its lines, by its policy, and before it takes these:
+-- held units and units spent of them count the same. It returns what was charged (excess, seqs, ats), the units
+-- of each scope that the capture takes then, or why the policy refuses.
+create function metered._charge_excess(inout excess metered.new_charge[], scopes text[], inout units bigint[],
+    policy text, ahead interval, wait_ms int, origin metered.origin, terms metered.hold_terms, raising boolean,
+    out seqs bigint[], out ats timestamptz[], out crossed jsonb, out refused json)
+language plpgsql volatile
+as $$
+declare
+    posted  record;
+    fitting metered.new_charge[];
+    covered bigint;
+begin
+    while excess is not null loop
+        if policy = 'allow' then
+            posted := metered._charge_anyway(excess, ahead, wait_ms, origin, terms);
+        else
+            posted := metered._write_charges(excess, ahead, wait_ms, origin, 'answer', terms, false);
+        end if;
+        seqs := posted.seqs;
+        ats := posted.ats;
+        crossed := posted.crossed;
+        exit when posted.refused is null;
+        if posted.refused -> 0 ? 'crossing' and raising then
+            perform metered._refuse_unreported();
+        end if;
+        fitting := case when policy in ('upto', 'even') and not posted.refused -> 0 ? 'crossing'
+            then metered._as_far_as_admitted(excess, posted.refused, policy = 'even') else excess end;
+        if fitting = excess then
+            refused := metered._refuse_hold(raising, json_build_object('status', 'refused', 'refused', posted.refused,
+                'scopes', (select json_agg(e.scope) from unnest(excess) e),
+                'units', (select json_agg(e.amount) from unnest(excess) e)));
+            return;
+        end if;
+        excess := fitting;
+    end loop;
+    if policy in ('upto', 'even') then
+        for which in 1..cardinality(scopes) loop
+            select y.open into covered from metered.hold_lines y where y.hold = terms.nos[1] and y.scope = scopes[which];
+            units[which] := least(units[which],
+                covered + coalesce((select e.amount from unnest(excess) e where e.scope = scopes[which]), 0));
+        end loop;
+    end if;
 end
 $$;
 
