@@ -2382,7 +2382,7 @@ as $$
     select coalesce(plan.roll_again <> 0, false) or coalesce(plan.roll_shared, false)
 $$;
 
--- The plan of a lot that takes over units of lot.
+-- The plan of a lot that takes over units of another one.
 create function metered._plan_on(lot metered.lots) returns metered.lot_plan
 language plpgsql stable
 as $$
@@ -2795,7 +2795,7 @@ begin
 end
 $$;
 
--- The lot in which so many units of lot go on, as the entry at_seq credits it, or one with no number
+-- The lot in which so many units of it go on, as the entry at_seq credits it, or one with no number
 -- for none. new_no is its number, where none was set aside for it.
 create function metered._gone_on(lot metered.lots, units bigint, at_seq bigint, new_no bigint)
 returns metered.lots
@@ -2891,7 +2891,7 @@ begin
 end
 $$;
 
--- The lot of the period after that of lot, which renews.
+-- The lot of the period after a lot that renews.
 create function metered._next_lot(lot metered.lots) returns metered.lots
 language plpgsql stable
 as $$
@@ -4997,7 +4997,7 @@ begin
 end
 $$;
 
--- The credit of a scope that no grant brought becomes a lot that never ends, after the entry entry. So many of its units are held.
+-- The credit of a scope that no grant brought becomes a lot that never ends, after an entry. So many of its units are held.
 create function metered._old_lot(entry metered.ledger, units bigint, held bigint) returns bigint
 language plpgsql volatile
 as $$
@@ -5834,7 +5834,7 @@ begin
 end
 $$;
 
--- Takes back units of a lot before they begin. Without any left, it does not begin, and none comes after it. Appends the entry entry, and returns it.
+-- Takes back units of a lot before they begin. Without any left, it does not begin, and none comes after it. Appends an entry after it, and returns it.
 create function metered._withdraw(entry metered.ledger, lot metered.lots, units bigint) returns metered.ledger
 language plpgsql volatile
 as $$
@@ -6704,7 +6704,7 @@ declare
     days    int := extract(day from period.every);
     length  bigint;
     into_it bigint;
-    shown   timestamp;      -- t, as a clock of the zone shows it
+    shown   timestamp;      -- the moment, as a clock of the zone shows it
     origin  timestamp;
     start   timestamp;
     nth     int;
@@ -10285,7 +10285,7 @@ begin
 end
 $$;
 
--- _end_minima for the entry entry of _next_entry. In a wallet, _settle ends due holds.
+-- _end_minima for an entry of _next_entry. In a wallet, _settle ends due holds.
 create function metered._after_minima(entry metered.ledger, wait_ms int) returns metered.ledger
 language plpgsql volatile
 as $$

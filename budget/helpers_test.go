@@ -139,7 +139,7 @@ func withoutLocks(t testing.TB, pool *pgxpool.Pool) {
 		declare f text;
 		begin
 			for f in select pg_get_functiondef(p.oid) from pg_proc p
-			         where p.pronamespace = 'metered'::regnamespace and p.prosrc ~ 'advisory_xact_lock\(k\)' loop
+			         where p.pronamespace = 'metered'::regnamespace and p.proname like '\_lock\_keys%' loop
 				f := replace(f, 'pg_try_advisory_xact_lock(key)', 'true');
 				execute replace(f, 'pg_advisory_xact_lock(key)', '1');
 			end loop;

@@ -67,7 +67,7 @@ begin
 end
 $$;
 
--- The lot in which so many units of lot go on, as the entry at_seq credits it, or one with no number
+-- The lot in which so many units of it go on, as the entry at_seq credits it, or one with no number
 -- for none. new_no is its number, where none was set aside for it.
 create function metered._gone_on(lot metered.lots, units bigint, at_seq bigint, new_no bigint)
 returns metered.lots
@@ -163,7 +163,7 @@ begin
 end
 $$;
 
--- The lot of the period after that of lot, which renews.
+-- The lot of the period after a lot that renews.
 create function metered._next_lot(lot metered.lots) returns metered.lots
 language plpgsql stable
 as $$

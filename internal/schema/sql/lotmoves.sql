@@ -223,7 +223,7 @@ begin
 end
 $$;
 
--- The credit of a scope that no grant brought becomes a lot that never ends, after the entry entry. So many of its units are held.
+-- The credit of a scope that no grant brought becomes a lot that never ends, after an entry. So many of its units are held.
 create function metered._old_lot(entry metered.ledger, units bigint, held bigint) returns bigint
 language plpgsql volatile
 as $$

@@ -104,7 +104,7 @@ as $$
     select coalesce(plan.roll_again <> 0, false) or coalesce(plan.roll_shared, false)
 $$;
 
--- The plan of a lot that takes over units of lot.
+-- The plan of a lot that takes over units of another one.
 create function metered._plan_on(lot metered.lots) returns metered.lot_plan
 language plpgsql stable
 as $$

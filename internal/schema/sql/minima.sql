@@ -279,7 +279,7 @@ begin
 end
 $$;
 
--- _end_minima for the entry entry of _next_entry. In a wallet, _settle ends due holds.
+-- _end_minima for an entry of _next_entry. In a wallet, _settle ends due holds.
 create function metered._after_minima(entry metered.ledger, wait_ms int) returns metered.ledger
 language plpgsql volatile
 as $$

@@ -107,7 +107,7 @@ declare
     days    int := extract(day from period.every);
     length  bigint;
     into_it bigint;
-    shown   timestamp;      -- t, as a clock of the zone shows it
+    shown   timestamp;      -- the moment, as a clock of the zone shows it
     origin  timestamp;
     start   timestamp;
     nth     int;

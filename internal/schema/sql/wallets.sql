@@ -324,7 +324,7 @@ begin
 end
 $$;
 
--- Takes back units of a lot before they begin. Without any left, it does not begin, and none comes after it. Appends the entry entry, and returns it.
+-- Takes back units of a lot before they begin. Without any left, it does not begin, and none comes after it. Appends an entry after it, and returns it.
 create function metered._withdraw(entry metered.ledger, lot metered.lots, units bigint) returns metered.ledger
 language plpgsql volatile
 as $$
