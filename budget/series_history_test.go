@@ -345,7 +345,7 @@ func TestSeries_AgreesWithAPlainList(t *testing.T) {
 		"an edge is a microsecond early":      {"usage_before", "interval '1 microsecond'", "interval '2 microseconds'"},
 		"refunds by their own time":           {"usage_before", `metered._refunds_after(of_scope, tip.seq, seq)`, "tip.refunded - refunded"},
 		"no credit":                           {"usage_before", "tip.credited = 0", "true"},
-		"purged entries count as 0":           {"usage_before", "tip.epoch = 0 and (select l.at > t", "(select true"},
+		"purged entries count as 0":           {"usage_before", "tip.epoch = 0 and (select l.at > until", "(select true"},
 		"known a microsecond earlier":         {"_usage_known_from", "since + interval '1 microsecond'", "since"},
 		"spends of leases count at once":      {"_unsettled_spends", "y.settled_at is null", "true"},
 		"spends of leases do not count":       {"usage_before", "tip.held > 0", "false"},
