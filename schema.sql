@@ -1044,11 +1044,11 @@ as $$
 $$;
 
 -- Whether an origin is within its bounds. Inlined wherever it stands.
-create function metered._fits_origin(origin metered.origin) returns boolean
+create function metered._fits_origin(o metered.origin) returns boolean
 language sql stable
 as $$
-    select coalesce(octet_length(origin.tenant) <= 255 and octet_length(origin.operation) <= 255, true)
-        and coalesce(pg_column_size(origin.note) <= 8192, true)
+    select coalesce(octet_length(o.tenant) <= 255 and octet_length(o.operation) <= 255, true)
+        and coalesce(pg_column_size(o.note) <= 8192, true)
 $$;
 
 -- Refuses an argument that is out of bounds, which Go never sends. Functions that commands wait
@@ -1439,7 +1439,7 @@ $$;
 -- if the chain begins after moment, null if a purge took the answer away. Entries of an
 -- earlier epoch count as made no later than the repair that ended it: that
 -- follows from looking in the newest epoch first.
-create function metered._base(of_scope text, tip_seq bigint, tip_epoch int, moment timestamptz,
+create function metered._base(of_scope text, tip_seq bigint, tip_epoch int, t timestamptz,
     out seq bigint, out spent bigint, out refunded bigint)
 language plpgsql stable
 as $$
@@ -1447,10 +1447,10 @@ begin
     for e in reverse tip_epoch..0 loop
         select base.seq, base.spent, base.refunded into _base.seq, _base.spent, _base.refunded
         from (select y.seq from metered.ledger y
-                where y.scope = of_scope and y.epoch = e and y.at <= moment and (y.seq & 15 = 1 or y.kind = 'k')
+                where y.scope = of_scope and y.epoch = e and y.at <= t and (y.seq & 15 = 1 or y.kind = 'k')
                 order by y.at desc, y.seq desc limit 1) mark,
             lateral (select y.seq, y.spent, y.refunded from metered.ledger y
-                where y.scope = of_scope and y.seq between mark.seq and mark.seq + 15 and y.epoch = e and y.at <= moment
+                where y.scope = of_scope and y.seq between mark.seq and mark.seq + 15 and y.epoch = e and y.at <= t
                 order by y.seq desc limit 1) base;
         exit when found;
     end loop;
@@ -1493,21 +1493,21 @@ $$;
 
 -- The units that a scope, whose last entry is tip, was charged after since, less the refunds of these
 -- charges (used), and the base from which they are counted.
-create function metered._spent_since(tip metered.ledger, since timestamptz,
+create function metered._spent_since(tip metered.ledger, t timestamptz,
     out used bigint, out base_seq bigint, out base_spent bigint)
 language plpgsql stable
 as $$
 declare
-    base record;
+    b record;
 begin
-    base := metered._base(tip.scope, tip.seq, tip.epoch, since);
-    if base.seq is null then
+    b := metered._base(tip.scope, tip.seq, tip.epoch, t);
+    if b.seq is null then
         raise exception 'the window reaches purged entries'
             using errcode = 'MT002', detail = tip.scope;
     end if;
-    base_seq := base.seq;
-    base_spent := base.spent;
-    used := tip.spent - base.spent - case when base.refunded = tip.refunded then 0 else metered._refunds_after(tip.scope, tip.seq, base.seq) end;
+    base_seq := b.seq;
+    base_spent := b.spent;
+    used := tip.spent - b.spent - case when b.refunded = tip.refunded then 0 else metered._refunds_after(tip.scope, tip.seq, b.seq) end;
 end
 $$;
 
@@ -1565,25 +1565,25 @@ $$;
 -- Appends an entry. entry.others is of the entry before. It is looked up in a wallet, whose calls append several, and after an
 -- entry of version 1, whose calls may do so while the schema is upgraded.
 -- ON CONFLICT, because callers' retry loops do not retry a unique violation.
-create function metered._append(entry metered.ledger) returns void
+create function metered._append(e metered.ledger) returns void
 language plpgsql volatile
 as $$
 declare
     marked boolean;
 begin
-    if entry.amount < 1 and entry.kind not in ('k', 'z', 's') then
+    if e.amount < 1 and e.kind not in ('k', 'z', 's') then
         perform metered._no_amount();
     end if;
-    if entry.lots_end is not null or entry.others = 9223372036854775807 then
-        entry.others := metered._others(entry.scope, entry.seq - 1);
+    if e.lots_end is not null or e.others = 9223372036854775807 then
+        e.others := metered._others(e.scope, e.seq - 1);
     end if;
-    entry.others := case when entry.kind in ('c', 'u') then int8smaller(entry.others, entry.seq - 1)
-        else coalesce(int8smaller(entry.others, entry.seq - 1), 0) + 1 end;
-    insert into metered.ledger values (entry.*) on conflict do nothing;
+    e.others := case when e.kind in ('c', 'u') then int8smaller(e.others, e.seq - 1)
+        else coalesce(int8smaller(e.others, e.seq - 1), 0) + 1 end;
+    insert into metered.ledger values (e.*) on conflict do nothing;
     if not found then
         perform metered._collided();
-    elsif entry.kind in ('d', 'r', 'l', 'u', 'x', 'k', 's') then
-        marked := metered._mark_freed(entry.scope);
+    elsif e.kind in ('d', 'r', 'l', 'u', 'x', 'k', 's') then
+        marked := metered._mark_freed(e.scope);
     end if;
 end
 $$;
@@ -2353,10 +2353,10 @@ end
 $$;
 
 -- The balance of a wallet, by its last entry. Inlined wherever it stands.
-create function metered._balance(tip metered.ledger) returns bigint
+create function metered._balance(t metered.ledger) returns bigint
 language sql immutable
 as $$
-    select tip.credited - tip.spent + tip.refunded - tip.held
+    select t.credited - t.spent + t.refunded - t.held
 $$;
 
 -- Whether a time is later by that, or the same if it is 0: none of its parts is negative, as in a month less 30 days. Inlined
@@ -2369,10 +2369,10 @@ as $$
 $$;
 
 -- The units of a lot that roll over at its end. Inlined wherever it stands.
-create function metered._rolls(lot metered.lots) returns bigint
+create function metered._rolls(l metered.lots) returns bigint
 language sql stable
 as $$
-    select case when lot.roll_cap is not null then least(lot.rest + lot.kept, lot.roll_cap) else 0 end
+    select case when l.roll_cap is not null then least(l.rest + l.kept, l.roll_cap) else 0 end
 $$;
 
 -- Whether the end of a lot with that plan depends on other lots, or makes a lot that ends in turn. No call leaves such an end to a later one.
@@ -4035,10 +4035,10 @@ as $$
 $$;
 
 -- Whether lots have ended by the time of an entry, and their ends are not written. Inlined wherever it stands.
-create function metered._lags(entry metered.ledger) returns boolean
+create function metered._lags(e metered.ledger) returns boolean
 language sql immutable
 as $$
-    select coalesce(entry.lots_end <= entry.at, false)
+    select coalesce(e.lots_end <= e.at, false)
 $$;
 
 -- How many units a wallet is overdrawn by, as of its last entry. A plan that was bought in a period which is over brings lots that have
@@ -4333,26 +4333,26 @@ end
 $$;
 
 -- The same for an entry that is to be written: entry is the result of _next_entry.
-create function metered._after_due(entry metered.ledger, units bigint, wait_ms int) returns metered.ledger
+create function metered._after_due(e metered.ledger, units bigint, wait_ms int) returns metered.ledger
 language plpgsql volatile
 as $$
 declare
-    tip metered.ledger := entry;
+    tip metered.ledger := e;
 begin
-    if entry.lots_end <= entry.at or entry.lots_end is not null and entry.next_due <= entry.at then
-        tip.seq := entry.seq - 1;
-        select y.at into tip.at from metered.ledger y where y.scope = entry.scope and y.seq = tip.seq;
-        tip := metered._settle(tip, least(entry.at, metered.clock()), metered._ends_per_call(), units, wait_ms);
-        entry.seq := tip.seq + 1;
-        entry.at := greatest(entry.at, tip.at);
-        entry.spent := tip.spent;
-        entry.credited := tip.credited;
-        entry.held := tip.held;
-        entry.next_due := tip.next_due;
-        entry.lots_end := tip.lots_end;
-        entry.crossed := tip.crossed;
+    if e.lots_end <= e.at or e.lots_end is not null and e.next_due <= e.at then
+        tip.seq := e.seq - 1;
+        select y.at into tip.at from metered.ledger y where y.scope = e.scope and y.seq = tip.seq;
+        tip := metered._settle(tip, least(e.at, metered.clock()), metered._ends_per_call(), units, wait_ms);
+        e.seq := tip.seq + 1;
+        e.at := greatest(e.at, tip.at);
+        e.spent := tip.spent;
+        e.credited := tip.credited;
+        e.held := tip.held;
+        e.next_due := tip.next_due;
+        e.lots_end := tip.lots_end;
+        e.crossed := tip.crossed;
     end if;
-    return entry;
+    return e;
 end
 $$;
 
@@ -4998,7 +4998,7 @@ end
 $$;
 
 -- The credit of a scope that no grant brought becomes a lot that never ends, after an entry. So many of its units are held.
-create function metered._old_lot(entry metered.ledger, units bigint, held bigint) returns bigint
+create function metered._old_lot(e metered.ledger, units bigint, held bigint) returns bigint
 language plpgsql volatile
 as $$
 declare
@@ -5006,8 +5006,8 @@ declare
 begin
     if units > 0 then
         insert into metered.lot_rows (granted_at, expires_at, granted_seq, last_seq, amount, rest, held, priority, origin, open, scope, category, age)
-        values (entry.at, 'infinity', entry.seq, entry.seq, units, units - _old_lot.held, _old_lot.held, 0, 'c', units > _old_lot.held, entry.scope, '',
-            metered._age(null, entry.at, entry.seq))
+        values (e.at, 'infinity', e.seq, e.seq, units, units - _old_lot.held, _old_lot.held, 0, 'c', units > _old_lot.held, e.scope, '',
+            metered._age(null, e.at, e.seq))
         returning no into made;
     end if;
     return made;
@@ -5275,39 +5275,39 @@ end
 $$;
 
 -- Writes the ends of some lots that are due, where earlier calls have left them. entry is the result of _next_entry.
-create function metered._end_named(entry metered.ledger, nos bigint[]) returns metered.ledger
+create function metered._end_named(e metered.ledger, nos bigint[]) returns metered.ledger
 language plpgsql volatile
 as $$
 declare
-    tip   metered.ledger := entry;
+    tip   metered.ledger := e;
     due   record;
     after record;
 begin
-    tip.seq := entry.seq - 1;
+    tip.seq := e.seq - 1;
     due := metered._load_due(tip, '-infinity', 0, 0, '{}', false, nos);
-    after := metered._advance(tip, entry.at, entry.crossed, 0, due.lines, due.lots, due.parts, due.debts,
+    after := metered._advance(tip, e.at, e.crossed, 0, due.lines, due.lots, due.parts, due.debts,
         due.spent);
     if cardinality(after.entries) > 0 then
-        entry.seq := (after.tip).seq + 1;
-        entry.credited := (after.tip).credited;
-        entry.lots_end := least(tip.lots_end, (select min(metered._turn_at(x)) from unnest(after.lots) x
-            where x.pending + x.rest + x.kept + x.held > 0 and metered._turn_at(x) > entry.at));
-        perform metered._write_due(tip, entry, after.entries, after.moves, due.lots, after.lots,
+        e.seq := (after.tip).seq + 1;
+        e.credited := (after.tip).credited;
+        e.lots_end := least(tip.lots_end, (select min(metered._turn_at(x)) from unnest(after.lots) x
+            where x.pending + x.rest + x.kept + x.held > 0 and metered._turn_at(x) > e.at));
+        perform metered._write_due(tip, e, after.entries, after.moves, due.lots, after.lots,
             due.parts, after.parts, due.debts, after.debts, after.spent);
     end if;
-    return entry;
+    return e;
 end
 $$;
 
 -- Why there is no such lot: none was granted. Where the snapshot may be older than one that was, this fails with 40001. entry is as
 -- _next_entry has it.
-create function metered._missing_lot(entry metered.ledger) returns text
+create function metered._missing_lot(e metered.ledger) returns text
 language plpgsql volatile
 as $$
 begin
     if metered._one_snapshot() then
-        entry.seq := entry.seq - 1;
-        perform metered._refuse_stale(array[entry]);
+        e.seq := e.seq - 1;
+        perform metered._refuse_stale(array[e]);
     end if;
     return 'unknown';
 end
@@ -5382,11 +5382,11 @@ end
 $$;
 
 -- A lot with lapsed units, as subscribers get it.
-create function metered._untold_json(lot metered.lots) returns json
+create function metered._untold_json(l metered.lots) returns json
 language sql stable
 as $$
-    select json_build_object('wallet', lot.scope, 'lot', lot.no, 'reference', coalesce(lot.reference, (lot.plan).of_reference), 'category', lot.category, 'granted', lot.amount,
-        'granted_at', lot.granted_at, 'expires_at', nullif(lot.expires_at, 'infinity'), 'amount', lot.untold, 'seq', lot.last_seq)
+    select json_build_object('wallet', l.scope, 'lot', l.no, 'reference', coalesce(l.reference, (l.plan).of_reference), 'category', l.category, 'granted', l.amount,
+        'granted_at', l.granted_at, 'expires_at', nullif(l.expires_at, 'infinity'), 'amount', l.untold, 'seq', l.last_seq)
 $$;
 
 -- Whether a lot is the first one of a plan, which renews or has lots that a purge leaves.
@@ -6696,61 +6696,61 @@ $$;
 -- Where a clock is set forward past a start, the period starts as if it had not been. Where a clock is set back, at the
 -- first time that it shows the start. Only hours are added to a timestamptz: days would be those of
 -- the session's time zone.
-create function metered._period_at(period metered.period, moment timestamptz) returns timestamptz[]
+create function metered._period_at(p metered.period, t timestamptz) returns timestamptz[]
 language plpgsql stable strict
 as $$
 declare
-    months  int := extract(year from period.every) * 12 + extract(month from period.every);
-    days    int := extract(day from period.every);
+    months  int := extract(year from p.every) * 12 + extract(month from p.every);
+    days    int := extract(day from p.every);
     length  bigint;
     into_it bigint;
-    shown   timestamp;      -- the moment, as a clock of the zone shows it
+    shown   timestamp;      -- t, as a clock of the zone shows it
     origin  timestamp;
     start   timestamp;
-    nth     int;
+    n       int;
     starts  timestamptz;
     ends    timestamptz;
     back    interval;       -- by how much the clock was set back in the day before starts
 begin
-    if period.zone is null then
-        length := extract(epoch from period.every) * 1000000;
-        if (length > 0 and isfinite(period.anchor)) is not true then
+    if p.zone is null then
+        length := extract(epoch from p.every) * 1000000;
+        if (length > 0 and isfinite(p.anchor)) is not true then
             perform metered._require(false, 'period');
         end if;
-        into_it := (extract(epoch from moment) - extract(epoch from period.anchor)) * 1000000;
+        into_it := (extract(epoch from t) - extract(epoch from p.anchor)) * 1000000;
         into_it := (into_it % length + length) % length;
-        starts := moment - into_it * interval '1 microsecond';
+        starts := t - into_it * interval '1 microsecond';
         return array[starts, starts + length * interval '1 microsecond'];
     end if;
-    if ((months > 0 and days = 0 or months = 0 and days > 0) and period.every = make_interval(months => months, days => days)) is not true
-        or isfinite(period.anchor) is false then
+    if ((months > 0 and days = 0 or months = 0 and days > 0) and p.every = make_interval(months => months, days => days)) is not true
+        or isfinite(p.anchor) is false then
         perform metered._require(false, 'period');
     end if;
     begin
-        shown := moment at time zone period.zone;
+        shown := t at time zone p.zone;
     exception when invalid_parameter_value then
-        if metered._known_zone(period.zone) is null then
-            raise exception 'the time zone is not known' using errcode = 'MT010', detail = period.zone;
+        if metered._known_zone(p.zone) is null then
+            raise exception 'the time zone is not known' using errcode = 'MT010', detail = p.zone;
         end if;
-        period.zone := metered._known_zone(period.zone);
-        shown := moment at time zone period.zone;
+        p.zone := metered._known_zone(p.zone);
+        shown := t at time zone p.zone;
     end;
-    origin := coalesce(period.anchor at time zone period.zone, '0001-01-01');
+    origin := coalesce(p.anchor at time zone p.zone, '0001-01-01');
     -- A period that starts later, and from there back to the one that has begun.
-    nth := 1 + case when days > 0 then date_part('day', shown - origin)::int / days
+    n := 1 + case when days > 0 then date_part('day', shown - origin)::int / days
         else (date_part('year', shown) * 12 + date_part('month', shown) - date_part('year', origin) * 12 - date_part('month', origin))::int / months end;
     loop
-        start := origin + nth * period.every;
-        starts := start at time zone period.zone;
-        back := ((starts - interval '24:00') at time zone period.zone) - (start - interval '24:00');
-        if back > interval '0' and (starts - extract(epoch from back) * interval '1 second') at time zone period.zone = start then
+        start := origin + n * p.every;
+        starts := start at time zone p.zone;
+        back := ((starts - interval '24:00') at time zone p.zone) - (start - interval '24:00');
+        if back > interval '0' and (starts - extract(epoch from back) * interval '1 second') at time zone p.zone = start then
             starts := starts - extract(epoch from back) * interval '1 second';
         end if;
-        if starts > moment then
+        if starts > t then
             ends := starts;
-            nth := nth - 1;
+            n := n - 1;
         elsif ends is null then
-            nth := nth + 2;
+            n := n + 2;
         else
             return array[starts, ends];
         end if;
@@ -7397,17 +7397,17 @@ $$;
 
 -- The thresholds that stay reported when entry, a credit or refund not written yet, lowers the use of a lifetime. Holds
 -- are due by the clock, which may have been set back since the entry before.
-create function metered._rearmed(entry metered.ledger) returns jsonb
+create function metered._rearmed(e metered.ledger) returns jsonb
 language plpgsql stable
 as $$
 declare
-    clk  timestamptz := least(entry.at, metered.clock());
-    used bigint := entry.spent - entry.refunded - entry.credited
-        + case when entry.next_due <= clk then metered._minima(entry, null, clk) else 0 end
-        + case when entry.lots_end is not null then metered._lapsing(entry, clk) else 0 end;
-    held bigint := entry.held - case when entry.next_due <= clk then metered._due_units(entry.scope, entry.next_due, clk) else 0 end;
+    clk  timestamptz := least(e.at, metered.clock());
+    used bigint := e.spent - e.refunded - e.credited
+        + case when e.next_due <= clk then metered._minima(e, null, clk) else 0 end
+        + case when e.lots_end is not null then metered._lapsing(e, clk) else 0 end;
+    held bigint := e.held - case when e.next_due <= clk then metered._due_units(e.scope, e.next_due, clk) else 0 end;
 begin
-    return metered._armed(entry.crossed, used, held);
+    return metered._armed(e.crossed, used, held);
 end
 $$;
 
@@ -7463,30 +7463,30 @@ $$;
 
 -- The thresholds that are crossed without a charge, by ends of lots and by revoked units. entry is the scope's last entry, and due ends
 -- are not written yet. The caller appends the next entry with crossed, and reports crossings. silent: it did not say that it will.
-create function metered._cross_lowered(entry metered.ledger, units bigint, of_limits metered.charge_limit[], clk timestamptz,
+create function metered._cross_lowered(e metered.ledger, units bigint, of_limits metered.charge_limit[], clk timestamptz,
     out crossed jsonb, out crossings jsonb, out silent boolean)
 language plpgsql stable
 as $$
 declare
     lifetimes metered.charge_limit[] := array(select l::metered.charge_limit from unnest(of_limits) l where l.win = interval '0' and l.thresholds is not null);
-    held      bigint := entry.held;
-    crossing  record;
+    held bigint := e.held;
+    w    record;
 begin
-    crossed := entry.crossed;
+    crossed := e.crossed;
     silent := false;
     if cardinality(lifetimes) > 0 then
-        entry.credited := entry.credited - metered._lapsing(entry, clk);
-        if entry.next_due <= clk then
-            held := held - metered._due_units(entry.scope, entry.next_due, clk);
-            entry.spent := entry.spent + metered._minima(entry, null, clk);
+        e.credited := e.credited - metered._lapsing(e, clk);
+        if e.next_due <= clk then
+            held := held - metered._due_units(e.scope, e.next_due, clk);
+            e.spent := e.spent + metered._minima(e, null, clk);
         end if;
         begin
             -- The units are as those of a charge: without them use may be so low that a lot which has begun arms a level.
-            crossing := metered._cross_thresholds(array[row(entry.scope, null, units, 0, lifetimes, null, null, null, null)::metered.new_charge],
-                array_fill(entry.spent - entry.refunded - entry.credited, array[cardinality(lifetimes)]), array[held], clk, array[entry]);
-            crossed := (crossing.tips[1]).crossed;
-            crossings := crossing.crossings;
-            silent := crossing.silent;
+            w := metered._cross_thresholds(array[row(e.scope, null, units, 0, lifetimes, null, null, null, null)::metered.new_charge],
+                array_fill(e.spent - e.refunded - e.credited, array[cardinality(lifetimes)]), array[held], clk, array[e]);
+            crossed := (w.tips[1]).crossed;
+            crossings := w.crossings;
+            silent := w.silent;
         exception when sqlstate 'MT012' then    -- a lot ends in any case
         end;
     end if;
@@ -9076,12 +9076,12 @@ $$;
 -- message with the units used, until the parent's side is known to be settled (home_at) and its time is over.
 
 -- Refuses a new entry in a closed scope. entry is its last entry, or one that is to follow it.
-create function metered._refuse_closed(entry metered.ledger) returns void
+create function metered._refuse_closed(e metered.ledger) returns void
 language plpgsql stable
 as $$
 begin
-    if entry.next_due = '-infinity' then
-        raise exception 'the scope is closed' using errcode = 'MT001', detail = metered._with_absent(null, entry.scope, 'closed');
+    if e.next_due = '-infinity' then
+        raise exception 'the scope is closed' using errcode = 'MT001', detail = metered._with_absent(null, e.scope, 'closed');
     end if;
 end
 $$;
@@ -9385,26 +9385,26 @@ $$;
 
 -- Checks a charge that seems out of bounds, or whose scope must exist. It returns refused, with the
 -- scope if it does not exist. looking: the scope is not locked.
-create function metered._admit(charge metered.new_charge, refused jsonb, looking boolean, wait_ms int) returns jsonb
+create function metered._admit(c metered.new_charge, refused jsonb, looking boolean, wait_ms int) returns jsonb
 language plpgsql volatile
 as $$
 declare
     absence text;
 begin
-    if (charge.amount between 1 and 9007199254740992 and charge.held between 0 and charge.amount and octet_length(charge.scope) between 1 and 255
-        and coalesce(pg_column_size(charge.note), 0) <= 8192
-        and (pg_column_compression(charge.note) is null or octet_length(charge.note::text) <= 8192) and coalesce(cardinality(charge.limits), 0) <= 16) is not true then
+    if (c.amount between 1 and 9007199254740992 and c.held between 0 and c.amount and octet_length(c.scope) between 1 and 255
+        and coalesce(pg_column_size(c.note), 0) <= 8192
+        and (pg_column_compression(c.note) is null or octet_length(c.note::text) <= 8192) and coalesce(cardinality(c.limits), 0) <= 16) is not true then
         perform metered._no_amount();
     end if;
     -- If the key were another scope's, the charge would not read under the scope's lock.
-    if not metered._key_fits(charge.key, charge.scope) then
+    if not metered._key_fits(c.key, c.scope) then
         perform metered._require(false, 'key');
     end if;
-    absence := metered._absence(charge.scope);
+    absence := metered._absence(c.scope);
     if metered._one_snapshot() and (absence is not null or not looking) then
-        perform metered._resource_for_write(charge.scope, wait_ms);
+        perform metered._resource_for_write(c.scope, wait_ms);
     end if;
-    return metered._with_absent(refused, charge.scope, absence);
+    return metered._with_absent(refused, c.scope, absence);
 end
 $$;
 
@@ -10041,7 +10041,7 @@ $$;
 
 -- The minima of a scope's open lines that fall due from since on and before until, without the holds of_nos, and the tallies from since on: units,
 -- and when they leave the window or period of a limit, in the order of these times. They never leave a lifetime. Null if there are none.
-create function metered._minima_leave(tip metered.ledger, lim metered.charge_limit, since timestamptz, until timestamptz, clk timestamptz, of_nos bigint[],
+create function metered._minima_leave(tip metered.ledger, l metered.charge_limit, since timestamptz, until timestamptz, clk timestamptz, of_nos bigint[],
     out units bigint[], out leave timestamptz[])
 language plpgsql stable
 as $$
@@ -10050,8 +10050,8 @@ declare
 begin
     select array_agg(x.units order by x.leaves), array_agg(x.leaves order by x.leaves) into units, leave
     from (select sum(y.at_least - y.captured)::bigint as units, case
-              when lim.win > interval '0' then greatest(y.due, tip.at) + lim.win
-              when lim.win is null then (metered._period_at(lim.period, greatest(y.due, tip.at)))[2]
+              when l.win > interval '0' then greatest(y.due, tip.at) + l.win
+              when l.win is null then (metered._period_at(l.period, greatest(y.due, tip.at)))[2]
               else 'infinity' end as leaves
           from metered.hold_lines y
           where y.scope = tip.scope and y.open > 0 and y.at_least > 0 and y.at_least > y.captured
@@ -10059,12 +10059,12 @@ begin
           group by 2) x
     where x.leaves > greatest(clk, tip.at);
     if tip.tallied then
-        span := case when lim.win is null then metered._period_at(lim.period, greatest(clk, tip.at)) end;
+        span := case when l.win is null then metered._period_at(l.period, greatest(clk, tip.at)) end;
         select array_agg(x.units order by x.leaves), array_agg(x.leaves order by x.leaves) into units, leave
         from (select sum(y.units)::bigint as units, y.leaves
               from (select m.units, m.leaves from unnest(units, leave) m(units, leaves)
                     union all
-                    select t.amount, case when lim.win > interval '0' then greatest(t.at, tip.at) + lim.win
+                    select t.amount, case when l.win > interval '0' then greatest(t.at, tip.at) + l.win
                         else coalesce(span[2], 'infinity') end
                     from metered.tallies t
                     where t.scope = tip.scope and t.at >= since and (greatest(t.at, tip.at) < span[1]) is not true) y
@@ -10076,19 +10076,19 @@ $$;
 
 -- The first time from since on at which at most room units are left in a window, if nothing else changes, or null for never. used are
 -- charged units, counted from the base (_spent_since), which leave by age. units are minima, and leave their times (_minima_leave).
-create function metered._fits_at(tip metered.ledger, lim metered.charge_limit, room bigint, used bigint, base metered.counted,
+create function metered._fits_at(tip metered.ledger, l metered.charge_limit, room bigint, used bigint, base metered.counted,
     since timestamptz, units bigint[], leave timestamptz[]) returns timestamptz
 language plpgsql stable
 as $$
 declare
-    gone  int := coalesce(cardinality(units), 0);  -- minima that have left, when there is room
-    few   int := -1;           -- minima that have left, when there is no room yet
-    stay  bigint := 0;         -- units of minima that stay
-    stays bigint[] := '{}';    -- by gone + 1
-    half  int;
-    first timestamptz := 'infinity';
-    free  timestamptz;         -- when the charges have left that are in the way
-    best  timestamptz := 'infinity';
+    gone   int := coalesce(cardinality(units), 0);  -- minima that have left, when there is room
+    few    int := -1;           -- minima that have left, when there is no room yet
+    stay   bigint := 0;         -- units of minima that stay
+    stays  bigint[] := '{}';    -- by gone + 1
+    half   int;
+    first  timestamptz := 'infinity';
+    free   timestamptz;         -- when the charges have left that are in the way
+    best   timestamptz := 'infinity';
 begin
     for n in reverse gone..0 loop
         stays[n + 1] := stay;
@@ -10104,7 +10104,7 @@ begin
     while gone - few > 1 loop
         half := (gone + few) / 2;
         free := case when used <= room - stays[half + 1] then '-infinity'
-            when lim.win > interval '0' then metered._leaves_at(tip, base.base_seq, base.base_spent, used, lim.win, room - stays[half + 1])
+            when l.win > interval '0' then metered._leaves_at(tip, base.base_seq, base.base_spent, used, l.win, room - stays[half + 1])
             else 'infinity' end;
         first := greatest(since, case when half > 0 then leave[half] end);
         best := least(best, greatest(first, free));
@@ -10286,25 +10286,25 @@ end
 $$;
 
 -- _end_minima for an entry of _next_entry. In a wallet, _settle ends due holds.
-create function metered._after_minima(entry metered.ledger, wait_ms int) returns metered.ledger
+create function metered._after_minima(e metered.ledger, wait_ms int) returns metered.ledger
 language plpgsql volatile
 as $$
 declare
     tip metered.ledger;
 begin
-    if entry.next_due <= entry.at and entry.lots_end is null then
-        if metered._end_minima(array[entry.scope], null, least(entry.at, metered.clock()), wait_ms) then
-            tip := metered._entry_for_write(entry.scope);
-            entry.seq := tip.seq + 1;
-            entry.at := greatest(entry.at, tip.at);
-            entry.spent := tip.spent;
-            entry.held := tip.held;
-            entry.next_due := tip.next_due;
-            entry.crossed := tip.crossed;
-            entry.others := tip.others;
+    if e.next_due <= e.at and e.lots_end is null then
+        if metered._end_minima(array[e.scope], null, least(e.at, metered.clock()), wait_ms) then
+            tip := metered._entry_for_write(e.scope);
+            e.seq := tip.seq + 1;
+            e.at := greatest(e.at, tip.at);
+            e.spent := tip.spent;
+            e.held := tip.held;
+            e.next_due := tip.next_due;
+            e.crossed := tip.crossed;
+            e.others := tip.others;
         end if;
     end if;
-    return entry;
+    return e;
 end
 $$;
 
@@ -11072,17 +11072,17 @@ $$;
 -- A hold as JSON, which is also on the record of a command: without what is empty, null or false. One that is due
 -- has expired, whether that is written down or not. reason is that of its release or return. A ceiling
 -- of infinity is none. Inlined wherever it stands.
-create function metered._hold_as_json(hold metered.holds, lines json, clk timestamptz, reason text) returns json
+create function metered._hold_as_json(h metered.holds, lines json, clk timestamptz, reason text) returns json
 language sql stable
 as $$
-    select concat('{"tenant":', to_json(hold.tenant), ',"id":', to_json(hold.id), case when hold.holder <> '' then ',"holder":' || to_json(hold.holder)::text end,
-        ',"state":"', case when hold.state = 'h' and hold.due <= clk then 'x' else hold.state end, '","version":', hold.version,
-        ',"placed_at":', to_json(hold.placed_at), ',"deadline":', to_json(hold.deadline), ',"due":', to_json(hold.due),
-        ',"ceiling":' || to_json(nullif(hold.ceiling, 'infinity'))::text,
-        ',"ended_at":' || to_json(case when hold.state = 'h' and hold.due <= clk then hold.due else hold.ended_at end)::text,
-        ',"now":', to_json(clk), ',"claim":' || to_json(hold.claim)::text, ',"entity":' || to_json(hold.entity)::text,
-        case when hold.returned then ',"returned":true' end, ',"reason":' || to_json(reason)::text,
-        ',"metadata":' || hold.metadata::text, ',"lines":' || lines::text, '}')::json
+    select concat('{"tenant":', to_json(h.tenant), ',"id":', to_json(h.id), case when h.holder <> '' then ',"holder":' || to_json(h.holder)::text end,
+        ',"state":"', case when h.state = 'h' and h.due <= clk then 'x' else h.state end, '","version":', h.version,
+        ',"placed_at":', to_json(h.placed_at), ',"deadline":', to_json(h.deadline), ',"due":', to_json(h.due),
+        ',"ceiling":' || to_json(nullif(h.ceiling, 'infinity'))::text,
+        ',"ended_at":' || to_json(case when h.state = 'h' and h.due <= clk then h.due else h.ended_at end)::text,
+        ',"now":', to_json(clk), ',"claim":' || to_json(h.claim)::text, ',"entity":' || to_json(h.entity)::text,
+        case when h.returned then ',"returned":true' end, ',"reason":' || to_json(reason)::text,
+        ',"metadata":' || h.metadata::text, ',"lines":' || lines::text, '}')::json
 $$;
 
 -- A line of a hold as JSON. open is 0 if the hold has ended, also where the line has
@@ -12412,12 +12412,12 @@ end
 $$;
 
 -- Whether a token is within its bounds. The table catches nulls. Inlined wherever it stands.
-create function metered._token_fits(minted metered.new_token) returns boolean
+create function metered._token_fits(m metered.new_token) returns boolean
 language sql stable
 as $$
-    select minted.ttl between interval '1 s' and interval '9600:00:00' and minted.uses between 1 and 1000000
-        and octet_length(minted.purpose) between 1 and 128 and octet_length(minted.subject) between 1 and 512
-        and (minted.payload is null or octet_length(minted.payload::text) <= 8192)
+    select m.ttl between interval '1 s' and interval '9600:00:00' and m.uses between 1 and 1000000
+        and octet_length(m.purpose) between 1 and 128 and octet_length(m.subject) between 1 and 512
+        and (m.payload is null or octet_length(m.payload::text) <= 8192)
 $$;
 
 -- Looks at a token and changes nothing. Status is 'ok', or why it cannot be
@@ -15707,26 +15707,26 @@ end
 $$;
 
 -- Writes one charge, whose scope is locked, with the record of its event, or says why it is refused.
-create function metered._write_exact(charge metered.new_charge, event metered.new_event, nth int, ahead interval, wait_ms int, clk timestamptz)
+create function metered._write_exact(c metered.new_charge, e metered.new_event, nth int, ahead interval, wait_ms int, clk timestamptz)
 returns metered.each_answer
 language plpgsql volatile
 as $$
 declare
-    answer record;
+    a record;
 begin
-    answer := metered._write_charges(array[charge], ahead, wait_ms, row(event.tenant, event.id, null), 'answer', row(null, null, null, clk), true);
-    if answer.refused -> 0 ? 'crossing' then
+    a := metered._write_charges(array[c], ahead, wait_ms, row(e.tenant, e.id, null), 'answer', row(null, null, null, clk), true);
+    if a.refused -> 0 ? 'crossing' then
         perform metered._refuse_unreported();
     end if;
-    if answer.refused is null and event.id is not null then
+    if a.refused is null and e.id is not null then
         insert into metered.operations (tenant, id, fingerprint, issued_at, at, result, scopes, amounts, seqs, ats)
-        values (event.tenant, event.id, event.fingerprint, event.issued_at, clk, 'null', array[charge.scope], array[charge.amount], answer.seqs, answer.ats)
+        values (e.tenant, e.id, e.fingerprint, e.issued_at, clk, 'null', array[c.scope], array[c.amount], a.seqs, a.ats)
         on conflict do nothing;
         if not found then
             perform metered._recorded_meanwhile();
         end if;
     end if;
-    return row(nth, answer.seqs[1], answer.ats[1], answer.used, answer.held[1], answer.refused, null, answer.periods, answer.crossed)::metered.each_answer;
+    return row(nth, a.seqs[1], a.ats[1], a.used, a.held[1], a.refused, null, a.periods, a.crossed)::metered.each_answer;
 end
 $$;
 

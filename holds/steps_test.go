@@ -238,15 +238,11 @@ func TestBacklog_StepsGoOutSeveralAtATime(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	failed := make(chan error, 1)
 	go func() { failed <- sweep.CatchUp(ctx, pool, name, time.Minute, "a") }()
-	require.Eventually(t, func() bool {
-		return 0 < queryRow[int](t, f.pool, "select count(*) from pg_locks where not granted")
-	}, time.Minute, time.Millisecond)
+	pgtest.WaitFor(t, "the step to wait", func() bool { return queryRow[int](t, f.pool, "select count(*) from pg_locks where not granted") > 0 })
 	cancel()
 	require.ErrorIs(t, <-failed, context.Canceled)
 	require.NoError(t, lock.Rollback(t.Context()))
-	require.Eventually(t, func() bool {
-		return queryRow[int](t, f.pool, "select count(*) from pg_locks where not granted") == 0
-	}, time.Minute, time.Millisecond)
+	pgtest.WaitFor(t, "the server to be done", func() bool { return queryRow[int](t, f.pool, "select count(*) from pg_locks where not granted") == 0 })
 
 	sent = nil
 	require.NoError(t, sweep.CatchUp(t.Context(), pool, name, time.Minute, "a"))

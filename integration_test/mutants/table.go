@@ -44,7 +44,7 @@ var all = []Mutant{
 	{"the excess is each line's own", "_as_far_as_admitted", "coalesce(most, less[nth])", "less[nth]", "./holds", "TestCapture_OverEvenlyTakesTheSameOfEqualLines"},
 
 	// How many charges.
-	{"a credit is a charge", "_append", "coalesce(int8smaller(entry.others, entry.seq - 1), 0) + 1", "entry.others", "./budget", "TestUsage_CountsChargesAndNothingElse"},
+	{"a credit is a charge", "_append", "coalesce(int8smaller(e.others, e.seq - 1), 0) + 1", "e.others", "./budget", "TestUsage_CountsChargesAndNothingElse"},
 	{"a tally is no charge yet", "usage_of", "charges := charges + counted.charges;", "", "./budget", "TestUsage_CountsTalliesAtOnce"},
 	{"a series has no tally", "usage_before", "+ coalesce(aparts[i], 0)", "", "./budget", "TestUsage_CountsTalliesAtOnce"},
 	{"what was no charge leaves no window", "_others", "int8smaller(l.others, l.seq)", "null::bigint", "./budget", "TestUsage_CountsChargesAndNothingElse"},
@@ -58,7 +58,7 @@ var all = []Mutant{
 
 	// Windows, periods, refunds, purges, the clock.
 	{"a window sees credits", "_write_charges", "counts := tip.spent - base_spent - case", "counts := tip.spent - tip.credited - base_spent - case", "./budget", "TestLedger_AgreesWithTheModel"},
-	{"a refund counts when it is made", "_spent_since", "case when base.refunded = tip.refunded then 0 else metered._refunds_after(tip.scope, tip.seq, base.seq) end", "(tip.refunded - base.refunded)", "./budget", "TestRefund_LeavesTheWindowTogetherWithItsCharge"},
+	{"a refund counts when it is made", "_spent_since", "case when b.refunded = tip.refunded then 0 else metered._refunds_after(tip.scope, tip.seq, b.seq) end", "(tip.refunded - b.refunded)", "./budget", "TestRefund_LeavesTheWindowTogetherWithItsCharge"},
 	{"a window is closed at its beginning", "_write_charges", "since := at - lim.win;", "since := at - lim.win - interval '1 microsecond';", "./budget", "TestWindow_ChargeLeavesExactlyWhenItsAgeIsTheWindow"},
 	{"a limit on trial refuses where its use is unknown", "_check_limits", "if lim.max = 9223372036854775807 and (", "if false and (", "./budget", "TestObserve_NeverRefusesWhereItsUseIsNotKnown"},
 	{"a limit on trial is asked for a use that is unknown", "_write_charges", "elsif lim.max = 9223372036854775807 then", "elsif false then", "./budget", "TestObserve_NeverRefusesWhereItsUseIsNotKnown"},
@@ -336,7 +336,7 @@ var all = []Mutant{
 	{"held units are overage", "plan_overage", "m.lot = lot.no and m.kind = 'p'", "m.lot = lot.no and m.kind in ('p', 'q')", "./wallet", "TestOverage_CountsSpentUnitsAlone"},
 	{"units that come back arm no threshold", "_reinstate", "entry.crossed := metered._rearmed(entry);", "null;", "./wallet", "TestReinstate_PaysAnOverdraftAndArmsThresholds"},
 	{"a lot repays the overdraft of another use", "_use_repaid", "where y.use = any ((used_lot.plan).uses)));", "));", "./wallet", "TestUses_ALotRepaysNoOverdraftOfAnotherUse"},
-	{"a rollover takes all units", "_rolls", "least(lot.rest + lot.kept, lot.roll_cap)", "lot.rest + lot.kept", "./wallet", "TestWallets_AgreeWithTheModel"},
+	{"a rollover takes all units", "_rolls", "least(l.rest + l.kept, l.roll_cap)", "l.rest + l.kept", "./wallet", "TestWallets_AgreeWithTheModel"},
 	{"a lot pays for another use", "_apply_lots", "and y.expires_at > entry.at and (y.plan).uses @> array[use]", "and y.expires_at > entry.at", "./wallet", "TestUses_ADrawTakesLotsForItsUseInTheOrderOfAllLots"},
 	{"a refusal keeps units applied", "_write_for_uses", "if posted.refused is not null then\n            raise exception using errcode = 'MT100';", "if false then\n            null;", "./wallet", "TestUses_ADrawTakesLotsForItsUseInTheOrderOfAllLots"},
 	{"freed units of a use are for all", "_given_back", "or lots[pos].expires_at > tip.at and (lots[pos].plan).uses is null;", "or lots[pos].expires_at > tip.at;", "./wallet", "TestUses_AHoldGivesUnitsBackToTheirUse"},

@@ -19,10 +19,13 @@ var (
 	letter = regexp.MustCompile(`(?m)^ +[a-z] +[a-z]|[(,]\s*(?:in |out |inout )?[a-z] [a-z]+[. \[(),]`)
 )
 
-// A function is read by subject, and its variables say what they are.
+// A function is read by subject, and its variables say what they are. Functions of 0.1.0 keep the
+// names of their arguments, which its Validate compares.
 func TestSQL_FunctionsAreShortAndTheirVariablesHaveNames(t *testing.T) {
 	t.Parallel()
 	files, err := filepath.Glob("sql/*.sql")
+	require.NoError(t, err)
+	first, err := os.ReadFile("versions/0001.txt")
 	require.NoError(t, err)
 	read := 0
 	for _, file := range files {
@@ -31,6 +34,9 @@ func TestSQL_FunctionsAreShortAndTheirVariablesHaveNames(t *testing.T) {
 		for _, m := range sqlFunction.FindAllStringSubmatch(string(raw), -1) {
 			read++
 			require.LessOrEqual(t, strings.Count(m[0], "\n")+1, functionLines, "%s: %s", file, m[1])
+			if strings.Contains(string(first), "\nfunction "+m[1]+"(") {
+				continue
+			}
 			head, body, _ := strings.Cut(m[0], "$$")
 			declared := ""
 			if d := strings.Index(body, "\ndeclare\n"); d >= 0 {

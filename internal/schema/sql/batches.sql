@@ -156,26 +156,26 @@ end
 $$;
 
 -- Writes one charge, whose scope is locked, with the record of its event, or says why it is refused.
-create function metered._write_exact(charge metered.new_charge, event metered.new_event, nth int, ahead interval, wait_ms int, clk timestamptz)
+create function metered._write_exact(c metered.new_charge, e metered.new_event, nth int, ahead interval, wait_ms int, clk timestamptz)
 returns metered.each_answer
 language plpgsql volatile
 as $$
 declare
-    answer record;
+    a record;
 begin
-    answer := metered._write_charges(array[charge], ahead, wait_ms, row(event.tenant, event.id, null), 'answer', row(null, null, null, clk), true);
-    if answer.refused -> 0 ? 'crossing' then
+    a := metered._write_charges(array[c], ahead, wait_ms, row(e.tenant, e.id, null), 'answer', row(null, null, null, clk), true);
+    if a.refused -> 0 ? 'crossing' then
         perform metered._refuse_unreported();
     end if;
-    if answer.refused is null and event.id is not null then
+    if a.refused is null and e.id is not null then
         insert into metered.operations (tenant, id, fingerprint, issued_at, at, result, scopes, amounts, seqs, ats)
-        values (event.tenant, event.id, event.fingerprint, event.issued_at, clk, 'null', array[charge.scope], array[charge.amount], answer.seqs, answer.ats)
+        values (e.tenant, e.id, e.fingerprint, e.issued_at, clk, 'null', array[c.scope], array[c.amount], a.seqs, a.ats)
         on conflict do nothing;
         if not found then
             perform metered._recorded_meanwhile();
         end if;
     end if;
-    return row(nth, answer.seqs[1], answer.ats[1], answer.used, answer.held[1], answer.refused, null, answer.periods, answer.crossed)::metered.each_answer;
+    return row(nth, a.seqs[1], a.ats[1], a.used, a.held[1], a.refused, null, a.periods, a.crossed)::metered.each_answer;
 end
 $$;
 

@@ -14,12 +14,12 @@
 -- message with the units used, until the parent's side is known to be settled (home_at) and its time is over.
 
 -- Refuses a new entry in a closed scope. entry is its last entry, or one that is to follow it.
-create function metered._refuse_closed(entry metered.ledger) returns void
+create function metered._refuse_closed(e metered.ledger) returns void
 language plpgsql stable
 as $$
 begin
-    if entry.next_due = '-infinity' then
-        raise exception 'the scope is closed' using errcode = 'MT001', detail = metered._with_absent(null, entry.scope, 'closed');
+    if e.next_due = '-infinity' then
+        raise exception 'the scope is closed' using errcode = 'MT001', detail = metered._with_absent(null, e.scope, 'closed');
     end if;
 end
 $$;

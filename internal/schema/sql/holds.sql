@@ -1,17 +1,17 @@
 -- A hold as JSON, which is also on the record of a command: without what is empty, null or false. One that is due
 -- has expired, whether that is written down or not. reason is that of its release or return. A ceiling
 -- of infinity is none. Inlined wherever it stands.
-create function metered._hold_as_json(hold metered.holds, lines json, clk timestamptz, reason text) returns json
+create function metered._hold_as_json(h metered.holds, lines json, clk timestamptz, reason text) returns json
 language sql stable
 as $$
-    select concat('{"tenant":', to_json(hold.tenant), ',"id":', to_json(hold.id), case when hold.holder <> '' then ',"holder":' || to_json(hold.holder)::text end,
-        ',"state":"', case when hold.state = 'h' and hold.due <= clk then 'x' else hold.state end, '","version":', hold.version,
-        ',"placed_at":', to_json(hold.placed_at), ',"deadline":', to_json(hold.deadline), ',"due":', to_json(hold.due),
-        ',"ceiling":' || to_json(nullif(hold.ceiling, 'infinity'))::text,
-        ',"ended_at":' || to_json(case when hold.state = 'h' and hold.due <= clk then hold.due else hold.ended_at end)::text,
-        ',"now":', to_json(clk), ',"claim":' || to_json(hold.claim)::text, ',"entity":' || to_json(hold.entity)::text,
-        case when hold.returned then ',"returned":true' end, ',"reason":' || to_json(reason)::text,
-        ',"metadata":' || hold.metadata::text, ',"lines":' || lines::text, '}')::json
+    select concat('{"tenant":', to_json(h.tenant), ',"id":', to_json(h.id), case when h.holder <> '' then ',"holder":' || to_json(h.holder)::text end,
+        ',"state":"', case when h.state = 'h' and h.due <= clk then 'x' else h.state end, '","version":', h.version,
+        ',"placed_at":', to_json(h.placed_at), ',"deadline":', to_json(h.deadline), ',"due":', to_json(h.due),
+        ',"ceiling":' || to_json(nullif(h.ceiling, 'infinity'))::text,
+        ',"ended_at":' || to_json(case when h.state = 'h' and h.due <= clk then h.due else h.ended_at end)::text,
+        ',"now":', to_json(clk), ',"claim":' || to_json(h.claim)::text, ',"entity":' || to_json(h.entity)::text,
+        case when h.returned then ',"returned":true' end, ',"reason":' || to_json(reason)::text,
+        ',"metadata":' || h.metadata::text, ',"lines":' || lines::text, '}')::json
 $$;
 
 -- A line of a hold as JSON. open is 0 if the hold has ended, also where the line has

@@ -85,14 +85,14 @@ $$;
 -- if the chain begins after moment, null if a purge took the answer away. Entries of an
 -- earlier epoch count as made no later than the repair that ended it: that
 -- follows from looking in the newest epoch first.
-create function metered._base(of_scope text, tip_seq bigint, tip_epoch int, moment timestamptz,
+create function metered._base(of_scope text, tip_seq bigint, tip_epoch int, t timestamptz,
     out seq bigint, out spent bigint, out refunded bigint)
 language plpgsql stable
 as $$
 begin
     for e in reverse tip_epoch..0 loop
         select base.seq, base.spent, base.refunded into _base.seq, _base.spent, _base.refunded
-        from {base: scope = of_scope, epoch = e, since = moment};
+        from {base: scope = of_scope, epoch = e, since = t};
         exit when found;
     end loop;
     if _base.seq > 1 then
@@ -134,21 +134,21 @@ $$;
 
 -- The units that a scope, whose last entry is tip, was charged after since, less the refunds of these
 -- charges (used), and the base from which they are counted.
-create function metered._spent_since(tip metered.ledger, since timestamptz,
+create function metered._spent_since(tip metered.ledger, t timestamptz,
     out used bigint, out base_seq bigint, out base_spent bigint)
 language plpgsql stable
 as $$
 declare
-    base record;
+    b record;
 begin
-    base := metered._base(tip.scope, tip.seq, tip.epoch, since);
-    if base.seq is null then
+    b := metered._base(tip.scope, tip.seq, tip.epoch, t);
+    if b.seq is null then
         raise exception 'the window reaches purged entries'
             using errcode = 'MT002', detail = tip.scope;
     end if;
-    base_seq := base.seq;
-    base_spent := base.spent;
-    used := tip.spent - base.spent - case when base.refunded = tip.refunded then 0 else metered._refunds_after(tip.scope, tip.seq, base.seq) end;
+    base_seq := b.seq;
+    base_spent := b.spent;
+    used := tip.spent - b.spent - case when b.refunded = tip.refunded then 0 else metered._refunds_after(tip.scope, tip.seq, b.seq) end;
 end
 $$;
 
@@ -206,25 +206,25 @@ $$;
 -- Appends an entry. entry.others is of the entry before. It is looked up in a wallet, whose calls append several, and after an
 -- entry of version 1, whose calls may do so while the schema is upgraded.
 -- ON CONFLICT, because callers' retry loops do not retry a unique violation.
-create function metered._append(entry metered.ledger) returns void
+create function metered._append(e metered.ledger) returns void
 language plpgsql volatile
 as $$
 declare
     marked boolean;
 begin
-    if entry.amount < 1 and entry.kind not in ('k', 'z', 's') then
+    if e.amount < 1 and e.kind not in ('k', 'z', 's') then
         perform metered._no_amount();
     end if;
-    if entry.lots_end is not null or entry.others = 9223372036854775807 then
-        entry.others := metered._others(entry.scope, entry.seq - 1);
+    if e.lots_end is not null or e.others = 9223372036854775807 then
+        e.others := metered._others(e.scope, e.seq - 1);
     end if;
-    entry.others := case when entry.kind in ('c', 'u') then int8smaller(entry.others, entry.seq - 1)
-        else coalesce(int8smaller(entry.others, entry.seq - 1), 0) + 1 end;
-    insert into metered.ledger values (entry.*) on conflict do nothing;
+    e.others := case when e.kind in ('c', 'u') then int8smaller(e.others, e.seq - 1)
+        else coalesce(int8smaller(e.others, e.seq - 1), 0) + 1 end;
+    insert into metered.ledger values (e.*) on conflict do nothing;
     if not found then
         perform metered._collided();
-    elsif entry.kind in ('d', 'r', 'l', 'u', 'x', 'k', 's') then
-        marked := metered._mark_freed(entry.scope);
+    elsif e.kind in ('d', 'r', 'l', 'u', 'x', 'k', 's') then
+        marked := metered._mark_freed(e.scope);
     end if;
 end
 $$;

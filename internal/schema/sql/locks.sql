@@ -219,11 +219,11 @@ as $$
 $$;
 
 -- Whether an origin is within its bounds. Inlined wherever it stands.
-create function metered._fits_origin(origin metered.origin) returns boolean
+create function metered._fits_origin(o metered.origin) returns boolean
 language sql stable
 as $$
-    select coalesce(octet_length(origin.tenant) <= 255 and octet_length(origin.operation) <= 255, true)
-        and coalesce(pg_column_size(origin.note) <= 8192, true)
+    select coalesce(octet_length(o.tenant) <= 255 and octet_length(o.operation) <= 255, true)
+        and coalesce(pg_column_size(o.note) <= 8192, true)
 $$;
 
 -- Refuses an argument that is out of bounds, which Go never sends. Functions that commands wait

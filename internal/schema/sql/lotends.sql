@@ -183,39 +183,39 @@ end
 $$;
 
 -- Writes the ends of some lots that are due, where earlier calls have left them. entry is the result of _next_entry.
-create function metered._end_named(entry metered.ledger, nos bigint[]) returns metered.ledger
+create function metered._end_named(e metered.ledger, nos bigint[]) returns metered.ledger
 language plpgsql volatile
 as $$
 declare
-    tip   metered.ledger := entry;
+    tip   metered.ledger := e;
     due   record;
     after record;
 begin
-    tip.seq := entry.seq - 1;
+    tip.seq := e.seq - 1;
     due := metered._load_due(tip, '-infinity', 0, 0, '{}', false, nos);
-    after := metered._advance(tip, entry.at, entry.crossed, 0, due.lines, due.lots, due.parts, due.debts,
+    after := metered._advance(tip, e.at, e.crossed, 0, due.lines, due.lots, due.parts, due.debts,
         due.spent);
     if cardinality(after.entries) > 0 then
-        entry.seq := (after.tip).seq + 1;
-        entry.credited := (after.tip).credited;
-        entry.lots_end := least(tip.lots_end, (select min(metered._turn_at(x)) from unnest(after.lots) x
-            where x.pending + x.rest + x.kept + x.held > 0 and metered._turn_at(x) > entry.at));
-        perform metered._write_due(tip, entry, after.entries, after.moves, due.lots, after.lots,
+        e.seq := (after.tip).seq + 1;
+        e.credited := (after.tip).credited;
+        e.lots_end := least(tip.lots_end, (select min(metered._turn_at(x)) from unnest(after.lots) x
+            where x.pending + x.rest + x.kept + x.held > 0 and metered._turn_at(x) > e.at));
+        perform metered._write_due(tip, e, after.entries, after.moves, due.lots, after.lots,
             due.parts, after.parts, due.debts, after.debts, after.spent);
     end if;
-    return entry;
+    return e;
 end
 $$;
 
 -- Why there is no such lot: none was granted. Where the snapshot may be older than one that was, this fails with 40001. entry is as
 -- _next_entry has it.
-create function metered._missing_lot(entry metered.ledger) returns text
+create function metered._missing_lot(e metered.ledger) returns text
 language plpgsql volatile
 as $$
 begin
     if metered._one_snapshot() then
-        entry.seq := entry.seq - 1;
-        perform metered._refuse_stale(array[entry]);
+        e.seq := e.seq - 1;
+        perform metered._refuse_stale(array[e]);
     end if;
     return 'unknown';
 end
@@ -275,11 +275,11 @@ end
 $$;
 
 -- A lot with lapsed units, as subscribers get it.
-create function metered._untold_json(lot metered.lots) returns json
+create function metered._untold_json(l metered.lots) returns json
 language sql stable
 as $$
-    select json_build_object('wallet', lot.scope, 'lot', lot.no, 'reference', coalesce(lot.reference, (lot.plan).of_reference), 'category', lot.category, 'granted', lot.amount,
-        'granted_at', lot.granted_at, 'expires_at', nullif(lot.expires_at, 'infinity'), 'amount', lot.untold, 'seq', lot.last_seq)
+    select json_build_object('wallet', l.scope, 'lot', l.no, 'reference', coalesce(l.reference, (l.plan).of_reference), 'category', l.category, 'granted', l.amount,
+        'granted_at', l.granted_at, 'expires_at', nullif(l.expires_at, 'infinity'), 'amount', l.untold, 'seq', l.last_seq)
 $$;
 
 -- Whether a lot is the first one of a plan, which renews or has lots that a purge leaves.

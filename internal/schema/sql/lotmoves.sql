@@ -224,7 +224,7 @@ end
 $$;
 
 -- The credit of a scope that no grant brought becomes a lot that never ends, after an entry. So many of its units are held.
-create function metered._old_lot(entry metered.ledger, units bigint, held bigint) returns bigint
+create function metered._old_lot(e metered.ledger, units bigint, held bigint) returns bigint
 language plpgsql volatile
 as $$
 declare
@@ -232,8 +232,8 @@ declare
 begin
     if units > 0 then
         insert into metered.lot_rows (granted_at, expires_at, granted_seq, last_seq, amount, rest, held, priority, origin, open, scope, category, age)
-        values (entry.at, 'infinity', entry.seq, entry.seq, units, units - _old_lot.held, _old_lot.held, 0, 'c', units > _old_lot.held, entry.scope, '',
-            metered._age(null, entry.at, entry.seq))
+        values (e.at, 'infinity', e.seq, e.seq, units, units - _old_lot.held, _old_lot.held, 0, 'c', units > _old_lot.held, e.scope, '',
+            metered._age(null, e.at, e.seq))
         returning no into made;
     end if;
     return made;

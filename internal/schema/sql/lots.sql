@@ -75,10 +75,10 @@ end
 $$;
 
 -- The balance of a wallet, by its last entry. Inlined wherever it stands.
-create function metered._balance(tip metered.ledger) returns bigint
+create function metered._balance(t metered.ledger) returns bigint
 language sql immutable
 as $$
-    select tip.credited - tip.spent + tip.refunded - tip.held
+    select t.credited - t.spent + t.refunded - t.held
 $$;
 
 -- Whether a time is later by that, or the same if it is 0: none of its parts is negative, as in a month less 30 days. Inlined
@@ -91,10 +91,10 @@ as $$
 $$;
 
 -- The units of a lot that roll over at its end. Inlined wherever it stands.
-create function metered._rolls(lot metered.lots) returns bigint
+create function metered._rolls(l metered.lots) returns bigint
 language sql stable
 as $$
-    select case when lot.roll_cap is not null then least(lot.rest + lot.kept, lot.roll_cap) else 0 end
+    select case when l.roll_cap is not null then least(l.rest + l.kept, l.roll_cap) else 0 end
 $$;
 
 -- Whether the end of a lot with that plan depends on other lots, or makes a lot that ends in turn. No call leaves such an end to a later one.

@@ -35,7 +35,7 @@ $$;
 
 -- The minima of a scope's open lines that fall due from since on and before until, without the holds of_nos, and the tallies from since on: units,
 -- and when they leave the window or period of a limit, in the order of these times. They never leave a lifetime. Null if there are none.
-create function metered._minima_leave(tip metered.ledger, lim metered.charge_limit, since timestamptz, until timestamptz, clk timestamptz, of_nos bigint[],
+create function metered._minima_leave(tip metered.ledger, l metered.charge_limit, since timestamptz, until timestamptz, clk timestamptz, of_nos bigint[],
     out units bigint[], out leave timestamptz[])
 language plpgsql stable
 as $$
@@ -44,8 +44,8 @@ declare
 begin
     select array_agg(x.units order by x.leaves), array_agg(x.leaves order by x.leaves) into units, leave
     from (select sum(y.at_least - y.captured)::bigint as units, case
-              when lim.win > interval '0' then greatest(y.due, tip.at) + lim.win
-              when lim.win is null then (metered._period_at(lim.period, greatest(y.due, tip.at)))[2]
+              when l.win > interval '0' then greatest(y.due, tip.at) + l.win
+              when l.win is null then (metered._period_at(l.period, greatest(y.due, tip.at)))[2]
               else 'infinity' end as leaves
           from metered.hold_lines y
           where y.scope = tip.scope and y.open > 0 and y.at_least > 0 and y.at_least > y.captured
@@ -53,12 +53,12 @@ begin
           group by 2) x
     where x.leaves > greatest(clk, tip.at);
     if tip.tallied then
-        span := case when lim.win is null then metered._period_at(lim.period, greatest(clk, tip.at)) end;
+        span := case when l.win is null then metered._period_at(l.period, greatest(clk, tip.at)) end;
         select array_agg(x.units order by x.leaves), array_agg(x.leaves order by x.leaves) into units, leave
         from (select sum(y.units)::bigint as units, y.leaves
               from (select m.units, m.leaves from unnest(units, leave) m(units, leaves)
                     union all
-                    select t.amount, case when lim.win > interval '0' then greatest(t.at, tip.at) + lim.win
+                    select t.amount, case when l.win > interval '0' then greatest(t.at, tip.at) + l.win
                         else coalesce(span[2], 'infinity') end
                     from metered.tallies t
                     where t.scope = tip.scope and t.at >= since and (greatest(t.at, tip.at) < span[1]) is not true) y
@@ -70,19 +70,19 @@ $$;
 
 -- The first time from since on at which at most room units are left in a window, if nothing else changes, or null for never. used are
 -- charged units, counted from the base (_spent_since), which leave by age. units are minima, and leave their times (_minima_leave).
-create function metered._fits_at(tip metered.ledger, lim metered.charge_limit, room bigint, used bigint, base metered.counted,
+create function metered._fits_at(tip metered.ledger, l metered.charge_limit, room bigint, used bigint, base metered.counted,
     since timestamptz, units bigint[], leave timestamptz[]) returns timestamptz
 language plpgsql stable
 as $$
 declare
-    gone  int := coalesce(cardinality(units), 0);  -- minima that have left, when there is room
-    few   int := -1;           -- minima that have left, when there is no room yet
-    stay  bigint := 0;         -- units of minima that stay
-    stays bigint[] := '{}';    -- by gone + 1
-    half  int;
-    first timestamptz := 'infinity';
-    free  timestamptz;         -- when the charges have left that are in the way
-    best  timestamptz := 'infinity';
+    gone   int := coalesce(cardinality(units), 0);  -- minima that have left, when there is room
+    few    int := -1;           -- minima that have left, when there is no room yet
+    stay   bigint := 0;         -- units of minima that stay
+    stays  bigint[] := '{}';    -- by gone + 1
+    half   int;
+    first  timestamptz := 'infinity';
+    free   timestamptz;         -- when the charges have left that are in the way
+    best   timestamptz := 'infinity';
 begin
     for n in reverse gone..0 loop
         stays[n + 1] := stay;
@@ -98,7 +98,7 @@ begin
     while gone - few > 1 loop
         half := (gone + few) / 2;
         free := case when used <= room - stays[half + 1] then '-infinity'
-            when lim.win > interval '0' then metered._leaves_at(tip, base.base_seq, base.base_spent, used, lim.win, room - stays[half + 1])
+            when l.win > interval '0' then metered._leaves_at(tip, base.base_seq, base.base_spent, used, l.win, room - stays[half + 1])
             else 'infinity' end;
         first := greatest(since, case when half > 0 then leave[half] end);
         best := least(best, greatest(first, free));
@@ -280,24 +280,24 @@ end
 $$;
 
 -- _end_minima for an entry of _next_entry. In a wallet, _settle ends due holds.
-create function metered._after_minima(entry metered.ledger, wait_ms int) returns metered.ledger
+create function metered._after_minima(e metered.ledger, wait_ms int) returns metered.ledger
 language plpgsql volatile
 as $$
 declare
     tip metered.ledger;
 begin
-    if entry.next_due <= entry.at and entry.lots_end is null then
-        if metered._end_minima(array[entry.scope], null, least(entry.at, metered.clock()), wait_ms) then
-            tip := metered._entry_for_write(entry.scope);
-            entry.seq := tip.seq + 1;
-            entry.at := greatest(entry.at, tip.at);
-            entry.spent := tip.spent;
-            entry.held := tip.held;
-            entry.next_due := tip.next_due;
-            entry.crossed := tip.crossed;
-            entry.others := tip.others;
+    if e.next_due <= e.at and e.lots_end is null then
+        if metered._end_minima(array[e.scope], null, least(e.at, metered.clock()), wait_ms) then
+            tip := metered._entry_for_write(e.scope);
+            e.seq := tip.seq + 1;
+            e.at := greatest(e.at, tip.at);
+            e.spent := tip.spent;
+            e.held := tip.held;
+            e.next_due := tip.next_due;
+            e.crossed := tip.crossed;
+            e.others := tip.others;
         end if;
     end if;
-    return entry;
+    return e;
 end
 $$;

@@ -99,61 +99,61 @@ $$;
 -- Where a clock is set forward past a start, the period starts as if it had not been. Where a clock is set back, at the
 -- first time that it shows the start. Only hours are added to a timestamptz: days would be those of
 -- the session's time zone.
-create function metered._period_at(period metered.period, moment timestamptz) returns timestamptz[]
+create function metered._period_at(p metered.period, t timestamptz) returns timestamptz[]
 language plpgsql stable strict
 as $$
 declare
-    months  int := extract(year from period.every) * 12 + extract(month from period.every);
-    days    int := extract(day from period.every);
+    months  int := extract(year from p.every) * 12 + extract(month from p.every);
+    days    int := extract(day from p.every);
     length  bigint;
     into_it bigint;
-    shown   timestamp;      -- the moment, as a clock of the zone shows it
+    shown   timestamp;      -- t, as a clock of the zone shows it
     origin  timestamp;
     start   timestamp;
-    nth     int;
+    n       int;
     starts  timestamptz;
     ends    timestamptz;
     back    interval;       -- by how much the clock was set back in the day before starts
 begin
-    if period.zone is null then
-        length := extract(epoch from period.every) * 1000000;
-        if (length > 0 and isfinite(period.anchor)) is not true then
+    if p.zone is null then
+        length := extract(epoch from p.every) * 1000000;
+        if (length > 0 and isfinite(p.anchor)) is not true then
             perform metered._require(false, 'period');
         end if;
-        into_it := (extract(epoch from moment) - extract(epoch from period.anchor)) * 1000000;
+        into_it := (extract(epoch from t) - extract(epoch from p.anchor)) * 1000000;
         into_it := (into_it % length + length) % length;
-        starts := moment - into_it * interval '1 microsecond';
+        starts := t - into_it * interval '1 microsecond';
         return array[starts, starts + length * interval '1 microsecond'];
     end if;
-    if ((months > 0 and days = 0 or months = 0 and days > 0) and period.every = make_interval(months => months, days => days)) is not true
-        or isfinite(period.anchor) is false then
+    if ((months > 0 and days = 0 or months = 0 and days > 0) and p.every = make_interval(months => months, days => days)) is not true
+        or isfinite(p.anchor) is false then
         perform metered._require(false, 'period');
     end if;
     begin
-        shown := moment at time zone period.zone;
+        shown := t at time zone p.zone;
     exception when invalid_parameter_value then
-        if metered._known_zone(period.zone) is null then
-            raise exception 'the time zone is not known' using errcode = 'MT010', detail = period.zone;
+        if metered._known_zone(p.zone) is null then
+            raise exception 'the time zone is not known' using errcode = 'MT010', detail = p.zone;
         end if;
-        period.zone := metered._known_zone(period.zone);
-        shown := moment at time zone period.zone;
+        p.zone := metered._known_zone(p.zone);
+        shown := t at time zone p.zone;
     end;
-    origin := coalesce(period.anchor at time zone period.zone, '0001-01-01');
+    origin := coalesce(p.anchor at time zone p.zone, '0001-01-01');
     -- A period that starts later, and from there back to the one that has begun.
-    nth := 1 + case when days > 0 then date_part('day', shown - origin)::int / days
+    n := 1 + case when days > 0 then date_part('day', shown - origin)::int / days
         else (date_part('year', shown) * 12 + date_part('month', shown) - date_part('year', origin) * 12 - date_part('month', origin))::int / months end;
     loop
-        start := origin + nth * period.every;
-        starts := start at time zone period.zone;
-        back := ((starts - interval '24:00') at time zone period.zone) - (start - interval '24:00');
-        if back > interval '0' and (starts - extract(epoch from back) * interval '1 second') at time zone period.zone = start then
+        start := origin + n * p.every;
+        starts := start at time zone p.zone;
+        back := ((starts - interval '24:00') at time zone p.zone) - (start - interval '24:00');
+        if back > interval '0' and (starts - extract(epoch from back) * interval '1 second') at time zone p.zone = start then
             starts := starts - extract(epoch from back) * interval '1 second';
         end if;
-        if starts > moment then
+        if starts > t then
             ends := starts;
-            nth := nth - 1;
+            n := n - 1;
         elsif ends is null then
-            nth := nth + 2;
+            n := n + 2;
         else
             return array[starts, ends];
         end if;

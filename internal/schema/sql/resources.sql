@@ -51,26 +51,26 @@ $$;
 
 -- Checks a charge that seems out of bounds, or whose scope must exist. It returns refused, with the
 -- scope if it does not exist. looking: the scope is not locked.
-create function metered._admit(charge metered.new_charge, refused jsonb, looking boolean, wait_ms int) returns jsonb
+create function metered._admit(c metered.new_charge, refused jsonb, looking boolean, wait_ms int) returns jsonb
 language plpgsql volatile
 as $$
 declare
     absence text;
 begin
-    if (charge.amount between 1 and 9007199254740992 and charge.held between 0 and charge.amount and octet_length(charge.scope) between 1 and 255
-        and coalesce(pg_column_size(charge.note), 0) <= 8192
-        and (pg_column_compression(charge.note) is null or octet_length(charge.note::text) <= 8192) and coalesce(cardinality(charge.limits), 0) <= 16) is not true then
+    if (c.amount between 1 and 9007199254740992 and c.held between 0 and c.amount and octet_length(c.scope) between 1 and 255
+        and coalesce(pg_column_size(c.note), 0) <= 8192
+        and (pg_column_compression(c.note) is null or octet_length(c.note::text) <= 8192) and coalesce(cardinality(c.limits), 0) <= 16) is not true then
         perform metered._no_amount();
     end if;
     -- If the key were another scope's, the charge would not read under the scope's lock.
-    if not metered._key_fits(charge.key, charge.scope) then
+    if not metered._key_fits(c.key, c.scope) then
         perform metered._require(false, 'key');
     end if;
-    absence := metered._absence(charge.scope);
+    absence := metered._absence(c.scope);
     if metered._one_snapshot() and (absence is not null or not looking) then
-        perform metered._resource_for_write(charge.scope, wait_ms);
+        perform metered._resource_for_write(c.scope, wait_ms);
     end if;
-    return metered._with_absent(refused, charge.scope, absence);
+    return metered._with_absent(refused, c.scope, absence);
 end
 $$;
 

@@ -13,10 +13,10 @@ as $$
 $$;
 
 -- Whether lots have ended by the time of an entry, and their ends are not written. Inlined wherever it stands.
-create function metered._lags(entry metered.ledger) returns boolean
+create function metered._lags(e metered.ledger) returns boolean
 language sql immutable
 as $$
-    select coalesce(entry.lots_end <= entry.at, false)
+    select coalesce(e.lots_end <= e.at, false)
 $$;
 
 -- How many units a wallet is overdrawn by, as of its last entry. A plan that was bought in a period which is over brings lots that have
@@ -312,25 +312,25 @@ end
 $$;
 
 -- The same for an entry that is to be written: entry is the result of _next_entry.
-create function metered._after_due(entry metered.ledger, units bigint, wait_ms int) returns metered.ledger
+create function metered._after_due(e metered.ledger, units bigint, wait_ms int) returns metered.ledger
 language plpgsql volatile
 as $$
 declare
-    tip metered.ledger := entry;
+    tip metered.ledger := e;
 begin
-    if entry.lots_end <= entry.at or entry.lots_end is not null and entry.next_due <= entry.at then
-        tip.seq := entry.seq - 1;
-        select y.at into tip.at from metered.ledger y where y.scope = entry.scope and y.seq = tip.seq;
-        tip := metered._settle(tip, least(entry.at, metered.clock()), metered._ends_per_call(), units, wait_ms);
-        entry.seq := tip.seq + 1;
-        entry.at := greatest(entry.at, tip.at);
-        entry.spent := tip.spent;
-        entry.credited := tip.credited;
-        entry.held := tip.held;
-        entry.next_due := tip.next_due;
-        entry.lots_end := tip.lots_end;
-        entry.crossed := tip.crossed;
+    if e.lots_end <= e.at or e.lots_end is not null and e.next_due <= e.at then
+        tip.seq := e.seq - 1;
+        select y.at into tip.at from metered.ledger y where y.scope = e.scope and y.seq = tip.seq;
+        tip := metered._settle(tip, least(e.at, metered.clock()), metered._ends_per_call(), units, wait_ms);
+        e.seq := tip.seq + 1;
+        e.at := greatest(e.at, tip.at);
+        e.spent := tip.spent;
+        e.credited := tip.credited;
+        e.held := tip.held;
+        e.next_due := tip.next_due;
+        e.lots_end := tip.lots_end;
+        e.crossed := tip.crossed;
     end if;
-    return entry;
+    return e;
 end
 $$;

@@ -187,17 +187,17 @@ $$;
 
 -- The thresholds that stay reported when entry, a credit or refund not written yet, lowers the use of a lifetime. Holds
 -- are due by the clock, which may have been set back since the entry before.
-create function metered._rearmed(entry metered.ledger) returns jsonb
+create function metered._rearmed(e metered.ledger) returns jsonb
 language plpgsql stable
 as $$
 declare
-    clk  timestamptz := least(entry.at, metered.clock());
-    used bigint := entry.spent - entry.refunded - entry.credited
-        + case when entry.next_due <= clk then metered._minima(entry, null, clk) else 0 end
-        + case when entry.lots_end is not null then metered._lapsing(entry, clk) else 0 end;
-    held bigint := entry.held - case when entry.next_due <= clk then metered._due_units(entry.scope, entry.next_due, clk) else 0 end;
+    clk  timestamptz := least(e.at, metered.clock());
+    used bigint := e.spent - e.refunded - e.credited
+        + case when e.next_due <= clk then metered._minima(e, null, clk) else 0 end
+        + case when e.lots_end is not null then metered._lapsing(e, clk) else 0 end;
+    held bigint := e.held - case when e.next_due <= clk then metered._due_units(e.scope, e.next_due, clk) else 0 end;
 begin
-    return metered._armed(entry.crossed, used, held);
+    return metered._armed(e.crossed, used, held);
 end
 $$;
 
@@ -253,30 +253,30 @@ $$;
 
 -- The thresholds that are crossed without a charge, by ends of lots and by revoked units. entry is the scope's last entry, and due ends
 -- are not written yet. The caller appends the next entry with crossed, and reports crossings. silent: it did not say that it will.
-create function metered._cross_lowered(entry metered.ledger, units bigint, of_limits metered.charge_limit[], clk timestamptz,
+create function metered._cross_lowered(e metered.ledger, units bigint, of_limits metered.charge_limit[], clk timestamptz,
     out crossed jsonb, out crossings jsonb, out silent boolean)
 language plpgsql stable
 as $$
 declare
     lifetimes metered.charge_limit[] := array(select l::metered.charge_limit from unnest(of_limits) l where l.win = interval '0' and l.thresholds is not null);
-    held      bigint := entry.held;
-    crossing  record;
+    held bigint := e.held;
+    w    record;
 begin
-    crossed := entry.crossed;
+    crossed := e.crossed;
     silent := false;
     if cardinality(lifetimes) > 0 then
-        entry.credited := entry.credited - metered._lapsing(entry, clk);
-        if entry.next_due <= clk then
-            held := held - metered._due_units(entry.scope, entry.next_due, clk);
-            entry.spent := entry.spent + metered._minima(entry, null, clk);
+        e.credited := e.credited - metered._lapsing(e, clk);
+        if e.next_due <= clk then
+            held := held - metered._due_units(e.scope, e.next_due, clk);
+            e.spent := e.spent + metered._minima(e, null, clk);
         end if;
         begin
             -- The units are as those of a charge: without them use may be so low that a lot which has begun arms a level.
-            crossing := metered._cross_thresholds(array[row(entry.scope, null, units, 0, lifetimes, null, null, null, null)::metered.new_charge],
-                array_fill(entry.spent - entry.refunded - entry.credited, array[cardinality(lifetimes)]), array[held], clk, array[entry]);
-            crossed := (crossing.tips[1]).crossed;
-            crossings := crossing.crossings;
-            silent := crossing.silent;
+            w := metered._cross_thresholds(array[row(e.scope, null, units, 0, lifetimes, null, null, null, null)::metered.new_charge],
+                array_fill(e.spent - e.refunded - e.credited, array[cardinality(lifetimes)]), array[held], clk, array[e]);
+            crossed := (w.tips[1]).crossed;
+            crossings := w.crossings;
+            silent := w.silent;
         exception when sqlstate 'MT012' then    -- a lot ends in any case
         end;
     end if;

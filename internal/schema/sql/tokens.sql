@@ -37,12 +37,12 @@ end
 $$;
 
 -- Whether a token is within its bounds. The table catches nulls. Inlined wherever it stands.
-create function metered._token_fits(minted metered.new_token) returns boolean
+create function metered._token_fits(m metered.new_token) returns boolean
 language sql stable
 as $$
-    select minted.ttl between interval '1 s' and interval '9600:00:00' and minted.uses between 1 and 1000000
-        and octet_length(minted.purpose) between 1 and 128 and octet_length(minted.subject) between 1 and 512
-        and (minted.payload is null or octet_length(minted.payload::text) <= 8192)
+    select m.ttl between interval '1 s' and interval '9600:00:00' and m.uses between 1 and 1000000
+        and octet_length(m.purpose) between 1 and 128 and octet_length(m.subject) between 1 and 512
+        and (m.payload is null or octet_length(m.payload::text) <= 8192)
 $$;
 
 -- Looks at a token and changes nothing. Status is 'ok', or why it cannot be

@@ -113,19 +113,6 @@ begin
 end
 $$;
 
--- Arguments of these have other names. Only functions of this schema call them.
-drop function if exists metered._admit(metered.new_charge, jsonb, boolean, int), metered._after_due(metered.ledger, bigint, int),
-    metered._after_minima(metered.ledger, int), metered._append(metered.ledger), metered._balance(metered.ledger),
-    metered._base(text, bigint, int, timestamptz),
-    metered._cross_lowered(metered.ledger, bigint, metered.charge_limit[], timestamptz), metered._end_named(metered.ledger, bigint[]),
-    metered._fits_at(metered.ledger, metered.charge_limit, bigint, bigint, metered.counted, timestamptz, bigint[], timestamptz[]),
-    metered._fits_origin(metered.origin), metered._hold_as_json(metered.holds, json, timestamptz, text), metered._lags(metered.ledger),
-    metered._minima_leave(metered.ledger, metered.charge_limit, timestamptz, timestamptz, timestamptz, bigint[]),
-    metered._missing_lot(metered.ledger), metered._old_lot(metered.ledger, bigint, bigint),
-    metered._period_at(metered.period, timestamptz), metered._rearmed(metered.ledger), metered._refuse_closed(metered.ledger),
-    metered._spent_since(metered.ledger, timestamptz), metered._token_fits(metered.new_token),
-    metered._write_exact(metered.new_charge, metered.new_event, int, interval, int, timestamptz);
-
 -- The state of a lot is in its newest move: see the view lots, which has the name that the table had. Functions of that type cannot be replaced.
 drop function if exists metered._due_lots(metered.ledger, timestamptz), metered._end_lot(metered.ledger, metered.lots), metered._find_lot(text, bigint, text),
     metered._gone_on(metered.lots), metered._lots_now(metered.ledger, timestamptz, bigint[]),
