@@ -63,7 +63,7 @@ var all = []Mutant{
 	{"a limit on trial refuses where its use is unknown", "_check_limits", "if lim.max = 9223372036854775807 and (", "if false and (", "./budget", "TestObserve_NeverRefusesWhereItsUseIsNotKnown"},
 	{"a limit on trial is asked for a use that is unknown", "_write_charges", "elsif lim.max = 9223372036854775807 then", "elsif false then", "./budget", "TestObserve_NeverRefusesWhereItsUseIsNotKnown"},
 	{"a limit on trial stops with the clock", "_check_limits", "is not true and lim.max < 9223372036854775807 then", "is not true then", "./budget", "TestObserve_NeverRefusesWhereItsUseIsNotKnown"},
-	{"a period is open at its beginning", "_period_at", "if starts > moment then", "if starts >= moment then", "./budget", "TestPerMonth_BeginsWithItsFirstMoment"},
+	{"a period is open at its beginning", "_period_at", "if starts > t then", "if starts >= t then", "./budget", "TestPerMonth_BeginsWithItsFirstMoment"},
 	{"a retry time is too early", "_leaves_at", "return at + win;", "return at + win - interval '1 microsecond';", "./budget", "TestWindow_RetryAfterIsExactWhereverTheRefundsAre"},
 	{"a purge is no prefix", "purge_scope", "l.seq > upto and l.seq < keep;", "l.seq > upto and l.seq < keep and l.seq % 3 > 0;", "./budget", "TestVerify_AfterAPurgeBeginsWithTheKeptEntries"},
 	{"a purge takes entries of a window", "purge_scope", "keep := greatest(1, ((least(keep, needed) - 1) & ~15) + 1);", "keep := greatest(1, ((least(keep, needed) - 1) & ~15) + 17);", "./budget", "TestPurge_KeepsWindowsExactAndIsIdempotent"},
