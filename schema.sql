@@ -1498,16 +1498,16 @@ create function metered._spent_since(tip metered.ledger, t timestamptz,
 language plpgsql stable
 as $$
 declare
-    b record;
+    base record;
 begin
-    b := metered._base(tip.scope, tip.seq, tip.epoch, t);
-    if b.seq is null then
+    base := metered._base(tip.scope, tip.seq, tip.epoch, t);
+    if base.seq is null then
         raise exception 'the window reaches purged entries'
             using errcode = 'MT002', detail = tip.scope;
     end if;
-    base_seq := b.seq;
-    base_spent := b.spent;
-    used := tip.spent - b.spent - case when b.refunded = tip.refunded then 0 else metered._refunds_after(tip.scope, tip.seq, b.seq) end;
+    base_seq := base.seq;
+    base_spent := base.spent;
+    used := tip.spent - base.spent - case when base.refunded = tip.refunded then 0 else metered._refunds_after(tip.scope, tip.seq, base.seq) end;
 end
 $$;
 
@@ -6707,7 +6707,7 @@ declare
     shown   timestamp;      -- t, as a clock of the zone shows it
     origin  timestamp;
     start   timestamp;
-    n       int;
+    nth     int;
     starts  timestamptz;
     ends    timestamptz;
     back    interval;       -- by how much the clock was set back in the day before starts
@@ -6737,10 +6737,10 @@ begin
     end;
     origin := coalesce(p.anchor at time zone p.zone, '0001-01-01');
     -- A period that starts later, and from there back to the one that has begun.
-    n := 1 + case when days > 0 then date_part('day', shown - origin)::int / days
+    nth := 1 + case when days > 0 then date_part('day', shown - origin)::int / days
         else (date_part('year', shown) * 12 + date_part('month', shown) - date_part('year', origin) * 12 - date_part('month', origin))::int / months end;
     loop
-        start := origin + n * p.every;
+        start := origin + nth * p.every;
         starts := start at time zone p.zone;
         back := ((starts - interval '24:00') at time zone p.zone) - (start - interval '24:00');
         if back > interval '0' and (starts - extract(epoch from back) * interval '1 second') at time zone p.zone = start then
@@ -6748,9 +6748,9 @@ begin
         end if;
         if starts > t then
             ends := starts;
-            n := n - 1;
+            nth := nth - 1;
         elsif ends is null then
-            n := n + 2;
+            nth := nth + 2;
         else
             return array[starts, ends];
         end if;
@@ -7469,8 +7469,8 @@ language plpgsql stable
 as $$
 declare
     lifetimes metered.charge_limit[] := array(select l::metered.charge_limit from unnest(of_limits) l where l.win = interval '0' and l.thresholds is not null);
-    held bigint := e.held;
-    w    record;
+    held      bigint := e.held;
+    crossing  record;
 begin
     crossed := e.crossed;
     silent := false;
@@ -7482,11 +7482,11 @@ begin
         end if;
         begin
             -- The units are as those of a charge: without them use may be so low that a lot which has begun arms a level.
-            w := metered._cross_thresholds(array[row(e.scope, null, units, 0, lifetimes, null, null, null, null)::metered.new_charge],
+            crossing := metered._cross_thresholds(array[row(e.scope, null, units, 0, lifetimes, null, null, null, null)::metered.new_charge],
                 array_fill(e.spent - e.refunded - e.credited, array[cardinality(lifetimes)]), array[held], clk, array[e]);
-            crossed := (w.tips[1]).crossed;
-            crossings := w.crossings;
-            silent := w.silent;
+            crossed := (crossing.tips[1]).crossed;
+            crossings := crossing.crossings;
+            silent := crossing.silent;
         exception when sqlstate 'MT012' then    -- a lot ends in any case
         end;
     end if;
@@ -10308,6 +10308,27 @@ begin
 end
 $$;
 
+-- Sets the minima of a new hold's lines, which are captured when it expires, and returns the lines with them.
+create function metered._with_minima(new_no bigint, minima metered.used_units[], lines jsonb) returns jsonb
+language plpgsql volatile
+as $$
+declare
+    changed int;
+begin
+    update metered.hold_lines l set at_least = u.amount
+    from unnest(minima) u where l.hold = new_no and l.scope = u.scope and u.amount between 1 and l.amount;
+    get diagnostics changed = row_count;
+    if changed <> cardinality(minima) then
+        perform metered._require(false, 'minimum');
+    end if;
+    return (
+        select jsonb_agg(case when u.amount is null then x.line
+            else x.line || jsonb_build_object('at_least', u.amount) end order by x.n)
+        from jsonb_array_elements(lines) with ordinality x(line, n)
+             left join unnest(minima) u on u.scope = x.line ->> 'scope');
+end
+$$;
+
 -- Sweeps of holds. A transaction that ends holds of many scopes keeps their locks until it commits. So
 -- a scope with more due than one step writes (it is behind) is no part of it. It is swept alone, a
 -- step a transaction, and nobody else waits for its backlog.
@@ -11479,27 +11500,6 @@ begin
         unused := metered._remember_hold(metered._created_json(metered.hold_json(new_no, placed_at), charges, seqs, ats));
     end if;
     status := 'placed';
-end
-$$;
-
--- Sets the minima of a new hold's lines, which are captured when it expires, and returns the lines with them.
-create function metered._with_minima(new_no bigint, minima metered.used_units[], lines jsonb) returns jsonb
-language plpgsql volatile
-as $$
-declare
-    changed int;
-begin
-    update metered.hold_lines l set at_least = u.amount
-    from unnest(minima) u where l.hold = new_no and l.scope = u.scope and u.amount between 1 and l.amount;
-    get diagnostics changed = row_count;
-    if changed <> cardinality(minima) then
-        perform metered._require(false, 'minimum');
-    end if;
-    return (
-        select jsonb_agg(case when u.amount is null then x.line
-            else x.line || jsonb_build_object('at_least', u.amount) end order by x.n)
-        from jsonb_array_elements(lines) with ordinality x(line, n)
-             left join unnest(minima) u on u.scope = x.line ->> 'scope');
 end
 $$;
 
@@ -15712,21 +15712,21 @@ returns metered.each_answer
 language plpgsql volatile
 as $$
 declare
-    a record;
+    answer record;
 begin
-    a := metered._write_charges(array[c], ahead, wait_ms, row(e.tenant, e.id, null), 'answer', row(null, null, null, clk), true);
-    if a.refused -> 0 ? 'crossing' then
+    answer := metered._write_charges(array[c], ahead, wait_ms, row(e.tenant, e.id, null), 'answer', row(null, null, null, clk), true);
+    if answer.refused -> 0 ? 'crossing' then
         perform metered._refuse_unreported();
     end if;
-    if a.refused is null and e.id is not null then
+    if answer.refused is null and e.id is not null then
         insert into metered.operations (tenant, id, fingerprint, issued_at, at, result, scopes, amounts, seqs, ats)
-        values (e.tenant, e.id, e.fingerprint, e.issued_at, clk, 'null', array[c.scope], array[c.amount], a.seqs, a.ats)
+        values (e.tenant, e.id, e.fingerprint, e.issued_at, clk, 'null', array[c.scope], array[c.amount], answer.seqs, answer.ats)
         on conflict do nothing;
         if not found then
             perform metered._recorded_meanwhile();
         end if;
     end if;
-    return row(nth, a.seqs[1], a.ats[1], a.used, a.held[1], a.refused, null, a.periods, a.crossed)::metered.each_answer;
+    return row(nth, answer.seqs[1], answer.ats[1], answer.used, answer.held[1], answer.refused, null, answer.periods, answer.crossed)::metered.each_answer;
 end
 $$;
 

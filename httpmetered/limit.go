@@ -51,8 +51,8 @@ type LimitConfig struct {
 // If one limit refuses, nothing is charged, and Policies.Write answers.
 //
 // Answers have RateLimit-Policy and RateLimit. With both Limits and Shared a request costs three
-// round trips, else one. What is due in a scope and more than one call writes is written first, in
-// transactions that stay.
+// round trips, else one. Where more is due in a scope than one call may write, it is written first,
+// in transactions that stay.
 func Limit(db *pgxpool.Pool, ledger *budget.Ledger, cfg LimitConfig) (func(http.Handler) http.Handler, error) {
 	if err := cmp.Or(fault.NotNil(errArgument, "db", db),
 		fault.NotNil(errArgument, "ledger", ledger)); err != nil {

@@ -58,7 +58,7 @@ var all = []Mutant{
 
 	// Windows, periods, refunds, purges, the clock.
 	{"a window sees credits", "_write_charges", "counts := tip.spent - base_spent - case", "counts := tip.spent - tip.credited - base_spent - case", "./budget", "TestLedger_AgreesWithTheModel"},
-	{"a refund counts when it is made", "_spent_since", "case when b.refunded = tip.refunded then 0 else metered._refunds_after(tip.scope, tip.seq, b.seq) end", "(tip.refunded - b.refunded)", "./budget", "TestRefund_LeavesTheWindowTogetherWithItsCharge"},
+	{"a refund counts when it is made", "_spent_since", "case when base.refunded = tip.refunded then 0 else metered._refunds_after(tip.scope, tip.seq, base.seq) end", "(tip.refunded - base.refunded)", "./budget", "TestRefund_LeavesTheWindowTogetherWithItsCharge"},
 	{"a window is closed at its beginning", "_write_charges", "since := at - lim.win;", "since := at - lim.win - interval '1 microsecond';", "./budget", "TestWindow_ChargeLeavesExactlyWhenItsAgeIsTheWindow"},
 	{"a limit on trial refuses where its use is unknown", "_check_limits", "if lim.max = 9223372036854775807 and (", "if false and (", "./budget", "TestObserve_NeverRefusesWhereItsUseIsNotKnown"},
 	{"a limit on trial is asked for a use that is unknown", "_write_charges", "elsif lim.max = 9223372036854775807 then", "elsif false then", "./budget", "TestObserve_NeverRefusesWhereItsUseIsNotKnown"},

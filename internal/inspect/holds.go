@@ -87,7 +87,7 @@ where ($3::text is null or x.tenant = $3)
   and (not $7::bool or x.id ~ ` + sessionIDs + `)
 limit $6`
 
-// sessionIDs are the ids of holds of sessions: a digest of the operation's id, and a UUID.
+// sessionIDs are the ids of holds of sessions: a digest of the operation's id, and a UUID or the beginning of one.
 const sessionIDs = `'^session_[0-9a-f]{32}_([0-9a-f-]{36}|[0-9A-Za-z_-]{16})$'`
 
 // IsSession reports whether a hold is that of a session (metered.Open).

@@ -34,15 +34,14 @@ func TestSQL_FunctionsAreShortAndTheirVariablesHaveNames(t *testing.T) {
 		for _, m := range sqlFunction.FindAllStringSubmatch(string(raw), -1) {
 			read++
 			require.LessOrEqual(t, strings.Count(m[0], "\n")+1, functionLines, "%s: %s", file, m[1])
-			if strings.Contains(string(first), "\nfunction "+m[1]+"(") {
-				continue
-			}
 			head, body, _ := strings.Cut(m[0], "$$")
 			declared := ""
 			if d := strings.Index(body, "\ndeclare\n"); d >= 0 {
 				declared, _, _ = strings.Cut(body[d:], "\nbegin\n")
 			}
-			require.NotRegexp(t, letter, head, "%s: %s", file, m[1])
+			if !strings.Contains(string(first), "\nfunction "+m[1]+"(") {
+				require.NotRegexp(t, letter, head, "%s: %s", file, m[1])
+			}
 			require.NotRegexp(t, letter, declared, "%s: %s", file, m[1])
 		}
 	}

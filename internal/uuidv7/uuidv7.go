@@ -18,8 +18,8 @@ func New() string {
 	return made().String()
 }
 
-// shortBytes are those of a short id: the time, a version in 4 bits, and 44 random ones, which keep
-// apart what is made for one name within a millisecond.
+// shortBytes are those of a short id: the time, version and variant in 6 bits, and 42 random ones,
+// which keep apart what is made for one name within a millisecond.
 const shortBytes = 12
 
 // NewShort is the beginning of New in 16 characters: its bytes in base64 of URLs.

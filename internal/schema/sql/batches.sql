@@ -161,21 +161,21 @@ returns metered.each_answer
 language plpgsql volatile
 as $$
 declare
-    a record;
+    answer record;
 begin
-    a := metered._write_charges(array[c], ahead, wait_ms, row(e.tenant, e.id, null), 'answer', row(null, null, null, clk), true);
-    if a.refused -> 0 ? 'crossing' then
+    answer := metered._write_charges(array[c], ahead, wait_ms, row(e.tenant, e.id, null), 'answer', row(null, null, null, clk), true);
+    if answer.refused -> 0 ? 'crossing' then
         perform metered._refuse_unreported();
     end if;
-    if a.refused is null and e.id is not null then
+    if answer.refused is null and e.id is not null then
         insert into metered.operations (tenant, id, fingerprint, issued_at, at, result, scopes, amounts, seqs, ats)
-        values (e.tenant, e.id, e.fingerprint, e.issued_at, clk, 'null', array[c.scope], array[c.amount], a.seqs, a.ats)
+        values (e.tenant, e.id, e.fingerprint, e.issued_at, clk, 'null', array[c.scope], array[c.amount], answer.seqs, answer.ats)
         on conflict do nothing;
         if not found then
             perform metered._recorded_meanwhile();
         end if;
     end if;
-    return row(nth, a.seqs[1], a.ats[1], a.used, a.held[1], a.refused, null, a.periods, a.crossed)::metered.each_answer;
+    return row(nth, answer.seqs[1], answer.ats[1], answer.used, answer.held[1], answer.refused, null, answer.periods, answer.crossed)::metered.each_answer;
 end
 $$;
 

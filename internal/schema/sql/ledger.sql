@@ -139,16 +139,16 @@ create function metered._spent_since(tip metered.ledger, t timestamptz,
 language plpgsql stable
 as $$
 declare
-    b record;
+    base record;
 begin
-    b := metered._base(tip.scope, tip.seq, tip.epoch, t);
-    if b.seq is null then
+    base := metered._base(tip.scope, tip.seq, tip.epoch, t);
+    if base.seq is null then
         raise exception 'the window reaches purged entries'
             using errcode = 'MT002', detail = tip.scope;
     end if;
-    base_seq := b.seq;
-    base_spent := b.spent;
-    used := tip.spent - b.spent - case when b.refunded = tip.refunded then 0 else metered._refunds_after(tip.scope, tip.seq, b.seq) end;
+    base_seq := base.seq;
+    base_spent := base.spent;
+    used := tip.spent - base.spent - case when base.refunded = tip.refunded then 0 else metered._refunds_after(tip.scope, tip.seq, base.seq) end;
 end
 $$;
 

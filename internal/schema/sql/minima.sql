@@ -301,3 +301,24 @@ begin
     return e;
 end
 $$;
+
+-- Sets the minima of a new hold's lines, which are captured when it expires, and returns the lines with them.
+create function metered._with_minima(new_no bigint, minima metered.used_units[], lines jsonb) returns jsonb
+language plpgsql volatile
+as $$
+declare
+    changed int;
+begin
+    update metered.hold_lines l set at_least = u.amount
+    from unnest(minima) u where l.hold = new_no and l.scope = u.scope and u.amount between 1 and l.amount;
+    get diagnostics changed = row_count;
+    if changed <> cardinality(minima) then
+        perform metered._require(false, 'minimum');
+    end if;
+    return (
+        select jsonb_agg(case when u.amount is null then x.line
+            else x.line || jsonb_build_object('at_least', u.amount) end order by x.n)
+        from jsonb_array_elements(lines) with ordinality x(line, n)
+             left join unnest(minima) u on u.scope = x.line ->> 'scope');
+end
+$$;

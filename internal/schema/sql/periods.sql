@@ -110,7 +110,7 @@ declare
     shown   timestamp;      -- t, as a clock of the zone shows it
     origin  timestamp;
     start   timestamp;
-    n       int;
+    nth     int;
     starts  timestamptz;
     ends    timestamptz;
     back    interval;       -- by how much the clock was set back in the day before starts
@@ -140,10 +140,10 @@ begin
     end;
     origin := coalesce(p.anchor at time zone p.zone, '0001-01-01');
     -- A period that starts later, and from there back to the one that has begun.
-    n := 1 + case when days > 0 then date_part('day', shown - origin)::int / days
+    nth := 1 + case when days > 0 then date_part('day', shown - origin)::int / days
         else (date_part('year', shown) * 12 + date_part('month', shown) - date_part('year', origin) * 12 - date_part('month', origin))::int / months end;
     loop
-        start := origin + n * p.every;
+        start := origin + nth * p.every;
         starts := start at time zone p.zone;
         back := ((starts - interval '24:00') at time zone p.zone) - (start - interval '24:00');
         if back > interval '0' and (starts - extract(epoch from back) * interval '1 second') at time zone p.zone = start then
@@ -151,9 +151,9 @@ begin
         end if;
         if starts > t then
             ends := starts;
-            n := n - 1;
+            nth := nth - 1;
         elsif ends is null then
-            n := n + 2;
+            nth := nth + 2;
         else
             return array[starts, ends];
         end if;

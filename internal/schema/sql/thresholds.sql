@@ -259,8 +259,8 @@ language plpgsql stable
 as $$
 declare
     lifetimes metered.charge_limit[] := array(select l::metered.charge_limit from unnest(of_limits) l where l.win = interval '0' and l.thresholds is not null);
-    held bigint := e.held;
-    w    record;
+    held      bigint := e.held;
+    crossing  record;
 begin
     crossed := e.crossed;
     silent := false;
@@ -272,11 +272,11 @@ begin
         end if;
         begin
             -- The units are as those of a charge: without them use may be so low that a lot which has begun arms a level.
-            w := metered._cross_thresholds(array[row(e.scope, null, units, 0, lifetimes, null, null, null, null)::metered.new_charge],
+            crossing := metered._cross_thresholds(array[row(e.scope, null, units, 0, lifetimes, null, null, null, null)::metered.new_charge],
                 array_fill(e.spent - e.refunded - e.credited, array[cardinality(lifetimes)]), array[held], clk, array[e]);
-            crossed := (w.tips[1]).crossed;
-            crossings := w.crossings;
-            silent := w.silent;
+            crossed := (crossing.tips[1]).crossed;
+            crossings := crossing.crossings;
+            silent := crossing.silent;
         exception when sqlstate 'MT012' then    -- a lot ends in any case
         end;
     end if;
