@@ -7,6 +7,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+
+	"github.com/pgmetered/metered/internal/pgtest"
 )
 
 // root is the directory of the library's module.
@@ -16,7 +18,7 @@ const root = "../.."
 type Mutant struct {
 	Name string // the guarantee that is gone
 	// In is the function of schema.sql, or the path of the Go file, in which New takes the place of
-	// Old. Old is there once. Without In, New is a statement that breaks a table.
+	// Old. Old is there once, whatever white space it is written with (pgtest.Replace). Without In, New is a statement that breaks a table.
 	In, Old, New string
 	Pkg, Test    string // the test that fails then, such as "./budget" and "TestCharge_X" or "TestCharge_X/sub test"
 }
@@ -39,10 +41,10 @@ func (m Mutant) apply(schema string) (string, error) {
 	} else if text = definitions(schema, m.In); text == "" {
 		return "", fmt.Errorf("%s: schema.sql has no function %s", m.Name, m.In)
 	}
-	if n := strings.Count(text, m.Old); n != 1 {
+	text, n := pgtest.Replace(text, m.Old, m.New)
+	if n != 1 {
 		return "", fmt.Errorf("%s: %s has this text %d times: %s", m.Name, m.In, n, m.Old)
 	}
-	text = strings.Replace(text, m.Old, m.New, 1)
 	if bypassed[m.In] {
 		text += theFullWay
 	}

@@ -3,7 +3,6 @@ package pgtest
 import (
 	"fmt"
 	"io/fs"
-	"strings"
 	"sync"
 	"testing"
 	"testing/fstest"
@@ -72,10 +71,11 @@ func NextFiles(t testing.TB) fstest.MapFS {
 	}
 	for _, edit := range nextEdits {
 		text := string(files[edit.file].Data)
-		if strings.Count(text, edit.old) != 1 {
-			t.Fatalf("pgtest: the next version changes %q, which is %d times in %s", edit.old, strings.Count(text, edit.old), edit.file)
+		next, places := Replace(text, edit.old, edit.new)
+		if places != 1 {
+			t.Fatalf("pgtest: the next version changes %q, which is %d times in %s", edit.old, places, edit.file)
 		}
-		files[edit.file].Data = []byte(strings.Replace(text, edit.old, edit.new, 1))
+		files[edit.file].Data = []byte(next)
 	}
 	files[fmt.Sprintf("versions/%04d.txt", schema.Version)] = files["catalog.txt"]
 	files[fmt.Sprintf("versions/%04d.sql", schema.Version+1)] = &fstest.MapFile{Data: []byte(nextMigration)}
