@@ -3056,7 +3056,7 @@ begin
         tip := metered._lot_entry(tip, 'u', line.minimum, 0);
         tip.spent := tip.spent + line.minimum;
         tip.held := tip.held - line.minimum;
-        tip.crossed := lowered;
+        tip.crossed := nullif(coalesce(lowered, tip.crossed), '{}');
         tip.operation_tenant := line.operation_tenant;
         tip.operation := line.operation;
         entries := array[tip];
@@ -3324,8 +3324,10 @@ $$;
 -- Applies what time alone does in a wallet up to a time, after its entry tip. lots are those that it
 -- changes, and those on which that depends (_load_due). lines are in their order, and parts first those
 -- of the lines, and then the overdrawn ones of other holds. spent is overdraft that no hold keeps, of
--- which debts were drawn for uses. unwritten are units of other lots that have ended. The entries
--- remember the thresholds lowered from the first one on that lowers the balance.
+-- which debts were drawn for uses. unwritten are units of other lots that have ended. lowered are the
+-- thresholds that are reported after all this, which entries remember from the first one on that lowers
+-- the balance. Where it is null, nobody has judged them: entries remember those of tip, but for what a
+-- lot arms that begins.
 create function metered._advance_each(inout tip metered.ledger, until timestamptz, lowered jsonb,
     unwritten bigint, lines metered.due_line[], inout lots metered.lots[],
     inout parts metered.lot_holds[], inout debts metered.lot_debts[], inout spent bigint,
@@ -3374,7 +3376,7 @@ begin
                 came := array[pos];
                 came_seq := (step.tip).seq;
             else
-                tip.crossed := lowered;
+                tip.crossed := nullif(coalesce(lowered, tip.crossed), '{}');
                 step := metered._capped(lots[pos], lots, capped);
                 capped := step.capped;
                 step := metered._end_lot(tip, lots[pos], step.units, -1 - cardinality(lots));
@@ -3871,7 +3873,7 @@ begin
     entries := step.entries;
     moves := step.moves;
     tip := step.tip;
-    tip.crossed := lowered;
+    tip.crossed := nullif(coalesce(lowered, tip.crossed), '{}');
     step := metered._end_lot(tip, step.lot, null, null);
     tip := step.tip;
     lot := step.lot;
@@ -3934,7 +3936,7 @@ begin
                 step := metered._start_lot(tip, lots[pos], unwritten, -1 - cardinality(lots));
             when 'ends' then
                 pos := coalesce(last[event.nth], units.place);
-                tip.crossed := lowered;
+                tip.crossed := nullif(coalesce(lowered, tip.crossed), '{}');
                 step := metered._end_foreseen(tip, lots[pos], event.units, event.at,
                     event.goes_until, -1 - cardinality(lots));
                 last[event.nth] := cardinality(lots) + 1;
@@ -3969,8 +3971,10 @@ $$;
 -- Applies what time alone does in a wallet up to a time, after its entry tip. lots are those that it
 -- changes, and those on which that depends (_load_due). lines are in their order, and parts first those
 -- of the lines, and then the overdrawn ones of other holds. spent is overdraft that no hold keeps, of
--- which debts were drawn for uses. unwritten are units of other lots that have ended. The entries
--- remember the thresholds lowered from the first one on that lowers the balance.
+-- which debts were drawn for uses. unwritten are units of other lots that have ended. lowered are the
+-- thresholds that are reported after all this, which entries remember from the first one on that lowers
+-- the balance. Where it is null, nobody has judged them: entries remember those of tip, but for what a
+-- lot arms that begins.
 create function metered._advance(inout tip metered.ledger, until timestamptz, lowered jsonb,
     unwritten bigint, lines metered.due_line[], inout lots metered.lots[],
     inout parts metered.lot_holds[], inout debts metered.lot_debts[], inout spent bigint,
@@ -4137,10 +4141,10 @@ $$;
 -- due than one step writes, those that only give units back are freed as sums, and the rows of holds are
 -- left to sweeps, as _free_in_sum does it. A call fails where more of the others are due (_refuse_behind).
 -- tip is the last entry, under the wallet's lock. The result is the last entry after that, with the
--- lots_end of the next one, without the caller, operation and note of tip. The caller may have put into
--- tip.crossed the thresholds that these ends, or its own entry, cross.
-create function metered._settle(tip metered.ledger, clk timestamptz, max_lots int, units bigint,
-    wait_ms int) returns metered.ledger
+-- lots_end of the next one, without the caller, operation and note of tip. lowered are the thresholds
+-- that are reported after these ends and the caller's own entry, if it has judged them (_advance).
+create function metered._settle_lowered(tip metered.ledger, clk timestamptz, max_lots int, units bigint,
+    lowered jsonb, wait_ms int) returns metered.ledger
 language plpgsql volatile
 as $$
 declare
@@ -4177,7 +4181,7 @@ begin
             perform metered._end_rows(nos, clk, (metered._by_system()).note, false);
         end if;
         before := metered._unbound_lock_wait(before);
-        if (nos = '{}') is not true then
+        if lowered is not null then
             select y.crossed into own.crossed from metered.ledger y where y.scope = tip.scope and y.seq = tip.seq;
         end if;
     end if;
@@ -4190,12 +4194,10 @@ begin
         until := greatest(clk, tip.at);
         due := metered._load_due(tip, clk, max_lots, units, nos, nos is null, null);
     end if;
-    if due.stop is not null and own.crossed is not null then
-        unwritten := (select coalesce(sum(x.rest), 0) from (select y.rest from metered.lots y
-            where y.scope = tip.scope and y.open and y.expires_at <= until
-              and y.no <> all (array(select l.no from unnest(due.lots) l)) order by y.expires_at, y.age) x);
+    if due.stop is not null and coalesce(lowered, own.crossed) is not null then
+        unwritten := metered._unwritten(tip.scope, until, due.lots);
     end if;
-    after := metered._advance(own, until, tip.crossed, unwritten, due.lines, due.lots, due.parts, due.debts,
+    after := metered._advance(own, until, lowered, unwritten, due.lines, due.lots, due.parts, due.debts,
         due.spent);
     own := after.tip;
     own.lots_end := least(due.stop, case when due.stop is null then metered._next_end(tip.scope, until) end,
@@ -4210,8 +4212,18 @@ begin
             due.parts, after.parts, due.debts, after.debts, after.spent);
         own.others := metered._others(own.scope, own.seq);
     end if;
-    own.crossed := tip.crossed;
+    own.crossed := nullif(coalesce(lowered, own.crossed), '{}');
     return own;
+end
+$$;
+
+-- The same for a caller that judges no thresholds before.
+create function metered._settle(tip metered.ledger, clk timestamptz, max_lots int, units bigint,
+    wait_ms int) returns metered.ledger
+language plpgsql volatile
+as $$
+begin
+    return metered._settle_lowered(tip, clk, max_lots, units, null, wait_ms);
 end
 $$;
 
@@ -4332,27 +4344,39 @@ begin
 end
 $$;
 
--- The same for an entry that is to be written: entry is the result of _next_entry.
-create function metered._after_due(e metered.ledger, units bigint, wait_ms int) returns metered.ledger
+-- _settle_lowered for an entry that is to be written: entry is the result of _next_entry.
+create function metered._after_due_lowered(entry metered.ledger, units bigint, lowered jsonb, wait_ms int)
+returns metered.ledger
 language plpgsql volatile
 as $$
 declare
-    tip metered.ledger := e;
+    tip metered.ledger := entry;
 begin
-    if e.lots_end <= e.at or e.lots_end is not null and e.next_due <= e.at then
-        tip.seq := e.seq - 1;
-        select y.at into tip.at from metered.ledger y where y.scope = e.scope and y.seq = tip.seq;
-        tip := metered._settle(tip, least(e.at, metered.clock()), metered._ends_per_call(), units, wait_ms);
-        e.seq := tip.seq + 1;
-        e.at := greatest(e.at, tip.at);
-        e.spent := tip.spent;
-        e.credited := tip.credited;
-        e.held := tip.held;
-        e.next_due := tip.next_due;
-        e.lots_end := tip.lots_end;
-        e.crossed := tip.crossed;
+    if entry.lots_end <= entry.at or entry.lots_end is not null and entry.next_due <= entry.at then
+        tip.seq := entry.seq - 1;
+        select y.at into tip.at from metered.ledger y where y.scope = entry.scope and y.seq = tip.seq;
+        tip := metered._settle_lowered(tip, least(entry.at, metered.clock()), metered._ends_per_call(), units,
+            lowered, wait_ms);
+        entry.seq := tip.seq + 1;
+        entry.at := greatest(entry.at, tip.at);
+        entry.spent := tip.spent;
+        entry.credited := tip.credited;
+        entry.held := tip.held;
+        entry.next_due := tip.next_due;
+        entry.lots_end := tip.lots_end;
+        entry.crossed := tip.crossed;
     end if;
-    return e;
+    entry.crossed := nullif(coalesce(lowered, entry.crossed), '{}');
+    return entry;
+end
+$$;
+
+-- The same for a caller that judges no thresholds before.
+create function metered._after_due(e metered.ledger, units bigint, wait_ms int) returns metered.ledger
+language plpgsql volatile
+as $$
+begin
+    return metered._after_due_lowered(e, units, null, wait_ms);
 end
 $$;
 
@@ -4625,13 +4649,15 @@ $$;
 
 -- The lots of a wallet that are due, and those on which they depend, after all that is due. lapsed is
 -- how many units of its balance have lapsed with them, less those that began, and debt by how many units
--- the wallet is overdrawn then.
+-- the wallet is overdrawn then. crossed are the reported thresholds that no lot has armed which began:
+-- units of the lots that are not loaded count as lapsed before that.
 create function metered._due_lots(tip metered.ledger, clk timestamptz,
-    out lots metered.lots[], out lapsed bigint, out debt bigint)
+    out lots metered.lots[], out lapsed bigint, out debt bigint, out crossed jsonb)
 language plpgsql stable
 as $$
 declare
     until timestamptz := greatest(clk, tip.at);
+    unwritten bigint := 0;
     due   record;
     after record;
 begin
@@ -4639,14 +4665,31 @@ begin
         lots := '{}';
         lapsed := 0;
         debt := metered._debt(tip);
+        crossed := tip.crossed;
         return;
     end if;
     due := metered._load_due(tip, clk, 0, 0, null, true, null);
-    after := metered._advance(tip, until, tip.crossed, 0, due.lines, due.lots, due.parts, due.debts,
+    if tip.crossed is not null and exists (select from unnest(due.lots) x where x.pending > 0) then
+        unwritten := metered._unwritten(tip.scope, until, due.lots);
+    end if;
+    after := metered._advance(tip, until, null, unwritten, due.lines, due.lots, due.parts, due.debts,
         due.spent);
     lots := after.lots;
+    crossed := (after.tip).crossed;
     lapsed := tip.credited - (after.tip).credited;
     debt := after.spent + (select coalesce(sum(k.amount), 0) from unnest(after.parts) k where k.lot = 0);
+end
+$$;
+
+-- Units of the lots of a wallet that have ended, without those that are loaded.
+create function metered._unwritten(of_scope text, until timestamptz, loaded metered.lots[])
+returns bigint
+language plpgsql stable
+as $$
+begin
+    return (select coalesce(sum(x.rest), 0) from (select y.rest from metered.lots y
+        where y.scope = of_scope and y.open and y.expires_at <= until
+          and y.no <> all (array(select l.no from unnest(loaded) l)) order by y.expires_at, y.age) x);
 end
 $$;
 
@@ -4753,18 +4796,22 @@ begin
 end
 $$;
 
--- The last entries of scopes as if all lapses that are due in wallets were written.
+-- The last entries of scopes as if all lapses that are due in wallets were written, without the thresholds
+-- that lots have armed which begin.
 create function metered._without_lapsing(tips metered.ledger[], clk timestamptz) returns metered.ledger[]
 language plpgsql stable
 as $$
 declare
     tip metered.ledger;
     nth int := 0;
+    due record;
 begin
     foreach tip in array tips loop
         nth := nth + 1;
         if tip.lots_end is not null then
-            tip.credited := tip.credited - metered._lapsing(tip, clk);
+            due := metered._due_lots(tip, clk);
+            tip.credited := tip.credited - metered._lapsing_after(tip, clk, due.lots, due.lapsed, due.debt);
+            tip.crossed := due.crossed;
             tips[nth] := tip;
         end if;
     end loop;
@@ -5171,8 +5218,7 @@ begin
         status := 'crossing';
         return;
     end if;
-    entry.crossed := crossing.crossed;
-    entry := metered._after_due(entry, 0, wait_ms);
+    entry := metered._after_due_lowered(entry, 0, crossing.crossed, wait_ms);
     lot := metered._find_lot(last_entry.scope, of_lot, of_reference);
     if lot.no is null and of_lot is not null then   -- the lot before it ends among more than one call writes
         entry := metered._end_named(entry, array(select y.no from metered.lot_rows y where y.roll_no = of_lot and y.scope = last_entry.scope));
@@ -5285,7 +5331,7 @@ declare
 begin
     tip.seq := e.seq - 1;
     due := metered._load_due(tip, '-infinity', 0, 0, '{}', false, nos);
-    after := metered._advance(tip, e.at, e.crossed, 0, due.lines, due.lots, due.parts, due.debts,
+    after := metered._advance(tip, e.at, null, 0, due.lines, due.lots, due.parts, due.debts,
         due.spent);
     if cardinality(after.entries) > 0 then
         e.seq := (after.tip).seq + 1;
@@ -7194,6 +7240,9 @@ begin
     verdict := metered._check_limits(charges, tips, held, clk, ahead, of_nos, null, null);
     used := verdict.used;
     refused := verdict.refused;
+    for i in 1..cardinality(stand) loop
+        stand[i].crossed := tips[i].crossed;
+    end loop;
     if refused is not null or freed is null then
         return;
     end if;
@@ -7463,6 +7512,7 @@ $$;
 
 -- The thresholds that are crossed without a charge, by ends of lots and by revoked units. entry is the scope's last entry, and due ends
 -- are not written yet. The caller appends the next entry with crossed, and reports crossings. silent: it did not say that it will.
+-- crossed is null where the caller has no thresholds of a lifetime, and {} where none is reported any more.
 create function metered._cross_lowered(e metered.ledger, units bigint, of_limits metered.charge_limit[], clk timestamptz,
     out crossed jsonb, out crossings jsonb, out silent boolean)
 language plpgsql stable
@@ -7470,12 +7520,14 @@ as $$
 declare
     lifetimes metered.charge_limit[] := array(select l::metered.charge_limit from unnest(of_limits) l where l.win = interval '0' and l.thresholds is not null);
     held      bigint := e.held;
+    due       record;
     crossing  record;
 begin
-    crossed := e.crossed;
     silent := false;
     if cardinality(lifetimes) > 0 then
-        e.credited := e.credited - metered._lapsing(e, clk);
+        due := metered._due_lots(e, clk);
+        e.credited := e.credited - metered._lapsing_after(e, clk, due.lots, due.lapsed, due.debt);
+        e.crossed := due.crossed;
         if e.next_due <= clk then
             held := held - metered._due_units(e.scope, e.next_due, clk);
             e.spent := e.spent + metered._minima(e, null, clk);
@@ -7484,7 +7536,7 @@ begin
             -- The units are as those of a charge: without them use may be so low that a lot which has begun arms a level.
             crossing := metered._cross_thresholds(array[row(e.scope, null, units, 0, lifetimes, null, null, null, null)::metered.new_charge],
                 array_fill(e.spent - e.refunded - e.credited, array[cardinality(lifetimes)]), array[held], clk, array[e]);
-            crossed := (crossing.tips[1]).crossed;
+            crossed := coalesce((crossing.tips[1]).crossed, '{}');
             crossings := crossing.crossings;
             silent := crossing.silent;
         exception when sqlstate 'MT012' then    -- a lot ends in any case
@@ -7515,7 +7567,7 @@ $$;
 
 -- The thresholds that a capture crosses: take has its held units as a negative number (held), and its units beyond them (amount).
 -- tip is the scope's last entry, and the limits are _spent_limits. As in _write_charges a bound decides where it can. If the use of
--- a limit is unknown, its thresholds are not reported.
+-- a limit is unknown, its thresholds are not reported. crossed is null where nothing was judged, and {} where none is reported any more.
 create function metered._cross_captured(take metered.new_charge, tip metered.ledger, clk timestamptz, ahead interval,
     out crossed jsonb, out crossings jsonb, out silent boolean)
 language plpgsql stable
@@ -7527,10 +7579,12 @@ declare
     verdict  record;
     crossing record;
 begin
-    crossed := tip.crossed;
     silent := false;
-    if crossed is not null then
-        untold := metered._untold(untold, crossed, tip.spent - tip.refunded, tip.held, tip.credited, clk);
+    if tip.lots_end <= greatest(clk, tip.at) and tip.crossed is not null then
+        tip.crossed := (metered._due_lots(tip, clk)).crossed;
+    end if;
+    if tip.crossed is not null then
+        untold := metered._untold(untold, tip.crossed, tip.spent - tip.refunded, tip.held, tip.credited, clk);
     end if;
     foreach lim in array untold loop
         counted := coalesce(counted, false) or coalesce(tip.spent - case when lim.win = interval '0' then tip.refunded + tip.credited
@@ -7540,12 +7594,12 @@ begin
     if counted then
         verdict := metered._check_now(array[take], array[tip], clk, ahead);
         crossing := metered._cross_thresholds(array[take], verdict.used, verdict.held, clk, array[tip]);
-        crossed := (crossing.tips[1]).crossed;
+        crossed := coalesce((crossing.tips[1]).crossed, '{}');
         crossings := crossing.crossings;
         silent := crossing.silent;
     end if;
 exception when sqlstate 'MT002' or sqlstate 'MT003' or sqlstate 'MT010' or sqlstate 'MT012' then
-    crossed := tip.crossed;
+    crossed := null;
 end
 $$;
 
@@ -7774,7 +7828,9 @@ begin
         nth := nth + 1;
         tip := tips[nth];
         if tip.lots_end <= greatest(at, tip.at) then
-            tip := metered._settle(tip, at, metered._ends_per_call(), charge.amount, wait_ms);
+            tip := metered._settle_lowered(tip, at, metered._ends_per_call(), charge.amount,
+                case when exists (select from unnest(charge.limits) l where l.thresholds is not null)
+                    then coalesce(tip.crossed, '{}') end, wait_ms);
         end if;
         if tip.held > 0 then
             tip.next_due := metered._due_after(charge.scope, tip.seq, tip.held, tip.next_due, at);
@@ -8941,6 +8997,7 @@ declare
     clk      timestamptz := metered.clock();
     amount   bigint;
     crossing record;
+    lowered  jsonb;
 begin
     silent := false;
     tip := metered._after_minima(tip, wait_ms);
@@ -8952,11 +9009,11 @@ begin
         if silent then
             return;
         end if;
-        tip.crossed := crossing.crossed;
+        lowered := crossing.crossed;
         crossed := metered._crossed_at(crossing.crossings, array[tip.seq]);
     end if;
     tip.at := greatest(tip.at, last);
-    tip := metered._after_due(tip, greatest(0, units - lease.granted), wait_ms);
+    tip := metered._after_due_lowered(tip, greatest(0, units - lease.granted), lowered, wait_ms);
     before := tip.seq - 1;
     tip.hold := 'lease/' || lease.no;
     foreach tip.kind in array array['u', 'c', 'l']::"char"[] loop
@@ -10803,8 +10860,7 @@ begin
         (select y.no from metered.lot_rows y
          where y.scope = of_scope and y.keeps and y.expires_at <= until
          order by y.expires_at, y.age)) d);
-    entry.crossed := crossing.crossed;
-    entry := metered._settle(entry, until, max_lots, 0, wait_ms);
+    entry := metered._settle_lowered(entry, until, max_lots, 0, crossing.crossed, wait_ms);
     ended := (select count(*) from metered.lot_rows y
         where y.no = any (due) and not y.open and not y.keeps);
     -- In the order of the moves, which keeps the planner from the index of all moves of each lot.
@@ -11848,7 +11904,8 @@ begin
                         'refused', json_build_array(json_build_object('crossing', true)),
                         'scopes', json_build_array(asked.scope), 'units', json_build_array(covered));
                     return;
-                elsif crossing.crossed is distinct from tip.crossed then
+                elsif crossing.crossings is not null
+                    or nullif(coalesce(crossing.crossed, tip.crossed), '{}') is distinct from tip.crossed then
                     watched := watched || asked.scope;
                     takes := takes
                         || row(asked.scope, null, 0, -covered, spent, null, null, null, null)::metered.new_charge;
@@ -11899,9 +11956,10 @@ begin
                     tip := metered._entry_for_write(line.scope);
                 end if;
                 if tip.scope = line.scope and tip.seq >= line.seq then
-                    select tip.seq, tip.at, tip.spent, tip.credited, tip.held, tip.next_due, tip.lots_end, tip.others
+                    select tip.seq, tip.at, tip.spent, tip.credited, tip.held, tip.next_due, tip.lots_end,
+                        tip.crossed, tip.others
                     into line.seq, line.at, line.spent, line.credited, line.held, line.next_due, line.lots_end,
-                        line.others;
+                        line.crossed, line.others;
                 end if;
                 if take > covered then   -- the excess is no charge beside the capture
                     line.others := coalesce(int8smaller(line.others, line.seq), 0) + 1;
@@ -11914,7 +11972,7 @@ begin
                         if crossing.silent then
                             perform metered._collided();     -- the state that was judged first has changed
                         end if;
-                        line.crossed := crossing.crossed;
+                        line.crossed := nullif(coalesce(crossing.crossed, line.crossed), '{}');
                         crossed := case when crossing.crossings is null then crossed
                             else coalesce(crossed, '[]')
                                 || metered._crossed_at(crossing.crossings, array[line.seq + 1]) end;
@@ -17891,8 +17949,8 @@ declare
 begin
     for f in
         select p.oid from pg_proc p
-        where p.pronamespace = to_regnamespace('metered') and p.proname = any ('{_absence,_add_leased,_add_lot,_admit,_advance,_advance_each,_after_due,_after_minima,_again,
-            _age,_announce,_answer_before,_append,_append_all,_append_lot,_apply_lots,_armed,_as_charges,
+        where p.pronamespace = to_regnamespace('metered') and p.proname = any ('{_absence,_add_leased,_add_lot,_admit,_advance,_advance_each,_after_due,_after_due_lowered,_after_minima,
+            _again,_age,_announce,_answer_before,_append,_append_all,_append_lot,_apply_lots,_armed,_as_charges,
             _as_far_as_admitted,_as_held,_as_rest,_as_wallet,_awake,_balance,_base,_beginning,_behind,_beyond_limits,
             _bound_lock_wait,_by_days,_by_system,_capped,_capture_lots,_capture_minima,_captured,_change_lines,
             _charge_anyway,_charge_excess,_charge_of,_charged_json,_charges_upto,_check_feed,_check_limits,
@@ -17925,32 +17983,32 @@ begin
             _refuse_old_tenant,_refuse_stale,_refuse_unreported,_refusing,_reinstate,_release_job,_release_line,
             _release_lines,_remember_hold,_renamed_zones,_renew_lot,_repaid,_repeats,_reported_after_repair,
             _reported_until,_require,_require_plan,_resource_for_write,_roll_end,_roll_lot,_rolls,_schedule,
-            _scope_key,_seq_of_tally,_settle,_sharded,_shorter,_sound_uses,_spend_range,_spent_limits,_spent_since,
-            _start_job,_start_lot,_step_until,_sum_lines,_sweep_lots,_sweepable,_take_back,_take_lots,_take_units,
-            _taken,_taken_of,_taken_parts,_tallied_of,_tallied_units,_tallies_before,_tally,_tally_key,
-            _tenant_key,_threshold_key,_token_fits,_told_use,_trouble_job,_try_each,_try_keys,_try_lock,
-            _try_lock_shared,_try_lock_there,_try_start_job,_turn,_turn_at,_unbound_lock_wait,_under_limits,
-            _unknown_use,_unsettled_spends,_untold,_untold_json,_usage_known_from,_use_lots,_use_repaid,
-            _v1_charge,_v1_hold,_v1_hold_no,_v1_issued,_v1_limit,_v1_no,_v1_print,_v1_refused,_v1_stand,
-            _v1_standings,_wake_releasers,_who_holds,_with_absent,_with_debt,_with_keys,_with_minima,_with_total,
-            _withdraw,_without_debt,_without_lapsing,_without_tallies,_write_charges,_write_debts,_write_due,
-            _write_exact,_write_for_uses,_write_lines,_write_moves,_write_others,_write_plain,_write_up_to,
-            _written_here,announced,begin_change,begin_command,begin_command_plain,block_commit,capture_holds,
-            capture_holds_plain,carve,catch_up,change_parked,charge,charge_each,charge_leased,charge_lots,
-            charge_plain,charge_total,check_charge,claim_job_key,clock,complete_command,complete_command_plain,
-            complete_command_total,consume_feed,consume_token,create_scopes,credit,draw,drop_feed_consumer,
-            drop_parked,due_holds,end_child,end_renewal,enter_tenant,expire_hold,explain_parked,extend_holds,
-            feed_keeps,find_job_key,finish_command,grant_lot,hold_json,inspect_token,judged_scopes,keep_memory,
-            lock_all,lock_scopes,look_place,mint_tokens,next_release,note_change,number_feed,numbers_behind,
-            open_lease,open_session,open_session_plain,park_jobs,place,place_plain,plan_lot,plan_overage,
-            plan_state,purge_holds,purge_job_keys,purge_leases,purge_operations,purge_scope,purge_tokens,
-            read_feed,receive_child,refund,reinstate_lot,release_captured,release_holds,release_jobs,repair_clock,
-            replace_token,rest_jobs,resume_renewal,retire_scopes,return_holds,revoke_lot,revoke_token,revoke_tokens,
-            roll_over,run_command,run_command_plain,run_command_total,search_entries,set_lot_end,settle_away,
-            settle_lease,spend,sweep_due,sweep_holds,sweep_lots,sweep_scope,sweep_wallet,sweep_wallets,
-            take_newest,told_lots,trouble_jobs,usage,usage_at,usage_before,usage_of,v1_answer,v1_balance,
-            v1_capture,v1_charge,v1_check,v1_claim,v1_consume,v1_credit,v1_enqueue,v1_hold,v1_refund,v1_release,
-            v1_usage,wallet_balance,with_sums}')
+            _scope_key,_seq_of_tally,_settle,_settle_lowered,_sharded,_shorter,_sound_uses,_spend_range,
+            _spent_limits,_spent_since,_start_job,_start_lot,_step_until,_sum_lines,_sweep_lots,_sweepable,
+            _take_back,_take_lots,_take_units,_taken,_taken_of,_taken_parts,_tallied_of,_tallied_units,
+            _tallies_before,_tally,_tally_key,_tenant_key,_threshold_key,_token_fits,_told_use,_trouble_job,
+            _try_each,_try_keys,_try_lock,_try_lock_shared,_try_lock_there,_try_start_job,_turn,_turn_at,
+            _unbound_lock_wait,_under_limits,_unknown_use,_unsettled_spends,_untold,_untold_json,_unwritten,
+            _usage_known_from,_use_lots,_use_repaid,_v1_charge,_v1_hold,_v1_hold_no,_v1_issued,_v1_limit,
+            _v1_no,_v1_print,_v1_refused,_v1_stand,_v1_standings,_wake_releasers,_who_holds,_with_absent,
+            _with_debt,_with_keys,_with_minima,_with_total,_withdraw,_without_debt,_without_lapsing,_without_tallies,
+            _write_charges,_write_debts,_write_due,_write_exact,_write_for_uses,_write_lines,_write_moves,
+            _write_others,_write_plain,_write_up_to,_written_here,announced,begin_change,begin_command,
+            begin_command_plain,block_commit,capture_holds,capture_holds_plain,carve,catch_up,change_parked,
+            charge,charge_each,charge_leased,charge_lots,charge_plain,charge_total,check_charge,claim_job_key,
+            clock,complete_command,complete_command_plain,complete_command_total,consume_feed,consume_token,
+            create_scopes,credit,draw,drop_feed_consumer,drop_parked,due_holds,end_child,end_renewal,enter_tenant,
+            expire_hold,explain_parked,extend_holds,feed_keeps,find_job_key,finish_command,grant_lot,hold_json,
+            inspect_token,judged_scopes,keep_memory,lock_all,lock_scopes,look_place,mint_tokens,next_release,
+            note_change,number_feed,numbers_behind,open_lease,open_session,open_session_plain,park_jobs,
+            place,place_plain,plan_lot,plan_overage,plan_state,purge_holds,purge_job_keys,purge_leases,
+            purge_operations,purge_scope,purge_tokens,read_feed,receive_child,refund,reinstate_lot,release_captured,
+            release_holds,release_jobs,repair_clock,replace_token,rest_jobs,resume_renewal,retire_scopes,
+            return_holds,revoke_lot,revoke_token,revoke_tokens,roll_over,run_command,run_command_plain,
+            run_command_total,search_entries,set_lot_end,settle_away,settle_lease,spend,sweep_due,sweep_holds,
+            sweep_lots,sweep_scope,sweep_wallet,sweep_wallets,take_newest,told_lots,trouble_jobs,usage,
+            usage_at,usage_before,usage_of,v1_answer,v1_balance,v1_capture,v1_charge,v1_check,v1_claim,
+            v1_consume,v1_credit,v1_enqueue,v1_hold,v1_refund,v1_release,v1_usage,wallet_balance,with_sums}')
           and exists (select from aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a where a.grantee = 0)
         order by p.oid
     loop

@@ -1,11 +1,16 @@
 package wallet_test
 
 import (
+	"context"
 	"fmt"
 	"testing"
+	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/wallet"
 )
 
@@ -37,11 +42,81 @@ func TestRevoke_TellsAThresholdThatALotArmedUnwritten(t *testing.T) {
 				require.NoError(t, err)
 				require.EqualValues(t, 8, r.Amount)
 				require.Equal(t, []string{"ann low 24"}, f.crossed())
-				var told bool
-				sql := "select e.crossed is not null from metered.ledger e where e.scope = 'ann' order by e.seq desc limit 1"
-				require.NoError(t, f.pool.QueryRow(t.Context(), sql).Scan(&told))
-				require.True(t, told)
+				require.True(t, f.remembers())
 			})
 		}
 	}
+}
+
+// A lot that has begun arms a threshold for the calls that report none, too: the entry which such a call writes after
+// that of the lot does not say that the threshold is still reported, nor does the entry of the lot's end.
+func TestThresholds_StayArmedByALotThatACallWroteDown(t *testing.T) {
+	t.Parallel()
+	forSeats := func(f *fixture, _ int64) {
+		_, err := f.tryDraw(toDraw{Amount: 1, Note: budget.Note{Use: "seats"}})
+		require.NoError(f, err)
+	}
+	for by, call := range map[string]struct {
+		do      func(f *fixture, charge int64)
+		reports bool
+	}{
+		"sweep":  {func(f *fixture, _ int64) { f.expire() }, true},
+		"revoke": {func(f *fixture, _ int64) { f.revoke(wallet.Revoke{Reference: "ever", Amount: 1}) }, true},
+		"draw":   {func(f *fixture, _ int64) { f.draw(1) }, true},
+		"charge without thresholds": {func(f *fixture, _ int64) {
+			_, err := do(f, func(ctx context.Context, tx pgx.Tx) (budget.Receipt, error) {
+				return f.ledger.Charge(ctx, tx, budget.Charge{Scope: "ann", Amount: 1})
+			})
+			require.NoError(f, err)
+		}, false},
+		"draw for a use": {forSeats, true},
+		"capture": {func(f *fixture, _ int64) {
+			f.capture(holds.Capture{IDs: []string{"r"}, Lines: []holds.Line{{Scope: "ann"}}})
+		}, false},
+		"release": {func(f *fixture, _ int64) { f.release("r") }, false},
+		"sweep of holds": {func(f *fixture, _ int64) {
+			_, err := f.holds.Sweep(f.Context(), f.pool, holds.SweepOptions{})
+			require.NoError(f, err)
+		}, false},
+		"refund": {func(f *fixture, charge int64) { f.refund(charge, 1) }, false},
+		"grant":  {func(f *fixture, _ int64) { f.grant(wallet.Grant{Amount: 1, Starts: f.clock.Now().Add(day)}) }, false},
+	} {
+		for _, lot := range []string{"begins", "begins and ends", "ends"} {
+			t.Run(by+", where a lot "+lot, func(t *testing.T) {
+				t.Parallel()
+				f := setUpReporting(t, low(10), nil)
+				f.grant(wallet.Grant{Amount: 100, Reference: "ever"})
+				f.grant(wallet.Grant{Amount: 10, Reference: "for seats", Uses: []string{"seats"}})
+				g := wallet.Grant{Amount: 50, Starts: noon.Add(2 * time.Hour), Ends: wallet.After(time.Hour)}
+				switch lot {
+				case "begins":
+					g.Ends = wallet.After(365 * day)
+				case "ends":
+					g = wallet.Grant{Amount: 1, Ends: wallet.After(time.Hour)}
+				}
+				f.place("due", 1, day)
+				f.place("r", 1, 2*day)
+				d := f.draw(90)
+				require.Equal(t, []string{"ann low 8"}, f.crossed())
+				f.grant(g)
+				f.clock.Set(noon.Add(day))
+				call.do(f, d.Seq)
+				told := f.crossed()
+				require.Equal(t, lot == "begins and ends" && call.reports, len(told) == 1, told)
+				still := len(told) == 1 || lot == "ends"
+				require.Equal(t, still, f.remembers())
+				f.draw(f.balance().Units - 5)
+				require.Equal(t, !still, len(f.crossed()) == 1, "the level is reached again")
+				require.True(t, f.remembers())
+			})
+		}
+	}
+}
+
+// remembers is whether the last entry has a threshold that was reported.
+func (f *fixture) remembers() (told bool) {
+	f.Helper()
+	sql := "select e.crossed is not null from metered.ledger e where e.scope = 'ann' order by e.seq desc limit 1"
+	require.NoError(f, f.pool.QueryRow(f.Context(), sql).Scan(&told))
+	return told
 }

@@ -130,7 +130,9 @@ var chargeMacros = map[string]string{
 	// Writes the entries of a charge that was let in: its held units, and then its spent ones. Before
 	// them the ends of lots are written, as far as a call writes them.
 	"charge entries": `if tip.lots_end <= greatest(at, tip.at) then
-            tip := metered._settle(tip, at, metered._ends_per_call(), charge.amount, wait_ms);
+            tip := metered._settle_lowered(tip, at, metered._ends_per_call(), charge.amount,
+                case when exists (select from unnest(charge.limits) l where l.thresholds is not null)
+                    then coalesce(tip.crossed, '{}') end, wait_ms);
         end if;
         if tip.held > 0 then
             tip.next_due := metered._due_after(charge.scope, tip.seq, tip.held, tip.next_due, at);
@@ -229,7 +231,8 @@ var captureMacros = map[string]string{
                         'refused', json_build_array(json_build_object('crossing', true)),
                         'scopes', json_build_array(asked.scope), 'units', json_build_array(covered));
                     return;
-                elsif crossing.crossed is distinct from tip.crossed then
+                elsif crossing.crossings is not null
+                    or nullif(coalesce(crossing.crossed, tip.crossed), '{}') is distinct from tip.crossed then
                     watched := watched || asked.scope;
                     takes := takes
                         || row(asked.scope, null, 0, -covered, spent, null, null, null, null)::metered.new_charge;
@@ -252,9 +255,10 @@ var captureMacros = map[string]string{
                     tip := metered._entry_for_write(line.scope);
                 end if;
                 if tip.scope = line.scope and tip.seq >= line.seq then
-                    select tip.seq, tip.at, tip.spent, tip.credited, tip.held, tip.next_due, tip.lots_end, tip.others
+                    select tip.seq, tip.at, tip.spent, tip.credited, tip.held, tip.next_due, tip.lots_end,
+                        tip.crossed, tip.others
                     into line.seq, line.at, line.spent, line.credited, line.held, line.next_due, line.lots_end,
-                        line.others;
+                        line.crossed, line.others;
                 end if;
                 if take > covered then   -- the excess is no charge beside the capture
                     line.others := coalesce({others: tip = line}, 0) + 1;
@@ -270,7 +274,7 @@ var captureMacros = map[string]string{
                         if crossing.silent then
                             perform metered._collided();     -- the state that was judged first has changed
                         end if;
-                        line.crossed := crossing.crossed;
+                        line.crossed := nullif(coalesce(crossing.crossed, line.crossed), '{}');
                         crossed := case when crossing.crossings is null then crossed
                             else coalesce(crossed, '[]')
                                 || metered._crossed_at(crossing.crossings, array[line.seq + 1]) end;

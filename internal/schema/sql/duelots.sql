@@ -328,7 +328,7 @@ begin
         tip := metered._lot_entry(tip, 'u', line.minimum, 0);
         tip.spent := tip.spent + line.minimum;
         tip.held := tip.held - line.minimum;
-        tip.crossed := lowered;
+        tip.crossed := nullif(coalesce(lowered, tip.crossed), '{}');
         tip.operation_tenant := line.operation_tenant;
         tip.operation := line.operation;
         entries := array[tip];

@@ -64,7 +64,7 @@ begin
     entries := step.entries;
     moves := step.moves;
     tip := step.tip;
-    tip.crossed := lowered;
+    tip.crossed := nullif(coalesce(lowered, tip.crossed), '{}');
     step := metered._end_lot(tip, step.lot, null, null);
     tip := step.tip;
     lot := step.lot;
@@ -127,7 +127,7 @@ begin
                 step := metered._start_lot(tip, lots[pos], unwritten, -1 - cardinality(lots));
             when 'ends' then
                 pos := coalesce(last[event.nth], units.place);
-                tip.crossed := lowered;
+                tip.crossed := nullif(coalesce(lowered, tip.crossed), '{}');
                 step := metered._end_foreseen(tip, lots[pos], event.units, event.at,
                     event.goes_until, -1 - cardinality(lots));
                 last[event.nth] := cardinality(lots) + 1;
@@ -162,8 +162,10 @@ $$;
 -- Applies what time alone does in a wallet up to a time, after its entry tip. lots are those that it
 -- changes, and those on which that depends (_load_due). lines are in their order, and parts first those
 -- of the lines, and then the overdrawn ones of other holds. spent is overdraft that no hold keeps, of
--- which debts were drawn for uses. unwritten are units of other lots that have ended. The entries
--- remember the thresholds lowered from the first one on that lowers the balance.
+-- which debts were drawn for uses. unwritten are units of other lots that have ended. lowered are the
+-- thresholds that are reported after all this, which entries remember from the first one on that lowers
+-- the balance. Where it is null, nobody has judged them: entries remember those of tip, but for what a
+-- lot arms that begins.
 create function metered._advance(inout tip metered.ledger, until timestamptz, lowered jsonb,
     unwritten bigint, lines metered.due_line[], inout lots metered.lots[],
     inout parts metered.lot_holds[], inout debts metered.lot_debts[], inout spent bigint,

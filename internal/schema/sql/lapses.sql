@@ -267,13 +267,15 @@ $$;
 
 -- The lots of a wallet that are due, and those on which they depend, after all that is due. lapsed is
 -- how many units of its balance have lapsed with them, less those that began, and debt by how many units
--- the wallet is overdrawn then.
+-- the wallet is overdrawn then. crossed are the reported thresholds that no lot has armed which began:
+-- units of the lots that are not loaded count as lapsed before that.
 create function metered._due_lots(tip metered.ledger, clk timestamptz,
-    out lots metered.lots[], out lapsed bigint, out debt bigint)
+    out lots metered.lots[], out lapsed bigint, out debt bigint, out crossed jsonb)
 language plpgsql stable
 as $$
 declare
     until timestamptz := greatest(clk, tip.at);
+    unwritten bigint := 0;
     due   record;
     after record;
 begin
@@ -281,14 +283,31 @@ begin
         lots := '{}';
         lapsed := 0;
         debt := metered._debt(tip);
+        crossed := tip.crossed;
         return;
     end if;
     due := metered._load_due(tip, clk, 0, 0, null, true, null);
-    after := metered._advance(tip, until, tip.crossed, 0, due.lines, due.lots, due.parts, due.debts,
+    if tip.crossed is not null and exists (select from unnest(due.lots) x where x.pending > 0) then
+        unwritten := metered._unwritten(tip.scope, until, due.lots);
+    end if;
+    after := metered._advance(tip, until, null, unwritten, due.lines, due.lots, due.parts, due.debts,
         due.spent);
     lots := after.lots;
+    crossed := (after.tip).crossed;
     lapsed := tip.credited - (after.tip).credited;
     debt := after.spent + (select coalesce(sum(k.amount), 0) from unnest(after.parts) k where k.lot = 0);
+end
+$$;
+
+-- Units of the lots of a wallet that have ended, without those that are loaded.
+create function metered._unwritten(of_scope text, until timestamptz, loaded metered.lots[])
+returns bigint
+language plpgsql stable
+as $$
+begin
+    return (select coalesce(sum(x.rest), 0) from (select y.rest from metered.lots y
+        where y.scope = of_scope and y.open and y.expires_at <= until
+          and y.no <> all (array(select l.no from unnest(loaded) l)) order by y.expires_at, y.age) x);
 end
 $$;
 
@@ -395,18 +414,22 @@ begin
 end
 $$;
 
--- The last entries of scopes as if all lapses that are due in wallets were written.
+-- The last entries of scopes as if all lapses that are due in wallets were written, without the thresholds
+-- that lots have armed which begin.
 create function metered._without_lapsing(tips metered.ledger[], clk timestamptz) returns metered.ledger[]
 language plpgsql stable
 as $$
 declare
     tip metered.ledger;
     nth int := 0;
+    due record;
 begin
     foreach tip in array tips loop
         nth := nth + 1;
         if tip.lots_end is not null then
-            tip.credited := tip.credited - metered._lapsing(tip, clk);
+            due := metered._due_lots(tip, clk);
+            tip.credited := tip.credited - metered._lapsing_after(tip, clk, due.lots, due.lapsed, due.debt);
+            tip.crossed := due.crossed;
             tips[nth] := tip;
         end if;
     end loop;

@@ -298,6 +298,7 @@ declare
     clk      timestamptz := metered.clock();
     amount   bigint;
     crossing record;
+    lowered  jsonb;
 begin
     silent := false;
     tip := metered._after_minima(tip, wait_ms);
@@ -309,11 +310,11 @@ begin
         if silent then
             return;
         end if;
-        tip.crossed := crossing.crossed;
+        lowered := crossing.crossed;
         crossed := metered._crossed_at(crossing.crossings, array[tip.seq]);
     end if;
     tip.at := greatest(tip.at, last);
-    tip := metered._after_due(tip, greatest(0, units - lease.granted), wait_ms);
+    tip := metered._after_due_lowered(tip, greatest(0, units - lease.granted), lowered, wait_ms);
     before := tip.seq - 1;
     tip.hold := 'lease/' || lease.no;
     foreach tip.kind in array array['u', 'c', 'l']::"char"[] loop

@@ -414,6 +414,9 @@ begin
     verdict := metered._check_limits(charges, tips, held, clk, ahead, of_nos, null, null);
     used := verdict.used;
     refused := verdict.refused;
+    for i in 1..cardinality(stand) loop
+        stand[i].crossed := tips[i].crossed;
+    end loop;
     if refused is not null or freed is null then
         return;
     end if;

@@ -94,8 +94,7 @@ begin
         status := 'crossing';
         return;
     end if;
-    entry.crossed := crossing.crossed;
-    entry := metered._after_due(entry, 0, wait_ms);
+    entry := metered._after_due_lowered(entry, 0, crossing.crossed, wait_ms);
     lot := metered._find_lot(last_entry.scope, of_lot, of_reference);
     if lot.no is null and of_lot is not null then   -- the lot before it ends among more than one call writes
         entry := metered._end_named(entry, array(select y.no from metered.lot_rows y where y.roll_no = of_lot and y.scope = last_entry.scope));
@@ -193,7 +192,7 @@ declare
 begin
     tip.seq := e.seq - 1;
     due := metered._load_due(tip, '-infinity', 0, 0, '{}', false, nos);
-    after := metered._advance(tip, e.at, e.crossed, 0, due.lines, due.lots, due.parts, due.debts,
+    after := metered._advance(tip, e.at, null, 0, due.lines, due.lots, due.parts, due.debts,
         due.spent);
     if cardinality(after.entries) > 0 then
         e.seq := (after.tip).seq + 1;

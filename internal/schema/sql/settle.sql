@@ -115,10 +115,10 @@ $$;
 -- due than one step writes, those that only give units back are freed as sums, and the rows of holds are
 -- left to sweeps, as _free_in_sum does it. A call fails where more of the others are due (_refuse_behind).
 -- tip is the last entry, under the wallet's lock. The result is the last entry after that, with the
--- lots_end of the next one, without the caller, operation and note of tip. The caller may have put into
--- tip.crossed the thresholds that these ends, or its own entry, cross.
-create function metered._settle(tip metered.ledger, clk timestamptz, max_lots int, units bigint,
-    wait_ms int) returns metered.ledger
+-- lots_end of the next one, without the caller, operation and note of tip. lowered are the thresholds
+-- that are reported after these ends and the caller's own entry, if it has judged them (_advance).
+create function metered._settle_lowered(tip metered.ledger, clk timestamptz, max_lots int, units bigint,
+    lowered jsonb, wait_ms int) returns metered.ledger
 language plpgsql volatile
 as $$
 declare
@@ -155,7 +155,7 @@ begin
             perform metered._end_rows(nos, clk, (metered._by_system()).note, false);
         end if;
         before := metered._unbound_lock_wait(before);
-        if (nos = '{}') is not true then
+        if lowered is not null then
             select y.crossed into own.crossed from metered.ledger y where y.scope = tip.scope and y.seq = tip.seq;
         end if;
     end if;
@@ -168,12 +168,10 @@ begin
         until := greatest(clk, tip.at);
         due := metered._load_due(tip, clk, max_lots, units, nos, nos is null, null);
     end if;
-    if due.stop is not null and own.crossed is not null then
-        unwritten := (select coalesce(sum(x.rest), 0) from (select y.rest from metered.lots y
-            where y.scope = tip.scope and y.open and y.expires_at <= until
-              and y.no <> all (array(select l.no from unnest(due.lots) l)) order by y.expires_at, y.age) x);
+    if due.stop is not null and coalesce(lowered, own.crossed) is not null then
+        unwritten := metered._unwritten(tip.scope, until, due.lots);
     end if;
-    after := metered._advance(own, until, tip.crossed, unwritten, due.lines, due.lots, due.parts, due.debts,
+    after := metered._advance(own, until, lowered, unwritten, due.lines, due.lots, due.parts, due.debts,
         due.spent);
     own := after.tip;
     own.lots_end := least(due.stop, case when due.stop is null then metered._next_end(tip.scope, until) end,
@@ -188,8 +186,18 @@ begin
             due.parts, after.parts, due.debts, after.debts, after.spent);
         own.others := metered._others(own.scope, own.seq);
     end if;
-    own.crossed := tip.crossed;
+    own.crossed := nullif(coalesce(lowered, own.crossed), '{}');
     return own;
+end
+$$;
+
+-- The same for a caller that judges no thresholds before.
+create function metered._settle(tip metered.ledger, clk timestamptz, max_lots int, units bigint,
+    wait_ms int) returns metered.ledger
+language plpgsql volatile
+as $$
+begin
+    return metered._settle_lowered(tip, clk, max_lots, units, null, wait_ms);
 end
 $$;
 
@@ -311,26 +319,38 @@ begin
 end
 $$;
 
--- The same for an entry that is to be written: entry is the result of _next_entry.
-create function metered._after_due(e metered.ledger, units bigint, wait_ms int) returns metered.ledger
+-- _settle_lowered for an entry that is to be written: entry is the result of _next_entry.
+create function metered._after_due_lowered(entry metered.ledger, units bigint, lowered jsonb, wait_ms int)
+returns metered.ledger
 language plpgsql volatile
 as $$
 declare
-    tip metered.ledger := e;
+    tip metered.ledger := entry;
 begin
-    if e.lots_end <= e.at or e.lots_end is not null and e.next_due <= e.at then
-        tip.seq := e.seq - 1;
-        select y.at into tip.at from metered.ledger y where y.scope = e.scope and y.seq = tip.seq;
-        tip := metered._settle(tip, least(e.at, metered.clock()), metered._ends_per_call(), units, wait_ms);
-        e.seq := tip.seq + 1;
-        e.at := greatest(e.at, tip.at);
-        e.spent := tip.spent;
-        e.credited := tip.credited;
-        e.held := tip.held;
-        e.next_due := tip.next_due;
-        e.lots_end := tip.lots_end;
-        e.crossed := tip.crossed;
+    if entry.lots_end <= entry.at or entry.lots_end is not null and entry.next_due <= entry.at then
+        tip.seq := entry.seq - 1;
+        select y.at into tip.at from metered.ledger y where y.scope = entry.scope and y.seq = tip.seq;
+        tip := metered._settle_lowered(tip, least(entry.at, metered.clock()), metered._ends_per_call(), units,
+            lowered, wait_ms);
+        entry.seq := tip.seq + 1;
+        entry.at := greatest(entry.at, tip.at);
+        entry.spent := tip.spent;
+        entry.credited := tip.credited;
+        entry.held := tip.held;
+        entry.next_due := tip.next_due;
+        entry.lots_end := tip.lots_end;
+        entry.crossed := tip.crossed;
     end if;
-    return e;
+    entry.crossed := nullif(coalesce(lowered, entry.crossed), '{}');
+    return entry;
+end
+$$;
+
+-- The same for a caller that judges no thresholds before.
+create function metered._after_due(e metered.ledger, units bigint, wait_ms int) returns metered.ledger
+language plpgsql volatile
+as $$
+begin
+    return metered._after_due_lowered(e, units, null, wait_ms);
 end
 $$;

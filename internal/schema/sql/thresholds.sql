@@ -253,6 +253,7 @@ $$;
 
 -- The thresholds that are crossed without a charge, by ends of lots and by revoked units. entry is the scope's last entry, and due ends
 -- are not written yet. The caller appends the next entry with crossed, and reports crossings. silent: it did not say that it will.
+-- crossed is null where the caller has no thresholds of a lifetime, and {} where none is reported any more.
 create function metered._cross_lowered(e metered.ledger, units bigint, of_limits metered.charge_limit[], clk timestamptz,
     out crossed jsonb, out crossings jsonb, out silent boolean)
 language plpgsql stable
@@ -260,12 +261,14 @@ as $$
 declare
     lifetimes metered.charge_limit[] := array(select l::metered.charge_limit from unnest(of_limits) l where l.win = interval '0' and l.thresholds is not null);
     held      bigint := e.held;
+    due       record;
     crossing  record;
 begin
-    crossed := e.crossed;
     silent := false;
     if cardinality(lifetimes) > 0 then
-        e.credited := e.credited - metered._lapsing(e, clk);
+        due := metered._due_lots(e, clk);
+        e.credited := e.credited - metered._lapsing_after(e, clk, due.lots, due.lapsed, due.debt);
+        e.crossed := due.crossed;
         if e.next_due <= clk then
             held := held - metered._due_units(e.scope, e.next_due, clk);
             e.spent := e.spent + metered._minima(e, null, clk);
@@ -274,7 +277,7 @@ begin
             -- The units are as those of a charge: without them use may be so low that a lot which has begun arms a level.
             crossing := metered._cross_thresholds(array[row(e.scope, null, units, 0, lifetimes, null, null, null, null)::metered.new_charge],
                 array_fill(e.spent - e.refunded - e.credited, array[cardinality(lifetimes)]), array[held], clk, array[e]);
-            crossed := (crossing.tips[1]).crossed;
+            crossed := coalesce((crossing.tips[1]).crossed, '{}');
             crossings := crossing.crossings;
             silent := crossing.silent;
         exception when sqlstate 'MT012' then    -- a lot ends in any case
@@ -305,7 +308,7 @@ $$;
 
 -- The thresholds that a capture crosses: take has its held units as a negative number (held), and its units beyond them (amount).
 -- tip is the scope's last entry, and the limits are _spent_limits. As in _write_charges a bound decides where it can. If the use of
--- a limit is unknown, its thresholds are not reported.
+-- a limit is unknown, its thresholds are not reported. crossed is null where nothing was judged, and {} where none is reported any more.
 create function metered._cross_captured(take metered.new_charge, tip metered.ledger, clk timestamptz, ahead interval,
     out crossed jsonb, out crossings jsonb, out silent boolean)
 language plpgsql stable
@@ -317,10 +320,12 @@ declare
     verdict  record;
     crossing record;
 begin
-    crossed := tip.crossed;
     silent := false;
-    if crossed is not null then
-        untold := metered._untold(untold, crossed, tip.spent - tip.refunded, tip.held, tip.credited, clk);
+    if tip.lots_end <= greatest(clk, tip.at) and tip.crossed is not null then
+        tip.crossed := (metered._due_lots(tip, clk)).crossed;
+    end if;
+    if tip.crossed is not null then
+        untold := metered._untold(untold, tip.crossed, tip.spent - tip.refunded, tip.held, tip.credited, clk);
     end if;
     foreach lim in array untold loop
         counted := coalesce(counted, false) or coalesce(tip.spent - case when lim.win = interval '0' then tip.refunded + tip.credited
@@ -330,11 +335,11 @@ begin
     if counted then
         verdict := metered._check_now(array[take], array[tip], clk, ahead);
         crossing := metered._cross_thresholds(array[take], verdict.used, verdict.held, clk, array[tip]);
-        crossed := (crossing.tips[1]).crossed;
+        crossed := coalesce((crossing.tips[1]).crossed, '{}');
         crossings := crossing.crossings;
         silent := crossing.silent;
     end if;
 exception when sqlstate 'MT002' or sqlstate 'MT003' or sqlstate 'MT010' or sqlstate 'MT012' then
-    crossed := tip.crossed;
+    crossed := null;
 end
 $$;

@@ -31,8 +31,7 @@ begin
         (select y.no from metered.lot_rows y
          where y.scope = of_scope and y.keeps and y.expires_at <= until
          order by y.expires_at, y.age)) d);
-    entry.crossed := crossing.crossed;
-    entry := metered._settle(entry, until, max_lots, 0, wait_ms);
+    entry := metered._settle_lowered(entry, until, max_lots, 0, crossing.crossed, wait_ms);
     ended := (select count(*) from metered.lot_rows y
         where y.no = any (due) and not y.open and not y.keeps);
     -- In the order of the moves, which keeps the planner from the index of all moves of each lot.
