@@ -9779,9 +9779,9 @@ $$;
 -- at its time. Where more of these are due than one step writes, a call fails (_refuse_behind), and a
 -- step of catch_up leaves the others, with all that falls due after the first of them. The scope is
 -- locked. An old snapshot may not see that a hold was extended: then the lock of its row fails with 40001.
--- Returns the holds whose minima it captured.
-create function metered._free_in_sum(tip metered.ledger, clk timestamptz, in_step boolean, wait_ms int)
-returns bigint[]
+-- nos are the holds whose minima it captured. more: a call would fail still.
+create function metered._free_in_sum(tip metered.ledger, clk timestamptz, in_step boolean, wait_ms int,
+    out nos bigint[], out more boolean)
 language plpgsql volatile
 as $$
 declare
@@ -9816,7 +9816,8 @@ begin
     if tip.amount > 0 then      -- else minima have captured all
         perform metered._append(tip);
     end if;
-    return minima.nos;
+    nos := minima.nos;
+    more := minima.more;
 end
 $$;
 
@@ -10176,9 +10177,10 @@ end
 $$;
 
 -- The holds of the first due lines of a scope that have minima, as many as one step writes, when the last
--- of these fell due, and when the next one did, or null if there is none.
+-- of these fell due, and when the next one did, or null if there is none. more: those after these are more
+-- than one step writes, too.
 create function metered._first_minima(tip metered.ledger, clk timestamptz,
-    out nos bigint[], out last timestamptz, out until timestamptz)
+    out nos bigint[], out last timestamptz, out until timestamptz, out more boolean)
 language plpgsql stable
 as $$
 declare
@@ -10189,10 +10191,11 @@ begin
         select l.hold, l.due from metered.hold_lines l
         where l.scope = tip.scope and l.open > 0 and l.at_least > 0 and l.at_least > l.captured
           and l.due >= tip.next_due and l.due <= clk
-        order by l.due, l.hold limit metered._events_per_step() + 1) x;
+        order by l.due, l.hold limit 2 * metered._events_per_step() + 1) x;
+    more := cardinality(nos) > 2 * metered._events_per_step();
     until := dues[metered._events_per_step() + 1];
-    last := dues[cardinality(nos) - case when until is null then 0 else 1 end];
     nos := nos[:metered._events_per_step()];
+    last := dues[cardinality(nos)];
 end
 $$;
 
@@ -10261,10 +10264,8 @@ begin
         perform metered._settle(tip, until, metered._events_per_step(), 0, wait_ms);
         stands := metered._last_entry(of_scope);
         more := stands.seq > tip.seq and (until < clk or stands.next_due <= until) is true;
-    elsif tip.next_due > '-infinity' and (metered._first_minima(tip, clk)).until is not null then
-        perform metered._free_in_sum(tip, clk, true, wait_ms);
-        stands := metered._last_entry(of_scope);
-        more := (metered._first_minima(stands, clk)).until is not null;
+    elsif tip.next_due > '-infinity' and tip.next_due <= clk then
+        more := (metered._free_in_sum(tip, clk, true, wait_ms)).more;
     else
         more := false;
     end if;
@@ -10729,7 +10730,7 @@ begin
         tip := metered._entry_for_write(of_scope);
     end loop;
     if ours = '{}' and tip.lots_end is null and tip.next_due > '-infinity' then
-        ours := metered._lock_due(metered._free_in_sum(tip, clk, true, null), clk);
+        ours := metered._lock_due((metered._free_in_sum(tip, clk, true, null)).nos, clk);
         moved := (metered._last_entry(of_scope)).seq > tip.seq;
         perform metered._clear_freed(ours, array[of_scope::text]);
     elsif ours = '{}' then

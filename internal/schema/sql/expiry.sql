@@ -186,9 +186,9 @@ $$;
 -- at its time. Where more of these are due than one step writes, a call fails (_refuse_behind), and a
 -- step of catch_up leaves the others, with all that falls due after the first of them. The scope is
 -- locked. An old snapshot may not see that a hold was extended: then the lock of its row fails with 40001.
--- Returns the holds whose minima it captured.
-create function metered._free_in_sum(tip metered.ledger, clk timestamptz, in_step boolean, wait_ms int)
-returns bigint[]
+-- nos are the holds whose minima it captured. more: a call would fail still.
+create function metered._free_in_sum(tip metered.ledger, clk timestamptz, in_step boolean, wait_ms int,
+    out nos bigint[], out more boolean)
 language plpgsql volatile
 as $$
 declare
@@ -223,7 +223,8 @@ begin
     if tip.amount > 0 then      -- else minima have captured all
         perform metered._append(tip);
     end if;
-    return minima.nos;
+    nos := minima.nos;
+    more := minima.more;
 end
 $$;
 

@@ -325,7 +325,7 @@ begin
         tip := metered._entry_for_write(of_scope);
     end loop;
     if ours = '{}' and tip.lots_end is null and tip.next_due > '-infinity' then
-        ours := metered._lock_due(metered._free_in_sum(tip, clk, true, null), clk);
+        ours := metered._lock_due((metered._free_in_sum(tip, clk, true, null)).nos, clk);
         moved := (metered._last_entry(of_scope)).seq > tip.seq;
         perform metered._clear_freed(ours, array[of_scope::text]);
     elsif ours = '{}' then
