@@ -45,6 +45,37 @@ func saves(ctx context.Context, tx *metered.Tx) (string, error) {
 	return "saved", err
 }
 
+// A settlement that waits too long for its scope says so, and that the settlement is what waited: no COMMIT was sent.
+func TestSettleTx_SaysWhatWaitedForTheScope(t *testing.T) {
+	t.Parallel()
+	s := setUp(t, pgtest.Options{})
+	ctx := t.Context()
+	c, err := metered.New(s.pool, metered.Config{Config: budget.Config{LockTimeout: time.Millisecond}})
+	require.NoError(t, err)
+	session, err := metered.Open[string](ctx, s.c, answer("1"))
+	require.NoError(t, err)
+	session.Close()
+	session, err = metered.Resume[string](ctx, c, answer("1"))
+	require.NoError(t, err)
+	defer session.Close()
+
+	other := s.begin(t, sql.LevelDefault)
+	_, err = sqlmetered.DoTx(ctx, s.c, other, metered.Command{ID: "2", Tenant: "ann", Charges: []budget.Charge{{Scope: "units", Amount: 1, Limits: []budget.Limit{budget.Lifetime(15)}}}},
+		func(context.Context, *metered.Tx) (any, error) { return nil, nil })
+	require.NoError(t, err)
+	tx := s.begin(t, sql.LevelDefault)
+	insert(t, tx, "settle")
+	_, err = sqlmetered.SettleTx(ctx, session, tx, used(4), saves)
+	require.ErrorIs(t, err, budget.ErrBusy)
+	require.Equal(t, "metered: complete: "+budget.ErrBusy.Error()+": capture: ERROR: canceling statement due to lock timeout (SQLSTATE 55P03)", err.Error())
+	require.NoError(t, sqlmetered.Commit(other))
+
+	_, err = sqlmetered.SettleTx(ctx, session, tx, used(4), saves)
+	require.NoError(t, err, "the transaction is as before")
+	require.NoError(t, sqlmetered.Commit(tx))
+	require.Equal(t, [2]int64{5, 0}, s.stands(t))
+}
+
 // A session opens in one transaction of the application's and settles in another, each with the application's rows. What is
 // rolled back has not happened, and can be done again. The repetition of a settled id is finished.
 func TestSession_OpensAndSettlesInTheApplicationsTransaction(t *testing.T) {

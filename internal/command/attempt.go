@@ -464,7 +464,7 @@ func (e *Engine) finish(ctx context.Context, op *Operation, t transaction, end E
 	case others:
 		err = foreign("commit", err)
 	default:
-		err = failed("commit", ofCharges(end.Charges, err))
+		err = failed("complete", ofCharges(end.Charges, err))
 	}
 	if span.End(err); !unknown {
 		err = asks.failed(err)

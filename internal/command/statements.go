@@ -86,7 +86,7 @@ func (e *Engine) declared(ctx context.Context, op *Operation, t *owned, end Endi
 	case others:
 		err = foreign("commit", err)
 	default:
-		err = failed("commit", ofCharges(end.Charges, err))
+		err = failed("complete", ofCharges(end.Charges, err))
 	}
 	span.End(err)
 	a.err = err

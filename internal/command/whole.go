@@ -72,7 +72,7 @@ func (e *Engine) whole(ctx context.Context, op *Operation, conn *pgxpool.Conn) (
 	case others:
 		err = foreign("commit", err)
 	default:
-		err = failed("commit", ofCharges(end.Charges, err))
+		err = failed("complete", ofCharges(end.Charges, err))
 	}
 	if span.End(err); err != nil {
 		a.err = err

@@ -49,7 +49,7 @@ func Failed(pkg, doing string, err error) error {
 	switch {
 	case err == nil:
 		return nil
-	case kind == nil:
+	case kind == nil, errors.Is(err, kind): // a step of the act has named the kind
 		return fmt.Errorf("%s: %s: %w", pkg, doing, err)
 	}
 	return fmt.Errorf("%w: %s: %w", kind, doing, err)
