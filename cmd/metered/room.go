@@ -84,7 +84,8 @@ func (a *app) walletsCmd() *cobra.Command {
 		Use:   "wallets [PREFIX]",
 		Short: "List wallets by their credit, by what ends soon, or by plan",
 		Long: `Wallets looks at all wallets, or at those that begin with a prefix, and lists those with the fewest units to draw first. An
-overdrawn wallet has less than 0. Units of lots for some uses alone are not among them: see metered wallet NAME.
+overdrawn wallet has less than 0. Units of lots for some uses alone are not among them: see metered wallet NAME. CREDITED are all units
+that were granted, less those that lapsed or were revoked.
 
 With --ending it lists the lots that end within that time and have units left, the first to end first.
 
@@ -125,7 +126,7 @@ cancelled or changed, and has units left.`,
 
 // showWallets prints wallets by their credit.
 func (a *app) showWallets(w inspect.Walk) error {
-	t := a.table("WALLET", "TO DRAW", "HELD", "LEASED", "GRANTED IN ALL")
+	t := a.table("WALLET", "TO DRAW", "HELD", "LEASED", "CREDITED")
 	if len(w.Wallets) == 0 && !a.json {
 		fmt.Fprintf(a.out, "None of %s is a wallet.\n", plural(w.Scopes, "scope", "scopes"))
 	}

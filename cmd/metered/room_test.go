@@ -57,12 +57,14 @@ func TestWallets_AreListedByWhatEndsSoon(t *testing.T) {
 				return err
 			}
 		}
-		return nil
+		_, err := book.Rollover(t.Context(), tx, wallet.Rollover{Wallet: "user/dan", Reference: "r", Cap: 4, For: 37 * time.Hour})
+		return err
 	}))
 	l := as(t, pool, metered.GrantReportingSQL)
 	r := l.exits(exitDone, "wallets", "--ending", "2d", "--json")
-	require.Equal(t, []any{"user/ben", "user/cat"}, values(r.objects(), "wallet"))
-	require.Equal(t, []any{7.0, 7.0}, values(r.objects(), "units"))
+	require.Equal(t, []any{"user/ben", "user/cat", "user/dan"}, values(r.objects(), "wallet"))
+	require.Equal(t, []any{7.0, 7.0, 4.0}, values(r.objects(), "units"))
+	require.Equal(t, []any{"r", "r", "r"}, values(r.objects(), "reference"), "units that rolled over have the reference of their grant")
 	require.Equal(t, []any{"user/cat"}, values(l.exits(exitDone, "wallets", "user/c", "--ending", "2d", "--json").objects(), "wallet"))
 	require.Contains(t, l.ok("wallets", "--ending", "2d", "-n", "1"), "user/ben")
 	require.Equal(t, "No lot with units left ends within 1h.\n", l.ok("wallets", "--ending", "1h"))

@@ -54,11 +54,11 @@ func firstToEnd(a, b Ending) int {
 
 const endingSQL = `
 select y.scope, y.no, coalesce(y.reference, ''), y.units, y.expires_at from (
-    (select l.scope, l.no, l.reference, l.rest as units, l.expires_at from metered.lots l
+    (select l.scope, l.no, coalesce(l.reference, (l.plan).of_reference) as reference, l.rest as units, l.expires_at from metered.lots l
      where l.open and (l.open or l.untold > 0) and l.expires_at > metered.clock() and l.expires_at < metered.clock() + $1::interval
      order by l.expires_at, l.no limit $2)
     union all
-    (select l.scope, l.no, l.reference, l.kept, l.expires_at from metered.lots l
+    (select l.scope, l.no, coalesce(l.reference, (l.plan).of_reference) as reference, l.kept, l.expires_at from metered.lots l
      where l.keeps and l.expires_at > metered.clock() and l.expires_at < metered.clock() + $1::interval
      order by l.expires_at, l.no limit $2)) y
 order by y.expires_at, y.no limit $2`
@@ -88,11 +88,11 @@ func scanEnding(row pgx.CollectableRow) (e Ending, err error) {
 const endingOfSQL = `
 select w.scope, y.no, coalesce(y.reference, ''), y.units, y.expires_at
 from pg_catalog.unnest($3::text[]) w(scope), lateral (
-    (select l.no, l.reference, l.rest as units, l.expires_at from metered.lots l
+    (select l.no, coalesce(l.reference, (l.plan).of_reference) as reference, l.rest as units, l.expires_at from metered.lots l
      where l.scope = w.scope and l.open and l.expires_at < metered.clock() + $1::interval
      order by l.expires_at, l.age limit $2)
     union all
-    (select l.no, l.reference, l.kept, l.expires_at from metered.lots l
+    (select l.no, coalesce(l.reference, (l.plan).of_reference) as reference, l.kept, l.expires_at from metered.lots l
      where l.scope = w.scope and l.keeps and l.expires_at < metered.clock() + $1::interval
      order by l.expires_at, l.age limit $2)) y
 order by y.expires_at, w.scope, y.no limit $2`

@@ -107,6 +107,13 @@ func TestV1_RefusesNotesAndLimitsOfAnotherKind(t *testing.T) {
 			require.Equal(t, "22023", refused.Code, "%s of %s: %v", call, value, err)
 		}
 	}
+	for _, call := range []string{"v1_charge('a', 1, $1)", "v1_check('a', 1, $1)", "v1_usage('a', $1)", "v1_hold('t', 'h', 'a', 1, '1 hour', $1)"} {
+		_, err := pool.Exec(t.Context(), "select metered."+call, `[{"max": 5, "lifetime": true}, {"max": 9, "windw": "1 hour"}]`)
+		var refused *pgconn.PgError
+		require.ErrorAs(t, err, &refused, call)
+		require.Equal(t, `{"max": 9, "windw": "1 hour"}`, refused.Detail, "the wrong one of two is named by %s", call)
+		require.Contains(t, refused.Hint, "one of window, period, lifetime and prepaid")
+	}
 	require.Zero(t, pgtest.Value[int](t, pool, "select count(*) from metered.ledger"))
 }
 

@@ -38,7 +38,8 @@ begin
         fits := given - '{name,max}'::text[] in ('{"lifetime": true}', '{"prepaid": true}');
     end if;
     if (lim.max >= 0 and fits) is not true then
-        perform metered._require(false, 'limits');
+        raise exception 'out of bounds: limits' using errcode = '22023', detail = left(given::text, 200),
+            hint = 'A limit has max, a name or none, and one of window, period, lifetime and prepaid.';
     end if;
     return lim;
 end
