@@ -18,6 +18,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgmetered/metered/internal/pgserver"
+	"github.com/pgmetered/metered/internal/sqlstate"
 )
 
 // The name of a database shows its kind and its user, so that any process can tell which are left
@@ -208,16 +209,23 @@ func (c *cluster) dropDatabase(ctx context.Context, name string) error {
 	return c.exec(ctx, "drop database if exists %s with (force)", name)
 }
 
-// exec runs a statement with names in it, which cannot be parameters there.
+// exec runs a statement with names in it, which cannot be parameters there. To copy or drop a
+// database, Postgres waits only five seconds for its other sessions to end, although it has told
+// them to: on a busy machine they may need longer, so exec tries again until ctx ends.
 func (c *cluster) exec(ctx context.Context, format string, names ...any) error {
 	for i, name := range names {
 		names[i] = pgx.Identifier{name.(string)}.Sanitize()
 	}
 	sql := fmt.Sprintf(format, names...)
-	if _, err := c.admin.Exec(ctx, sql); err != nil {
-		return fmt.Errorf("%s: %w", sql, err)
+	for {
+		_, err := c.admin.Exec(ctx, sql)
+		switch {
+		case err == nil:
+			return nil
+		case sqlstate.Of(err) != sqlstate.ObjectInUse || ctx.Err() != nil:
+			return fmt.Errorf("%s: %w", sql, err)
+		}
 	}
-	return nil
 }
 
 func lockKey(name string) int64 {

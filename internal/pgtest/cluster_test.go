@@ -5,6 +5,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
@@ -108,6 +109,31 @@ func TestCluster_AHalfMadeTemplateIsMadeAgain(t *testing.T) {
 	var exists bool
 	require.NoError(t, conn.QueryRow(t.Context(), "select to_regclass('metered.schema_version') is not null").Scan(&exists))
 	require.True(t, exists)
+}
+
+// Postgres gives up after five seconds to drop a database whose sessions do not end, or to copy it.
+func TestCluster_WaitsForSessionsThatEndSlowly(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	c, err := shared()
+	require.NoError(t, err)
+	name, err := c.createDatabase(ctx, true)
+	require.NoError(t, err)
+	slow, err := pgx.Connect(ctx, pgserver.WithDatabase(c.server.ConnString(), name))
+	require.NoError(t, err)
+	done := Going(func() error { _, err := c.copyDatabase(ctx, name); return err })
+	tries := map[time.Time]bool{}
+	WaitFor(t, "the second try, or an error", func() bool {
+		var began *time.Time
+		require.NoError(t, c.admin.QueryRow(ctx, `select max(query_start) from pg_stat_activity
+			where state = 'active' and query like 'create database %"' || $1 || '"%' and pid <> pg_backend_pid()`, name).Scan(&began))
+		if began != nil {
+			tries[*began] = true
+		}
+		return len(tries) > 1 || len(done) > 0
+	})
+	require.NoError(t, slow.Close(ctx))
+	require.NoError(t, <-done)
 }
 
 func TestApplicationName(t *testing.T) {

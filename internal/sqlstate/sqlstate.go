@@ -43,6 +43,7 @@ const (
 	InvalidCursorName     = "34000"
 	IdleInTransaction     = "25P03" // the idle timeout ended the session
 	ReadOnlyTransaction   = "25006"
+	ObjectInUse           = "55006" // a database with sessions
 	LockNotAvailable      = "55P03"
 	QueryCanceled         = "57014"
 	UndefinedTable        = "42P01"
