@@ -1,7 +1,6 @@
 package budget_test
 
 import (
-	"context"
 	"errors"
 	"testing"
 	"time"
@@ -37,7 +36,7 @@ func lockTimeout(t *testing.T, db budget.Querier) (setting string) {
 
 func TestLock_TimeoutIsBusyWithinItsBounds(t *testing.T) {
 	t.Parallel()
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := pgtest.Patient(t)
 	defer cancel()
 	pool, _, _ := open(t)
 	const wait = 150 * time.Millisecond
@@ -103,7 +102,7 @@ func TestLock_KeepsCallsInOppositeOrdersFromDeadlock(t *testing.T) {
 // The bound is for all locks of a call together.
 func TestLock_TimeoutCoversAllScopesOfACall(t *testing.T) {
 	t.Parallel()
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := pgtest.Patient(t)
 	defer cancel()
 	pool, _, _ := open(t)
 	l := newLedger(t, budget.Config{LockTimeout: 500 * time.Millisecond})
@@ -242,7 +241,7 @@ func TestLock_KeysAreGolden(t *testing.T) {
 
 func TestLock_AShorterTimeoutOfTheSessionBoundsTheWait(t *testing.T) {
 	t.Parallel()
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := pgtest.Patient(t)
 	defer cancel()
 	pool, _, _ := open(t)
 	l := newLedger(t, budget.Config{LockTimeout: time.Hour})

@@ -159,7 +159,7 @@ func TestRetire_WaitsForACreatorNoLongerThanForALock(t *testing.T) {
 	select {
 	case err := <-retired:
 		require.ErrorIs(t, err, budget.ErrBusy)
-	case <-time.After(time.Minute):
+	case <-time.After(time.Until(pgtest.Patience(t))):
 		require.NoError(t, tx.Rollback(ctx))
 		require.Fail(t, "it waited for the creator", "%v", <-retired)
 	}

@@ -47,7 +47,7 @@ func (w *world) withRiver() *world {
 func (w *world) river(i int, workers *river.Workers) *river.Client[pgx.Tx] {
 	w.Helper()
 	config := &river.Config{
-		Schema: w.schemas[i], Workers: workers, Plugins: []rivertype.Plugin{jobs.Plugin()}, FetchCooldown: 10 * time.Millisecond, FetchPollInterval: 200 * time.Millisecond,
+		Schema: w.schemas[i], Workers: workers, Plugins: []rivertype.Plugin{jobs.Plugin()}, FetchCooldown: 10 * time.Millisecond, FetchPollInterval: 200 * time.Millisecond, PollOnly: true,
 		Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
 	}
 	if workers != nil {
@@ -97,7 +97,7 @@ func (w *world) workers(work func(ctx context.Context, team *team, job *river.Jo
 	}
 	w.Cleanup(func() {
 		for _, client := range own.rivers {
-			within, cancel := context.WithTimeout(context.Background(), time.Minute)
+			within, cancel := pgtest.Patient(w)
 			if err := client.StopAndCancel(within); err != nil {
 				w.Errorf("River does not stop: %v", err)
 			}

@@ -123,7 +123,7 @@ func TestMove_ASessionThatIsNotRenewedIsSettledInItsGrace(t *testing.T) {
 	w := newWorld(t, 2, database(t))
 	r := w.router()
 	reservation := session("1", pgx.ReadCommitted)
-	reservation.TTL, reservation.Grace = time.Second, time.Minute
+	reservation.TTL, reservation.Grace = time.Second, time.Hour
 	s := opened(t, r, reservation)
 	w.move(w.router(), "acme", 1-w.lives("acme"))
 	<-s.Context().Done()

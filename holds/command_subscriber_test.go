@@ -196,7 +196,7 @@ func TestSubscriber_AJobForEachTransitionIsWorkedExactlyOnce(t *testing.T) {
 	}))
 	client, err := river.NewClient(riverpgxv5.New(pool), &river.Config{
 		Plugins: []rivertype.Plugin{jobs.Plugin()}, Workers: workers, Queues: map[string]river.QueueConfig{"default": {MaxWorkers: 3}},
-		FetchCooldown: 10 * time.Millisecond, FetchPollInterval: 50 * time.Millisecond,
+		FetchCooldown: 10 * time.Millisecond, FetchPollInterval: 50 * time.Millisecond, PollOnly: true,
 	})
 	require.NoError(t, err)
 	enqueuer, err := jobs.New(client, jobs.Config{})
@@ -244,7 +244,7 @@ func TestSubscriber_AJobForEachTransitionIsWorkedExactlyOnce(t *testing.T) {
 		select {
 		case tr := <-worked:
 			got[tr.Hold.Version] = fmt.Sprint(tr.Kind, " ", tr.Hold.ID, " ", tr.Hold.Holder, " ", tr.Hold.Lines[0].Scope, " ", tr.Note.Reason)
-		case <-time.After(time.Minute):
+		case <-time.After(time.Until(pgtest.Patience(t))):
 			t.Fatal("not worked")
 		}
 	}

@@ -3,6 +3,7 @@ package holds_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"strings"
@@ -63,7 +64,7 @@ func (l *listening) next() holds.Notice {
 	select {
 	case n := <-l.notices:
 		return n
-	case <-time.After(time.Minute):
+	case <-time.After(time.Until(pgtest.Patience(l.t))):
 		l.t.Fatal("nothing is heard")
 		return holds.Notice{}
 	}
@@ -89,7 +90,7 @@ func (l *listening) end() error {
 	case err := <-l.ended:
 		l.ended <- err
 		return err
-	case <-time.After(time.Minute):
+	case <-time.After(time.Until(pgtest.Patience(l.t))):
 		l.t.Error("Listen does not end")
 		return nil
 	}
@@ -424,14 +425,25 @@ func TestListen_AnIdleConnectionThatAnswersIsKept(t *testing.T) {
 	})
 	l := startListening(t, pool, holds.ListenOptions{Idle: 3 * time.Second})
 	l.missed()
-	for len(asked) > 0 {
-		<-asked
+	for n := 1; ; n++ { // again where the machine stood still, and the answer came too late
+		for len(asked) > 0 {
+			<-asked
+		}
+		for range 3 {
+			<-asked
+		}
+		id := fmt.Sprint("h", n)
+		f.mustPlace(holds.Placement{ID: id, Lines: []holds.Line{{Scope: "room", Amount: 1}}})
+		heard := l.next()
+		for !heard.Missed && heard.ID != id { // that of an earlier try
+			heard = l.next()
+		}
+		if !heard.Missed {
+			require.Equal(t, notice(id, 1, holds.EventPlaced), heard)
+			return
+		}
+		require.Less(t, n, 5, "it is not kept")
 	}
-	for range 3 {
-		<-asked
-	}
-	f.mustPlace(holds.Placement{ID: "h1", Lines: []holds.Line{{Scope: "room", Amount: 1}}})
-	l.hears(notice("h1", 1, holds.EventPlaced)) // and not Missed before it
 }
 
 // counted reports each write to a connection.

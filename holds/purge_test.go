@@ -1,7 +1,6 @@
 package holds_test
 
 import (
-	"context"
 	"fmt"
 	"testing"
 	"time"
@@ -160,7 +159,7 @@ func TestPurge_DoesNotWaitForEverForASessionThatSharesTheHorizon(t *testing.T) {
 	open := begin(t, f.pool, pgx.RepeatableRead)
 	_, err := f.book.Place(t.Context(), open, holds.Placement{ID: uuidAt(noon), TTL: time.Minute, Lines: []holds.Line{capacity("a", 1, 5)}})
 	require.NoError(t, err)
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := pgtest.Patient(t)
 	defer cancel()
 	_, err = purge.Holds.Delete(ctx, f.pool, purge.Options{LockTimeout: 50 * time.Millisecond})
 	require.ErrorIs(t, err, budget.ErrBusy)

@@ -31,14 +31,14 @@ func startGated(t *testing.T, pool *pgxpool.Pool, g *gated, workers *river.Worke
 	t.Helper()
 	client, err := river.NewClient(riverpgxv5.New(pool), &river.Config{
 		Plugins: []rivertype.Plugin{jobs.Plugin()}, Workers: workers, Queues: map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 20}},
-		FetchCooldown: 10 * time.Millisecond, FetchPollInterval: 50 * time.Millisecond, Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
+		FetchCooldown: 10 * time.Millisecond, FetchPollInterval: 50 * time.Millisecond, PollOnly: true, Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
 	})
 	require.NoError(t, err)
 	e, err := jobs.New(client, jobs.Config{Holds: g.book, LockTimeout: time.Minute})
 	require.NoError(t, err)
 	require.NoError(t, client.Start(context.Background()))
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+		ctx, cancel := pgtest.Patient(t)
 		defer cancel()
 		require.NoError(t, client.StopAndCancel(ctx))
 	})
@@ -335,8 +335,10 @@ func TestRun_HearsOfFreedUnitsAndOfEarlierLooksAtOnce(t *testing.T) {
 		pgtest.WaitFor(t, "the job starts", func() bool { return contains(g.river(), id) })
 		return time.Since(began)
 	}
+	const least = 4 * time.Second
 	freed, joined := time.Hour, time.Hour
-	for round := range 3 { // Run has just looked when a round begins, and the machine may be busy in one of them
+	for round := 0; max(freed, joined) >= least; round++ { // Run has just looked when a round begins, and the machine may be busy in one of them
+		require.Less(t, round, 20)
 		scope := fmt.Sprint("scope/", round)
 		place(scope)
 		large := g.mustEnqueue(process{"large"}, needs(slots(scope, 3, 4)))
@@ -353,5 +355,4 @@ func TestRun_HearsOfFreedUnitsAndOfEarlierLooksAtOnce(t *testing.T) {
 		})
 		freed = min(freed, started(large.JobID))
 	}
-	require.Less(t, max(freed, joined), 4*time.Second)
 }

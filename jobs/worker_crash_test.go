@@ -178,7 +178,7 @@ func TestHeldWorker_AJobThatWasTakenAwayIsNotCharged(t *testing.T) {
 			return costs(7, holds.OverRefused)(ctx, j)
 		})
 		<-ended
-		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+		ctx, cancel := pgtest.Patient(t)
 		require.NoError(t, client.Stop(ctx)) // which waits for the job
 		cancel()
 		h, err := c.Holds.Get(t.Context(), pool, "", "h", "")

@@ -53,7 +53,7 @@ func startWorkers(t *testing.T, pool *pgxpool.Pool, workers *river.Workers) *riv
 	t.Helper()
 	client, err := river.NewClient(riverpgxv5.New(pool), &river.Config{
 		Workers: workers, Queues: map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 4}},
-		FetchCooldown: 10 * time.Millisecond, FetchPollInterval: 50 * time.Millisecond,
+		FetchCooldown: 10 * time.Millisecond, FetchPollInterval: 50 * time.Millisecond, PollOnly: true,
 		Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
 	})
 	require.NoError(t, err)
@@ -64,7 +64,7 @@ func startWorkers(t *testing.T, pool *pgxpool.Pool, workers *river.Workers) *riv
 
 func stopWorkers(t *testing.T, client *river.Client[pgx.Tx]) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	ctx, cancel := pgtest.Patient(t)
 	defer cancel()
 	require.NoError(t, client.StopAndCancel(ctx))
 }

@@ -34,6 +34,7 @@ func TestEnqueue_RealWorkersRunTheEnqueuedJobs(t *testing.T) {
 		Queues:            map[string]river.QueueConfig{"default": {MaxWorkers: 5}, "media": {MaxWorkers: 5}},
 		FetchCooldown:     10 * time.Millisecond,
 		FetchPollInterval: 50 * time.Millisecond,
+		PollOnly:          true,
 	})
 	require.NoError(t, f.client.Start(f.ctx))
 	t.Cleanup(func() { require.NoError(t, f.client.Stop(context.Background())) })
@@ -60,7 +61,7 @@ func TestEnqueue_RealWorkersRunTheEnqueuedJobs(t *testing.T) {
 		case s := <-worked:
 			require.True(t, want[s], "%+v, or a second time", s)
 			delete(want, s)
-		case <-time.After(2 * time.Minute):
+		case <-time.After(time.Until(pgtest.Patience(t))):
 			require.Fail(t, "not worked", "%+v", want)
 		}
 	}

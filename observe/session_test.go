@@ -1,6 +1,7 @@
 package observe_test
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -73,9 +74,12 @@ func TestObserver_HearsOfSessions(t *testing.T) {
 	require.Equal(t, []string{"opened", "lost"}, told())
 	r.Forget()
 
-	s = open("renewed", 12*time.Second)
-	hears("renewed")
-	s.Close()
+	for n := 0; !slices.Contains(told(), "renewed"); n++ { // again if the machine stood still for as long as the session lasted
+		require.Less(t, n, 5)
+		s = open(fmt.Sprint("renewed ", n), 12*time.Second)
+		pgtest.WaitFor(t, "a renewal", func() bool { return slices.Contains(told(), "renewed") || s.Context().Err() != nil })
+		s.Close()
+	}
 	r.Forget()
 
 	s = open("stuck", time.Second)

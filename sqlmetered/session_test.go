@@ -212,7 +212,7 @@ func TestSession_RenewsWhatTheApplicationCommitted(t *testing.T) {
 	}))
 	select {
 	case <-session.Context().Done():
-	case <-time.After(2 * time.Minute):
+	case <-time.After(time.Until(pgtest.Patience(t))):
 		t.Fatal("the session goes on")
 	}
 	require.Equal(t, context.Canceled, context.Cause(session.Context()))

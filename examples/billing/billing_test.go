@@ -90,7 +90,7 @@ func (f *fixture) closes() {
 				require.Equal(f.t, river.EventKindJobCompleted, e.Kind, "%v", e.Job.Errors)
 				return
 			}
-		case <-time.After(2 * time.Minute):
+		case <-time.After(time.Until(pgtest.Patience(f.t))):
 			f.t.Fatal("the books are not closed")
 		}
 	}

@@ -30,7 +30,7 @@ func openAPI(t *testing.T, limit int64, workers bool) *fixture {
 	if workers {
 		require.NoError(t, f.river.Start(context.Background()))
 		t.Cleanup(func() {
-			ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+			ctx, cancel := pgtest.Patient(t)
 			defer cancel()
 			require.NoError(t, f.river.StopAndCancel(ctx))
 		})

@@ -56,7 +56,7 @@ func (b *browser) watch() <-chan message {
 // until reads messages up to a wanted one. All have to add up.
 func (h *hall) until(messages <-chan message, what string, wanted func(message) bool) message {
 	h.t.Helper()
-	end := time.After(2 * time.Minute)
+	end := time.After(time.Until(pgtest.Patience(h.t)))
 	for {
 		select {
 		case m, ok := <-messages:

@@ -50,7 +50,7 @@ func hearing(t *testing.T, pool *pgxpool.Pool, c *metered.Client) func() (metere
 				}
 				t.Errorf("heard besides: %+v", last)
 			}
-		case <-time.After(time.Minute):
+		case <-time.After(time.Until(pgtest.Patience(t))):
 			t.Error("nothing is heard")
 		}
 		return metered.CommandNotice{}, false

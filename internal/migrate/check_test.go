@@ -132,7 +132,7 @@ func TestClient_LooksOnTheConnectionOfTheCall(t *testing.T) {
 	pool, w := pgtest.Tap(t, pgtest.Open(t), func(cfg *pgxpool.Config) { cfg.MaxConns = 1; unprepared(cfg) })
 	c, err := metered.New(pool, metered.Config{})
 	require.NoError(t, err)
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute) // for a look that waits for another connection
+	ctx, cancel := pgtest.Patient(t) // for a look that waits for another connection
 	defer cancel()
 	w.Each(nil)
 	require.NoError(t, pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {

@@ -55,7 +55,7 @@ func TestMigrate_IsSafeAtOnceAndAgain(t *testing.T) {
 func TestMigrate_WorksWithOneConnection(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := pgtest.Patient(t)
 	defer cancel()
 	pool := pgtest.OpenWith(t, pgtest.Options{Empty: true})
 	single := func(c *pgxpool.Config) { c.MaxConns = 1 }

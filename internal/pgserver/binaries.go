@@ -12,7 +12,6 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
-	"time"
 )
 
 // oldestMajor is the oldest server the library is made for. Newer ones than we know are accepted.
@@ -120,7 +119,7 @@ var versionPattern = regexp.MustCompile(`PostgreSQL\) (\d+)`)
 // majorVersion runs the server binary as the account that is to run it later: root can read a
 // directory below /root, which that account cannot.
 func majorVersion(ctx context.Context, dir string, as account) (int, error) {
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, filepath.Join(dir, "postgres"), "--version")
 	cmd.Dir = "/"

@@ -51,8 +51,7 @@ type cluster struct {
 // shared starts the server with the first test that needs it. There is nothing to stop: see
 // pgserver.
 var shared = sync.OnceValues(func() (*cluster, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), openTimeout)
-	defer cancel()
+	ctx := context.Background() // the binary's -timeout says where it hangs
 	// Some tests switch locks off, and each deadlock then lasts until Postgres looks for it, by
 	// default after a second. Autovacuum would go round hundreds of databases that live for
 	// seconds. Compiled statements (jit) cost a tenth of the tests' time: tests of what is compiled

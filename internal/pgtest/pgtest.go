@@ -24,8 +24,7 @@ import (
 const (
 	defaultMaxConns = 16
 
-	// openTimeout bounds making the server, and closeTimeout waiting for a test's connections.
-	openTimeout  = 2 * time.Minute
+	// closeTimeout bounds waiting for a test's connections.
 	closeTimeout = time.Minute
 )
 

@@ -216,7 +216,7 @@ func TestClusters_KilledAtEveryStep(t *testing.T) {
 				recovered := func() {
 					select {
 					case <-struck:
-					case <-time.After(time.Minute):
+					case <-time.After(time.Until(pgtest.Patience(t))):
 						t.Fatal(name, "was not struck")
 					}
 					for _, s := range []*site{w.home, w.away} {

@@ -65,7 +65,7 @@ func newWorld(t *testing.T, credit int64) *world {
 		require.NoError(t, err)
 		require.NoError(t, client.Start(context.Background()))
 		t.Cleanup(func() {
-			ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+			ctx, cancel := pgtest.Patient(t)
 			defer cancel()
 			_ = client.StopAndCancel(ctx)
 		})

@@ -32,6 +32,7 @@ func start(t *testing.T, pool *pgxpool.Pool, parts maintain.Parts, policy mainta
 	client, err := river.NewClient(riverpgxv5.New(pool), &river.Config{
 		Queues: map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 2}}, Workers: workers,
 		Logger: slog.New(slog.DiscardHandler), PeriodicJobs: periodic, TestOnly: true,
+		FetchCooldown: 10 * time.Millisecond, FetchPollInterval: 50 * time.Millisecond, PollOnly: true,
 	})
 	require.NoError(t, err)
 	require.NoError(t, client.Start(t.Context()))
