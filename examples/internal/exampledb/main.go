@@ -83,9 +83,16 @@ func Await(ctx context.Context, f func() (done bool, err error)) error {
 }
 
 // Admitted calls f n times at the same time. It counts calls that were admitted and calls that limits refused, and joins
-// other errors.
+// other errors. A call that waited too long for its turn (budget.ErrBusy) did nothing, and is made again, as a client would.
 func Admitted(n int, f func(i int) error) (admitted, refused int, err error) {
-	for _, e := range AtOnce(n, f) {
+	patient := func(i int) error {
+		for {
+			if err := f(i); !errors.Is(err, budget.ErrBusy) {
+				return err
+			}
+		}
+	}
+	for _, e := range AtOnce(n, patient) {
 		switch {
 		case e == nil:
 			admitted++
