@@ -65,9 +65,9 @@ as 'select case when metered.keep_memory() then pg_catalog.clock_timestamp() end
 -- microseconds.
 create domain metered.units as bigint check (value >= 0);
 
--- A role that may execute a function can pass anything. The functions that commands wait for check their arguments
--- by one condition of its own (Postgres prepares a domain's check anew in each call, for 1 to 2
--- microseconds: a place would have 20 of them). The others use these.
+-- A role that may execute a function can pass anything. The functions that commands wait for check
+-- their arguments by one condition of its own (Postgres prepares a domain's check anew in each
+-- call, for 1 to 2 microseconds: a place would have 20 of them). The others use these.
 
 -- An amount from 1 to 2^53.
 create domain metered.amount as bigint not null check (value between 1 and 9007199254740992);
@@ -79,106 +79,129 @@ create domain metered.scope_name as text collate "C" not null check (octet_lengt
 create domain metered.fingerprint as bytea not null check (octet_length(value) = 33);
 
 -- A period: a number of months or days of the calendar of a zone, by its name, or without a zone a
--- number of microseconds. It is counted from the anchor; a calendar without one has the first day of its months and years, and Monday.
+-- number of microseconds. It is counted from the anchor; a calendar without one has the first day
+-- of its months and years, and Monday.
 create type metered.period as (every interval, anchor timestamptz, zone text);
 
--- A limit: so many units in each window of this length, or in the scope's lifetime (0), or, if
--- win is null, in each period. thresholds are reported when they are crossed, and tell_at is the lowest of them (see
--- thresholds.sql): a charge that crosses one is only made if its caller is telling.
-create type metered.charge_limit as (max bigint, win interval, period metered.period, tell_at bigint, thresholds text, telling boolean);
+-- A limit: so many units in each window of this length, or in the scope's lifetime (0), or, if win
+-- is null, in each period. thresholds are reported when they are crossed, and tell_at is the lowest
+-- of them (see thresholds.sql): a charge that crosses one is only made if its caller is telling.
+create type metered.charge_limit as (max bigint, win interval, period metered.period,
+    tell_at bigint, thresholds text, telling boolean);
 
--- Units of one scope that a call spends or holds. amount is how many units more count against the scope's limits, and held is how many more are held;
--- so spending grows by amount - held. Its four uses: (1) a charge has held = 0, and all units are spent; (2) a placement has held > 0: the
--- hold that is being placed holds these units, and the other units of amount are spent; (3) a spend from a lease has lease set: it takes
--- the units of that lease from lease_offset on, key is the fence of the lease, held is 0 and there are no limits; (4) a capture has held < 0, inside functions only: -held units
--- stop being held and are spent, and amount units beyond them are charged. With amount = 0 it spends held units alone, and usage stays as it is.
+-- Units of one scope that a call spends or holds. amount is how many units more count against the
+-- scope's limits, and held is how many more are held; so spending grows by amount - held. Its four
+-- uses: (1) a charge has held = 0, and all units are spent; (2) a placement has held > 0: the hold
+-- that is being placed holds these units, and the other units of amount are spent; (3) a spend from
+-- a lease has lease set: it takes the units of that lease from lease_offset on, key is the fence of
+-- the lease, held is 0 and there are no limits; (4) a capture has held < 0, inside functions only:
+-- -held units stop being held and are spent, and amount units beyond them are charged. With amount
+-- = 0 it spends held units alone, and usage stays as it is.
 --
--- key is that of the scope's lock, or null: then it is derived, which takes 20 microseconds. must_exist: the scope is one of
--- resources, and not retired.
+-- key is that of the scope's lock, or null: then it is derived, which takes 20 microseconds.
+-- must_exist: the scope is one of resources, and not retired.
 create type metered.new_charge as (
-    scope text, key bigint, amount bigint, held bigint, limits metered.charge_limit[], note jsonb, must_exist boolean,
-    lease bigint, lease_offset bigint);
+    scope text, key bigint, amount bigint, held bigint, limits metered.charge_limit[], note jsonb,
+    must_exist boolean, lease bigint, lease_offset bigint);
 
--- How a lease is opened: as rows (each spend is one), memory (of its owner), carved (for the child, a
--- scope) or away (the child is on another cluster). It has at least so many units (least), and at most the available units divided by share.
-create type metered.lease_terms as (mode text, owner text, least bigint, share int, ttl interval, child text);
+-- How a lease is opened: as rows (each spend is one), memory (of its owner), carved (for the child,
+-- a scope) or away (the child is on another cluster). It has at least so many units (least), and at
+-- most the available units divided by share.
+create type metered.lease_terms as (mode text, owner text, least bigint, share int, ttl interval,
+    child text);
 
 -- The origin of an entry or a transition: the command, if it is one, and a note.
 create type metered.origin as (tenant text, operation text, note jsonb);
 
--- Units of one scope that a capture takes, that a refund gives back, or that are captured when a hold expires.
+-- Units of one scope that a capture takes, that a refund gives back, or that are captured when a
+-- hold expires.
 create type metered.used_units as (scope text, amount bigint, limits metered.charge_limit[]);
 
 -- A hold to be placed. chosen: the caller chose the id, and key is that of its lock, or null: then
--- it is derived. claim is the claimed scope, if it is a claim. lifetime is how long
--- after its beginning a hold ends at the latest. minimum has the units captured of its scopes when it expires. A hold up to so much, whose lines
--- hold equal units, has a last minimum of scope '': the fewest units that each of its lines may hold.
+-- it is derived. claim is the claimed scope, if it is a claim. lifetime is how long after its
+-- beginning a hold ends at the latest. minimum has the units captured of its scopes when it
+-- expires. A hold up to so much, whose lines hold equal units, has a last minimum of scope '': the
+-- fewest units that each of its lines may hold.
 create type metered.new_hold as (
     tenant text, id text, chosen boolean, key bigint, holder text, claim text, fingerprint bytea,
-    issued_at timestamptz, ttl interval, grace interval, lifetime interval, metadata json, minimum metered.used_units[]);
+    issued_at timestamptz, ttl interval, grace interval, lifetime interval, metadata json,
+    minimum metered.used_units[]);
 
 -- Holds of one tenant, and the holder that they must have ('' for any). issued are the times
 -- that the ids carry.
 create type metered.hold_ids as (tenant text, ids text[], issued timestamptz[], holder text);
 
--- A lot to be granted to a wallet. It ends at expires_at, or lasts so long after the grant, or never ends. Up to roll_cap of the
--- units that are left then roll over into a lot that lasts roll_for longer (0: that never ends). Units that are refunded to it later last
--- for late from then on (0: for ever), or ends at once (null).
+-- A lot to be granted to a wallet. It ends at expires_at, or lasts so long after the grant, or
+-- never ends. Up to roll_cap of the units that are left then roll over into a lot that lasts
+-- roll_for longer (0: that never ends). Units that are refunded to it later last for late from then
+-- on (0: for ever), or ends at once (null).
 create type metered.new_lot as (
-    amount bigint, expires_at timestamptz, lasts interval, category text, priority int, reference text, fingerprint bytea,
-    roll_cap bigint, roll_for interval, late interval);
+    amount bigint, expires_at timestamptz, lasts interval, category text, priority int,
+    reference text, fingerprint bytea, roll_cap bigint, roll_for interval, late interval);
 
--- How a lot renews and rolls over, and what it pays for. Each period of renews has a lot of renew_amount units, and renewal is the reference of the first. Units that roll over
--- last until their period of roll_to ends, or else for roll_for. They do so roll_again times more (-1: always). With roll_shared the lot's roll_cap counts all
--- units of the category that rolled over. The caller sets neither renewal, roll_for nor of_reference, which is the reference of the lot that had the units first. uses are
--- in their order, and null for everything.
+-- How a lot renews and rolls over, and what it pays for. Each period of renews has a lot of
+-- renew_amount units, and renewal is the reference of the first. Units that roll over last until
+-- their period of roll_to ends, or else for roll_for. They do so roll_again times more (-1:
+-- always). With roll_shared the lot's roll_cap counts all units of the category that rolled over.
+-- The caller sets neither renewal, roll_for nor of_reference, which is the reference of the lot
+-- that had the units first. uses are in their order, and null for everything.
 create type metered.lot_plan as (
-    renews metered.period, renew_amount bigint, renewal text, roll_to metered.period, roll_for interval, roll_again int,
-    roll_shared boolean, of_reference text, uses text[]);
+    renews metered.period, renew_amount bigint, renewal text, roll_to metered.period,
+    roll_for interval, roll_again int, roll_shared boolean, of_reference text, uses text[]);
 
--- A line of a hold of a wallet that has fallen due, or the sum of several of which each gives its units
--- back and does nothing else. Its units are those of the entry opened_seq; of a sum, that of the last line.
+-- A line of a hold of a wallet that has fallen due, or the sum of several of which each gives its
+-- units back and does nothing else. Its units are those of the entry opened_seq; of a sum, that of
+-- the last line.
 create type metered.due_line as (
     hold bigint, due timestamptz, opened_seq bigint, units bigint, minimum bigint, id text,
     operation_tenant text, operation text, use text);
 
--- How a lot is rolled over: the lot, by its number or its reference, up to cap of its units, and how long the new lot lasts (0: for ever).
+-- How a lot is rolled over: the lot, by its number or its reference, up to cap of its units, and
+-- how long the new lot lasts (0: for ever).
 create type metered.lot_rollover as (of_lot bigint, of_reference text, cap bigint, lasts interval);
 
--- How a capture is made. closing frees the rest and ends the holds. policy is for
--- units beyond the held ones: refuse, fit (they are charged if the limits admit them), upto (as many as the limits admit are charged), even (likewise, and all
--- scopes are cut by as many units as the one that is cut most), allow (they are charged).
+-- How a capture is made. closing frees the rest and ends the holds. policy is for units beyond the
+-- held ones: refuse, fit (they are charged if the limits admit them), upto (as many as the limits
+-- admit are charged), even (likewise, and all scopes are cut by as many units as the one that is
+-- cut most), allow (they are charged).
 create type metered.capture_terms as (closing boolean, policy text, entity text);
 
--- A command as its first and its last statement name it. key is that of its id's lock.
--- timeout_ms bounds its transaction: 0 leaves the session's timeouts, and null all of its
--- settings, since the transaction is the caller's. standing: its receipt has the standing of its limits. leased: some of its
--- charges are spent from leases. name is the command's name, and jobs are those that it made: both are for the record.
+-- A command as its first and its last statement name it. key is that of its id's lock. timeout_ms
+-- bounds its transaction: 0 leaves the session's timeouts, and null all of its settings, since the
+-- transaction is the caller's. standing: its receipt has the standing of its limits. leased: some
+-- of its charges are spent from leases. name is the command's name, and jobs are those that it
+-- made: both are for the record.
 create type metered.new_command as (
-    tenant text, id text, key bigint, issued_at timestamptz, max_future interval, timeout_ms int, marker text, standing boolean, leased boolean,
-    name text, jobs bigint[]);
+    tenant text, id text, key bigint, issued_at timestamptz, max_future interval, timeout_ms int,
+    marker text, standing boolean, leased boolean, name text, jobs bigint[]);
 
 -- A token as it was presented.
 create type metered.presented_token as (digest bytea, purpose text, subject text);
 
 -- A token to be minted.
-create type metered.new_token as (digest bytea, purpose text, subject text, payload json, uses int, ttl interval);
+create type metered.new_token as (digest bytea, purpose text, subject text, payload json, uses int,
+    ttl interval);
 
--- The answer of charge: an entry for each charge, in the order of the charges, the units that count against each
--- limit, the units held of each scope, the start and the end of each limit's period, if there are any, and the
--- thresholds that it crosses, or else the reason of its refusal.
+-- The answer of charge: an entry for each charge, in the order of the charges, the units that count
+-- against each limit, the units held of each scope, the start and the end of each limit's period,
+-- if there are any, and the thresholds that it crosses, or else the reason of its refusal.
 create type metered.charged as (
-    seqs bigint[], ats timestamptz[], used bigint[], held bigint[], refused jsonb, at timestamptz, periods timestamptz[], crossed jsonb);
+    seqs bigint[], ats timestamptz[], used bigint[], held bigint[], refused jsonb, at timestamptz,
+    periods timestamptz[], crossed jsonb);
 
--- A usage event, whose charge stands at the same place of another array. id is null for a charge without
--- one. id_key is that of the id's lock. issued_at is the time that the id carries, or occurred_at.
+-- A usage event, whose charge stands at the same place of another array. id is null for a charge
+-- without one. id_key is that of the id's lock. issued_at is the time that the id carries, or
+-- occurred_at.
 create type metered.new_event as (
-    tenant text, id text, id_key bigint, fingerprint bytea, issued_at timestamptz, occurred_at timestamptz);
+    tenant text, id text, id_key bigint, fingerprint bytea, issued_at timestamptz,
+    occurred_at timestamptz);
 
--- The answer of charge_each to one charge: its number in the call, its entry, the units that count against each limit
--- before it, the held units, the limits' periods, and the thresholds that it crosses, or else the reason of its refusal.
+-- The answer of charge_each to one charge: its number in the call, its entry, the units that count
+-- against each limit before it, the held units, the limits' periods, and the thresholds that it
+-- crosses, or else the reason of its refusal.
 create type metered.each_answer as (
-    nth int, seq bigint, at timestamptz, used bigint[], held bigint, refused jsonb, status text, periods timestamptz[], crossed jsonb);
+    nth int, seq bigint, at timestamptz, used bigint[], held bigint, refused jsonb, status text,
+    periods timestamptz[], crossed jsonb);
 
 -- For functions of ours. The start from which a limit was counted: the number of
 -- the limit, and the entry at the beginning of its window.
@@ -353,9 +376,10 @@ create table metered.schema_version (
 
 insert into metered.schema_version (version) values (2);
 
--- The ledger: one chain of entries per scope, seq = 1, 2, 3 and so on, never changed. Each entry carries its scope's totals after it, so the
--- state of a scope is its last entry, and the spending inside a window is a difference of two entries instead of a sum over many. Wide columns
--- first: no padding between them.
+-- The ledger: one chain of entries per scope, seq = 1, 2, 3 and so on, never changed. Each entry
+-- carries its scope's totals after it, so the state of a scope is its last entry, and the spending
+-- inside a window is a difference of two entries instead of a sum over many. Wide columns first: no
+-- padding between them.
 create table metered.ledger (
     seq       bigint      not null,     -- 1, 2, 3 and so on in the scope, without a gap
     amount    metered.units not null, -- 0 for a clock repair and a close
@@ -366,31 +390,39 @@ create table metered.ledger (
     held      bigint      not null,   -- units in open holds now
     epoch     smallint    not null,   -- clock repairs so far
     kind      "char"      not null,   -- c charge, d credit (deposit), r refund, k clock repair,
-                                      -- z the scope was closed: nothing new is let in;
-                                      -- of holds: h held, u captured (used), l released, x expired;
-                                      -- of lots, credit taken back: e lapsed (ended), v revoked, o rolled over;
-                                      -- s scheduled: a lot that begins later, is withdrawn, or whose end was set
+                                      -- z the scope was closed: nothing new is let in; of holds: h
+                                      -- held, u captured (used), l released, x expired; of lots,
+                                      -- credit taken back: e lapsed (ended), v revoked, o rolled
+                                      -- over; s scheduled: a lot that begins later, is withdrawn,
+                                      -- or whose end was set
     scope     text collate "C" not null, -- the charged scope
-    next_due  timestamptz,            -- no hold that held counts falls due before this, or -infinity: the scope is closed
+    next_due  timestamptz,            -- no hold that held counts falls due before
+                                      -- this, or -infinity: the scope is closed
     ref       bigint,                 -- of a refund: the seq of its charge
     hold      text,                   -- the hold's id, where the entry is about one alone
     operation_tenant text,            -- of the operation
     operation text,                     -- the operation's id, where a command made the entry
     note      jsonb,                  -- actor, tenant, correlation, reason
-    anchor_at timestamptz,            -- some time in the past, for which anchor_spent is known, or null
+    anchor_at timestamptz,            -- some time in the past, for which
+                                      -- anchor_spent is known, or null
     anchor_spent bigint,              -- spent at that time: it bounds the units spent since
-    lots_end timestamptz,             -- no lot of the scope ends or begins before this, or null: the scope has no lots
-    crossed jsonb,                    -- the reported thresholds, until they are armed again, or null
-    tallied boolean,                  -- true: charges without limits may be rows of tallies, else null
-    others bigint default 9223372036854775807,  -- seq less this are the charges so far, or null: 0. An entry of version 1 has the greatest number
+    lots_end timestamptz,             -- no lot of the scope ends or begins before
+                                      -- this, or null: the scope has no lots
+    crossed jsonb,                    -- the reported thresholds, until
+                                      -- they are armed again, or null
+    tallied boolean,                  -- true: charges without limits may
+                                      -- be rows of tallies, else null
+    others bigint default 9223372036854775807,  -- seq less this are the charges so far, or null:
+                                                -- 0. An entry of version 1 has the greatest number
     -- The guard: a writer that did not see the last entry collides here,
     -- whatever its isolation level, even if it never took the lock.
     primary key (scope, seq)
 );
 
--- Finds the last entry at or before a time in two short index scans: this index holds every 16th entry, the other 15 are next to it in the
--- primary key. A full index on (scope, at) would cost a third more bytes and time for each charge; bisecting seq takes 20 look-ups in a scope
--- of a million entries (measured: 105 microseconds against 19).
+-- Finds the last entry at or before a time in two short index scans: this index holds every 16th
+-- entry, the other 15 are next to it in the primary key. A full index on (scope, at) would cost a
+-- third more bytes and time for each charge; bisecting seq takes 20 look-ups in a scope of a
+-- million entries (measured: 105 microseconds against 19).
 create index ledger_time on metered.ledger (scope, epoch, at, seq)
     where seq & 15 = 1 or kind = 'k';
 
@@ -406,8 +438,9 @@ create table metered.tallies (
     primary key (scope, at)
 );
 
--- Refunds by the charge they refund, summed in blocks of 16^level charges (level 0: one charge): the refunds of all charges after some entry
--- are at most 15 rows of each level, however many there are. See ADR 1.
+-- Refunds by the charge they refund, summed in blocks of 16^level charges (level 0: one charge):
+-- the refunds of all charges after some entry are at most 15 rows of each level, however many there
+-- are. See ADR 1.
 create table metered.refund_sum (
     block  bigint   not null,         -- charge's seq >> 4 * level
     amount bigint   not null,           -- refunded of the block's charges
@@ -424,24 +457,28 @@ create table metered.resources (
     scope      text collate "C" primary key -- the name
 );
 
--- Leases: units of a scope that are spent without its lock, until the lease is settled. A row is the history of one.
+-- Leases: units of a scope that are spent without its lock, until the lease is settled. A row is
+-- the history of one.
 create table metered.leases (
     no          bigint      generated always as identity primary key, -- the number of the lease
     opened_at   timestamptz not null,   -- when it was opened
-    ends_at     timestamptz not null,   -- nothing is spent of it from here on, and anybody may settle it
+    ends_at     timestamptz not null,   -- nothing is spent of it from here
+                                        -- on, and anybody may settle it
     settled_at  timestamptz,            -- when it was settled, or null while it is open
     granted     bigint      not null,   -- units that it held
     spent       bigint,                 -- captured units of granted, once it is settled
     fence       bigint      not null,   -- the key of its lock
     opened_seq  bigint      not null,   -- the entry that holds its units
     settled_seq bigint,                 -- the last entry of its end
-    mode        "char"      not null,   -- s its spends are rows, m they are in its owner's memory, c a child scope has it,
-                                        -- r a child on another cluster has it, g the row on that cluster
+    mode        "char"      not null,   -- s its spends are rows, m they are in its owner's
+                                        -- memory, c a child scope has it, r a child on
+                                        -- another cluster has it, g the row on that cluster
     scope       text collate "C" not null, -- whose units they are
     owner       text collate "C" not null, -- the process that opened it
     settled_by  text collate "C",       -- the process that settled it: its owner, or another
     child       text collate "C",       -- the scope that its units were carved for
-    home_at     timestamptz             -- of mode g: when the parent's cluster was known to have settled its side
+    home_at     timestamptz             -- of mode g: when the parent's cluster
+                                        -- was known to have settled its side
 );
 
 -- A scope is carved for once.
@@ -453,16 +490,17 @@ create index leases_due on metered.leases (ends_at) where settled_at is null;
 create index leases_scope on metered.leases (scope, no);
 create index leases_settled on metered.leases (settled_at) where settled_at is not null;
 
--- How much all open leases of a scope hold together, so that a refusal need not read them. Written under the scope's lock; a scope
--- without open leases has no row.
+-- How much all open leases of a scope hold together, so that a refusal need not read them. Written
+-- under the scope's lock; a scope without open leases has no row.
 create table metered.lease_sum (
     granted bigint not null,            -- sum of leases.granted
     scope   text collate "C" primary key -- whose units they are
 );
 
--- Spends from leases, written by the transactions that spend. Each takes a range of its lease, as a box of the plane: its lease
--- is one side, its units the other, exact up to 2^53. Ranges that share a unit exclude each other, also where neither session sees the other's row:
--- the second waits for the first one's transaction.
+-- Spends from leases, written by the transactions that spend. Each takes a range of its lease, as a
+-- box of the plane: its lease is one side, its units the other, exact up to 2^53. Ranges that share
+-- a unit exclude each other, also where neither session sees the other's row: the second waits for
+-- the first one's transaction.
 create table metered.lease_spends (
     lease     bigint      not null,     -- leases.no
     at_offset bigint      not null,     -- where its range begins, from 0 on
@@ -472,16 +510,19 @@ create table metered.lease_spends (
     operation text,                     -- the operation's id, where a command spent it
     note      jsonb,                    -- actor, tenant, correlation, reason
     primary key (lease, at_offset),
-    constraint lease_spends_apart exclude using gist (box(point(lease, at_offset), point(lease, at_offset + amount - 1)) with &&)
+    constraint lease_spends_apart exclude using gist (box(point(lease, at_offset),
+            point(lease, at_offset + amount - 1)) with &&)
 );
 
 -- Reservations. The units that a hold keeps of a scope are in the ledger (held) and in its
 -- line. This row says who holds them, until when, and how the hold ended.
 --
--- Locks are taken in one order everywhere: the scopes' advisory locks by key, then rows of holds by no. Under the lock of any of its scopes a
--- hold can only expire. That is decided once, here, by the plain clock. Each line is then freed under its own scope's lock, by whoever comes.
+-- Locks are taken in one order everywhere: the scopes' advisory locks by key, then rows of holds by
+-- no. Under the lock of any of its scopes a hold can only expire. That is decided once, here, by
+-- the plain clock. Each line is then freed under its own scope's lock, by whoever comes.
 create table metered.holds (
-    no          bigint      generated always as identity primary key, -- the number of the hold, in the order of placing
+    no          bigint      generated always as identity primary key, -- the number of the hold,
+                                                                      -- in the order of placing
     placed_at   timestamptz not null,   -- when it was placed
     deadline    timestamptz not null,   -- when it ends, unless it is extended
     due         timestamptz not null,   -- deadline and grace: its units are free from here on
@@ -527,66 +568,90 @@ create table metered.hold_lines (
     key      bigint      not null,      -- of the scope's lock
     amount   bigint      not null,      -- placed
     captured bigint      not null default 0, -- spent of amount
-    open     bigint      not null,      -- counted in the scope's held, unless due is before its next_due: then it was freed
+    open     bigint      not null,      -- counted in the scope's held, unless due
+                                        -- is before its next_due: then it was freed
     due      timestamptz not null,      -- holds.due
     scope    text collate "C" not null, -- the scope that it holds units of
     refunded bigint      not null default 0,    -- units of captured that return_holds gave back
     opened_seq bigint    not null,      -- the entry that holds its units
-    at_least bigint      not null default 0,    -- is captured when the hold expires, as far as it was not before
+    at_least bigint      not null default 0,    -- is captured when the hold expires,
+                                                -- as far as it was not before
     primary key (hold, scope)
 );
 
--- Which lines of a scope fall due first. Read from next_due on, so that entries of lines that ended, which a long snapshot keeps alive, are
--- not waded through. Lines of a hold are asked for with open <> 0, which keeps the planner from this index.
+-- Which lines of a scope fall due first. Read from next_due on, so that entries of lines that
+-- ended, which a long snapshot keeps alive, are not waded through. Lines of a hold are asked for
+-- with open <> 0, which keeps the planner from this index.
 create index hold_lines_due on metered.hold_lines (scope, due) where open > 0;
 
 -- Which lines will capture something when they expire.
 create index hold_lines_least on metered.hold_lines (scope, due) where open > 0 and at_least > 0;
 
--- The rows of lots. What a draw, a hold or a refund changes of a lot is in its newest move: a row that each of them updated would get slower with each version
--- that an open snapshot keeps. This one changes where a lot begins, is empty, gets units again, or ends. The view lots has both. Written after an entry of its
--- scope, which the guard lets one writer make.
+-- The rows of lots. What a draw, a hold or a refund changes of a lot is in its newest move: a row
+-- that each of them updated would get slower with each version that an open snapshot keeps. This
+-- one changes where a lot begins, is empty, gets units again, or ends. The view lots has both.
+-- Written after an entry of its scope, which the guard lets one writer make.
 create table metered.lot_rows (
     no          bigint      generated always as identity primary key, -- the number of the lot
     granted_at  timestamptz not null,   -- when it was granted
-    expires_at  timestamptz not null,   -- nothing is drawn of it from here on, or infinity: it never ends
+    expires_at  timestamptz not null,   -- nothing is drawn of it from here
+                                        -- on, or infinity: it never ends
     granted_seq bigint      not null,   -- the entry that credited it
-    last_seq    bigint      not null,   -- the last entry that moved units of it, where no move of it has its units
+    last_seq    bigint      not null,   -- the last entry that moved units of
+                                        -- it, where no move of it has its units
     amount      bigint      not null,   -- units that it was granted with
-    rest        bigint      not null,   -- units that can be drawn, where no move of it has its units
-    drawn       bigint      not null default 0, -- units that were spent, less refunds, where no move of it has its units
-    held        bigint      not null default 0, -- units in open holds and leases, where no move of it has its units
-    lapsed      bigint      not null default 0, -- units of amount that were left at its end, or refunded later
+    rest        bigint      not null,   -- units that can be drawn, where
+                                        -- no move of it has its units
+    drawn       bigint      not null default 0, -- units that were spent, less refunds,
+                                                -- where no move of it has its units
+    held        bigint      not null default 0, -- units in open holds and leases,
+                                                -- where no move of it has its units
+    lapsed      bigint      not null default 0, -- units of amount that were left
+                                                -- at its end, or refunded later
     revoked     bigint      not null default 0, -- units of amount that were taken back
     rolled      bigint      not null default 0, -- units of amount that rolled over into another lot
-    untold      bigint      not null default 0, -- units of lapsed that no subscriber has heard of yet
+    untold      bigint      not null default 0, -- units of lapsed that no
+                                                -- subscriber has heard of yet
     roll_cap    bigint,                 -- units that roll over at its end at most, or null: none
     roll_no     bigint,                 -- the number that one will have
     roll_end    timestamptz,            -- when that lot ends, or infinity: never
-    late        interval,               -- how long units last that are refunded after its end: 0 for ever, null not at all
+    late        interval,               -- how long units last that are refunded
+                                        -- after its end: 0 for ever, null not at all
     from_lot    bigint,                 -- the lot that its units were in before
     priority    int         not null,   -- a lot of a lower priority is drawn first
-    origin      "char"      not null,   -- g granted, c credited without a grant, r rolled over, l given back late
-    open        boolean     not null,   -- something can be drawn of it for anything, but for its end
+    origin      "char"      not null,   -- g granted, c credited without a grant,
+                                        -- r rolled over, l given back late
+    open        boolean     not null,   -- something can be drawn of it
+                                        -- for anything, but for its end
     scope       text collate "C" not null, -- the wallet
     category    text collate "C" not null, -- of the caller: paid, promotional
     reference   text collate "C",       -- of the caller, once in a wallet
-    fingerprint bytea,                  -- of the grant under the reference: a version byte and a SHA-256
-    pending     bigint      not null default 0, -- units of amount that nobody can draw before starts_at
+    fingerprint bytea,                  -- of the grant under the reference:
+                                        -- a version byte and a SHA-256
+    pending     bigint      not null default 0, -- units of amount that nobody
+                                                -- can draw before starts_at
     starts_at   timestamptz,            -- when it begins, or began, or null: with the grant
-    again       boolean     not null default false, -- its units roll over again, or share a cap: no call leaves its end to a later one
-    plan        metered.lot_plan,       -- how it renews and rolls over, and what it pays for, or null
-    kept        bigint      not null default 0, -- units that pay for the uses of its plan alone, where no move of it has its units
-    keeps       boolean     not null default false, -- something can be drawn of it for its uses, but for its end
-    age         bigint[]    not null default '{}' -- when its units were granted first, in microseconds, the entry of that grant, and its own: the oldest is drawn first
+    again       boolean     not null default false, -- its units roll over again, or share a cap:
+                                                    -- no call leaves its end to a later one
+    plan        metered.lot_plan,       -- how it renews and rolls over,
+                                        -- and what it pays for, or null
+    kept        bigint      not null default 0, -- units that pay for the uses of its plan
+                                                -- alone, where no move of it has its units
+    keeps       boolean     not null default false, -- something can be drawn of it
+                                                    -- for its uses, but for its end
+    age         bigint[]    not null default '{}' -- when its units were granted first, in
+                                                  -- microseconds, the entry of that grant,
+                                                  -- and its own: the oldest is drawn first
 );
 
 -- The order in which lots are drawn.
 create index lots_open on metered.lot_rows (scope, priority, expires_at, age) where open;
 
--- The lots of a wallet by their end, and the lots that roll over, in the order in which they are drawn then.
+-- The lots of a wallet by their end, and the lots that roll over, in the order in which they are
+-- drawn then.
 create index lots_ends on metered.lot_rows (scope, expires_at, age) where open;
-create index lots_rolling on metered.lot_rows (scope, priority, roll_end, age) where open and roll_cap is not null;
+create index lots_rolling on metered.lot_rows (scope, priority, roll_end, age)
+    where open and roll_cap is not null;
 
 -- Lots that begin later, in one wallet and in all.
 create index lots_starts on metered.lot_rows (scope, starts_at, age) where pending > 0;
@@ -594,12 +659,15 @@ create index lots_starting on metered.lot_rows (starts_at, no) where pending > 0
 
 -- Lots whose end no call leaves to a later one, and lots that hold units which rolled over.
 create index lots_again on metered.lot_rows (scope, expires_at, age) where open and again;
-create index lots_carried on metered.lot_rows (scope, category, expires_at) where origin = 'r' and (open or keeps);
+create index lots_carried on metered.lot_rows (scope, category, expires_at)
+    where origin = 'r' and (open or keeps);
 
--- Lots that pay for some uses: in the order in which they are drawn, and by their end, in one wallet and in all.
+-- Lots that pay for some uses: in the order in which they are drawn, and by their end, in one
+-- wallet and in all.
 create index lots_kept on metered.lot_rows (scope, priority, expires_at, age) where keeps;
 create index lots_kept_ends on metered.lot_rows (scope, expires_at, age) where keeps;
-create index lots_kept_rolling on metered.lot_rows (scope, expires_at, age) where keeps and roll_cap is not null;
+create index lots_kept_rolling on metered.lot_rows (scope, expires_at, age)
+    where keeps and roll_cap is not null;
 create index lots_kept_due on metered.lot_rows (expires_at, no) where keeps;
 
 -- The lots of all wallets by their end, with those that subscribers have not heard of.
@@ -608,7 +676,8 @@ create index lots_due on metered.lot_rows (expires_at, no) where open or untold 
 -- The lots of one wallet that subscribers have not heard of.
 create index lots_untold on metered.lot_rows (scope, expires_at, no) where untold > 0;
 
-create unique index lots_reference on metered.lot_rows (scope, reference) where reference is not null;
+create unique index lots_reference on metered.lot_rows (scope, reference)
+    where reference is not null;
 
 -- A lot is rolled over once.
 create unique index lots_rolled on metered.lot_rows (from_lot) where origin = 'r';
@@ -626,13 +695,16 @@ create table metered.lot_moves (
     lot    bigint not null,             -- lots.no, or 0: overdraft, which no lot covers
     amount bigint not null,             -- how many units
     back   bigint not null default 0,   -- units of amount that refunds gave back
-    kind   "char" not null,             -- d credited, t taken by a charge, p taken to pay an overdraft back, g given back by a refund,
-                                        -- h held, q held in place of an overdraft, u captured, f freed, e lapsed, v revoked, o rolled over,
-                                        -- s scheduled for later, or its end set, w withdrawn before it began,
-                                        -- a applied to a use that takes them now, b back to its uses,
-                                        -- n reinstated after v, m reinstated after w
+    kind   "char" not null,             -- d credited, t taken by a charge, p taken to pay an
+                                        -- overdraft back, g given back by a refund, h held, q
+                                        -- held in place of an overdraft, u captured, f freed,
+                                        -- e lapsed, v revoked, o rolled over, s scheduled for
+                                        -- later, or its end set, w withdrawn before it began,
+                                        -- a applied to a use that takes them now, b back to
+                                        -- its uses, n reinstated after v, m reinstated after w
     scope  text collate "C" not null,   -- the wallet
-    version bigint,                     -- 1, 2, 3 and so on of its lot. After the newest one, the lot has these units. Null: overdraft, or of 0.1.0
+    version bigint,                     -- 1, 2, 3 and so on of its lot. After the newest one,
+                                        -- the lot has these units. Null: overdraft, or of 0.1.0
     rest   bigint,                      -- units of the lot that can be drawn
     drawn  bigint,                      -- units of the lot that were spent, less refunds
     held   bigint,                      -- units of the lot in open holds and leases
@@ -644,11 +716,15 @@ create table metered.lot_moves (
 create unique index lot_moves_lot on metered.lot_moves (lot, version) where version is not null;
 
 -- Overdrafts that were paid back. A refund of overdrawn units gives them back to the lot that paid.
-create index lot_moves_paid on metered.lot_moves (scope, seq, nth) where kind = 'p' and amount > back;
+create index lot_moves_paid on metered.lot_moves (scope, seq, nth)
+    where kind = 'p' and amount > back;
 
--- Units of lots in open holds and leases, and of lines that a sum freed, until a sweep ends their holds.
+-- Units of lots in open holds and leases, and of lines that a sum freed, until a sweep ends their
+-- holds.
 create table metered.lot_holds (
-    seq    bigint not null,             -- the entry that held the units: hold_lines.opened_seq or leases.opened_seq. 0: spent units that are overdrawn, while ends of lots are unwritten
+    seq    bigint not null,             -- the entry that held the units: hold_lines.opened_seq
+                                        -- or leases.opened_seq. 0: spent units that are
+                                        -- overdrawn, while ends of lots are unwritten
     lot    bigint not null,             -- lots.no, or 0: overdraft
     amount bigint not null,             -- units
     scope  text collate "C" not null,   -- the wallet
@@ -667,7 +743,8 @@ create table metered.hold_events (
     kind      "char"      not null,     -- h placed, p captured in part, c captured, e extended,
                                         -- r released, x expired, g given back in part, b given back
     entity    text,                     -- the entity that a capture linked
-    detail    jsonb,                    -- a place's constants, a capture's lines, or the units given back, with (b) those that were not
+    detail    jsonb,                    -- a place's constants, a capture's lines, or the
+                                        -- units given back, with (b) those that were not
     note      jsonb,                    -- actor, tenant, correlation, reason
     operation_tenant text,              -- of the operation
     operation text,                     -- the operation's id, where a command did it
@@ -682,12 +759,16 @@ create table metered.holds_horizon (
 
 insert into metered.holds_horizon (at) values ('-infinity');
 
--- One-time grants. The token itself is nowhere in here, only the SHA-256 of its text, from which 32 random bytes cannot be found.
+-- The tables of tokens and of commands.
+
+-- One-time grants. The token itself is nowhere in here, only the SHA-256 of its text, from which 32
+-- random bytes cannot be found.
 create table metered.tokens (
     digest     bytea       primary key check (octet_length(digest) = 32), -- the SHA-256 of its text
     minted_at  timestamptz not null,    -- when it was minted
     expires_at timestamptz not null,    -- when it is no longer good
-    ended_at   timestamptz,                     -- last use, revocation, or expiry seen by a revocation
+    ended_at   timestamptz,                     -- last use, revocation, or
+                                                -- expiry seen by a revocation
     uses       int         not null check (uses >= 1), -- how often it can be used
     used       int         not null default 0 check (used between 0 and uses), -- how often it was
     revoked    boolean     not null default false, -- whether it was revoked
@@ -698,18 +779,22 @@ create table metered.tokens (
     check (used < uses and not revoked or ended_at is not null)
 );
 
--- A subject's tokens that have not ended, to revoke them. A use that is not the last changes no indexed column and stays a HOT update.
+-- A subject's tokens that have not ended, to revoke them. A use that is not the last changes no
+-- indexed column and stays a HOT update.
 create index tokens_open on metered.tokens (purpose, subject) where ended_at is null;
 
--- The guard of replace_token: at most one such token per purpose and subject, whatever the isolation level, even if its lock was never taken.
-create unique index tokens_sole on metered.tokens (purpose, subject) where sole and ended_at is null;
+-- The guard of replace_token: at most one such token per purpose and subject, whatever the
+-- isolation level, even if its lock was never taken.
+create unique index tokens_sole on metered.tokens (purpose, subject)
+    where sole and ended_at is null;
 
 -- The order of purge_tokens.
 create index tokens_purge on metered.tokens ((coalesce(ended_at, expires_at)));
 
--- Commands that committed, by the caller's id: written with the command's own writes, so that a record exists exactly where they do. An event
--- of charge_each has one, too, with the result null and one scope. Its issued_at is the time of the id, or else when it occurred. Refusals,
--- too, where the caller asked for the refusal to be remembered.
+-- Commands that committed, by the caller's id: written with the command's own writes, so that a
+-- record exists exactly where they do. An event of charge_each has one, too, with the result null
+-- and one scope. Its issued_at is the time of the id, or else when it occurred. Refusals, too,
+-- where the caller asked for the refusal to be remembered.
 create table metered.operations (
     at          timestamptz not null,   -- when the command was completed
     issued_at   timestamptz,            -- the time that the id carries, if it does
@@ -721,7 +806,8 @@ create table metered.operations (
     amounts     bigint[],               -- the amount of each charge
     seqs        bigint[],               -- the number of each entry
     ats         timestamptz[],          -- the time of each entry
-    holds       text[],                 -- JSON: the holds that it placed, captured or released, and the draws of its own steps
+    holds       text[],                 -- JSON: the holds that it placed, captured or
+                                        -- released, and the draws of its own steps
     refusal     json,                   -- the reason of a refusal, whose result is empty
     name        text collate "C",       -- the command's name, or null
     jobs        bigint[],               -- the ids of River's jobs that it made
@@ -730,8 +816,8 @@ create table metered.operations (
 
 create index operations_at on metered.operations (at);
 
--- The latest time of an id whose record was purged. Never decreases. Always found by its key: with sequential scans off, one would look so
--- expensive that each is compiled first (jit), for 50 ms.
+-- The latest time of an id whose record was purged. Never decreases. Always found by its key: with
+-- sequential scans off, one would look so expensive that each is compiled first (jit), for 50 ms.
 create table metered.operations_horizon (
     at  timestamptz not null,           -- ids of this time and before are retired
     one boolean primary key default true check (one) -- there is one row
@@ -741,7 +827,8 @@ insert into metered.operations_horizon (at) values ('-infinity');
 
 -- The tables of jobs: keys that were used, and jobs in line.
 
--- Which job a key was used for. No foreign key: River deletes finished jobs after a day, and a key must be remembered for longer than its job.
+-- Which job a key was used for. No foreign key: River deletes finished jobs after a day, and a key
+-- must be remembered for longer than its job.
 create table metered.job_keys (
     job_id     bigint      not null,    -- river_job.id
     created_at timestamptz not null,    -- when the key was claimed
@@ -749,14 +836,16 @@ create table metered.job_keys (
     key        text collate "C" not null, -- chosen by the caller, once in the queue
     kind       text        not null,    -- of the job
     tenant     text        not null,    -- of the job
-    digest     bytea       not null,   -- of kind and args, its first byte the version: see jobs/digest.go
+    digest     bytea       not null,   -- of kind and args, its first byte
+                                       -- the version: see jobs/digest.go
     primary key (queue, key)
 );
 
 -- For purging by age.
 create index job_keys_age on metered.job_keys (created_at);
 
--- Jobs that wait for units of a scope: see parked.sql. Those that wait for their first attempt have no row of River's yet.
+-- Jobs that wait for units of a scope: see parked.sql. Those that wait for their first attempt have
+-- no row of River's yet.
 create table metered.parked_jobs (
     job_id    bigint      not null,     -- the id that it has or will have in river_job
     turn      bigint      not null,     -- its round in the line
@@ -764,12 +853,15 @@ create table metered.parked_jobs (
     class     bigint      not null,     -- a hash of its limits of the scope, and its use
     parked_at timestamptz not null,     -- when it was parked
     drop_at   timestamptz,              -- when it is dropped, or null: never
-    not_before timestamptz,             -- when its next attempt may start, or null: it waits for its first
+    not_before timestamptz,             -- when its next attempt may start,
+                                        -- or null: it waits for its first
     troubled_at timestamptz,            -- when it got into trouble, or null: it is in none
-    retry_at  timestamptz,              -- when a job in trouble is tried again: it is in no line before
+    retry_at  timestamptz,              -- when a job in trouble is tried
+                                        -- again: it is in no line before
     passed_amount bigint,               -- the units that it needs of passed, whose line counts them
     priority  smallint    not null,     -- River's: 1 is first
-    lane      smallint    not null default 0, -- 1: it waits for a second choice of units, too, and has a row for each
+    lane      smallint    not null default 0, -- 1: it waits for a second choice of
+                                              -- units, too, and has a row for each
     scope     text collate "C" not null, -- the scope that it waits for, or empty: it is in no line
     fair      text collate "C" not null, -- jobs of different keys take turns
     tenant    text collate "C" not null, -- of the job and its hold
@@ -777,7 +869,8 @@ create table metered.parked_jobs (
     hold      text        not null,     -- the hold, a metered.new_hold
     charges   text        not null,     -- metered.new_charge[] of all its scopes
     trouble   text,                     -- why its last try failed
-    passed    text collate "C",         -- the scope from whose line it came, since it fits there, or null
+    passed    text collate "C",         -- the scope from whose line it came,
+                                        -- since it fits there, or null
     primary key (job_id, lane)
 );
 
@@ -793,10 +886,13 @@ create index parked_jobs_class on metered.parked_jobs (scope, class, amount);
 -- The oldest job in a line.
 create index parked_jobs_age on metered.parked_jobs (scope, parked_at);
 
-create index parked_jobs_drop on metered.parked_jobs (greatest(drop_at, retry_at)) where drop_at is not null;
+create index parked_jobs_drop on metered.parked_jobs (greatest(drop_at, retry_at))
+    where drop_at is not null;
 
--- Jobs that are in no line until their next attempt, or because they are in trouble, and all that River has.
-create index parked_jobs_rest on metered.parked_jobs (greatest(not_before, retry_at)) where scope = '';
+-- Jobs that are in no line until their next attempt, or because they are in trouble, and all that
+-- River has.
+create index parked_jobs_rest on metered.parked_jobs (greatest(not_before, retry_at))
+    where scope = '';
 
 create index parked_jobs_again on metered.parked_jobs (job_id) where not_before is not null;
 
@@ -809,24 +905,30 @@ create index parked_jobs_trouble on metered.parked_jobs (troubled_at) where trou
 -- The lines. A scope that no job waits for has none.
 create table metered.parked_scopes (
     key      bigint      not null,      -- of the scope's lock
-    wake_at  timestamptz not null,      -- when the line is to be looked at: -infinity (now), or infinity (when units are freed)
-    next_at  timestamptz not null default 'infinity', -- the earliest time that the present look has found
+    wake_at  timestamptz not null,      -- when the line is to be looked at: -infinity
+                                        -- (now), or infinity (when units are freed)
+    next_at  timestamptz not null default 'infinity', -- the earliest time that the
+                                                      -- present look has found
     waiting  bigint      not null,      -- jobs in the line
     again    boolean     not null default false, -- units were freed since the present look began
-    turns    bigint[]    not null default '{0,0,0,0}', -- the last round that was released, of each priority
+    turns    bigint[]    not null default '{0,0,0,0}', -- the last round that was
+                                                       -- released, of each priority
     after    bigint[],                  -- where the present look goes on: priority, turn, job_id
     started  bigint      not null default 0, -- jobs of the line that started since counting began
-    since    timestamptz,               -- when counting began: the line's rate is of an hour or two at most
+    since    timestamptz,               -- when counting began: the line's
+                                        -- rate is of an hour or two at most
     trouble  text,                      -- why the last look failed
     scope    text collate "C" primary key -- the scope
 ) with (fillfactor = 70);
 
 create index parked_scopes_wake on metered.parked_scopes (wake_at);
 
--- Advisory locks of one server count there alone. Where the schema is a shard of a Citus cluster, they are taken on the node that has the tables,
--- whichever node a call came through: by queries of a table with one row, which Citus runs there.
+-- Advisory locks of one server count there alone. Where the schema is a shard of a Citus cluster,
+-- they are taken on the node that has the tables, whichever node a call came through: by queries of
+-- a table with one row, which Citus runs there.
 
--- Whether the schema is such a shard: there Migrate writes true. Inlined, so that it costs nothing elsewhere.
+-- Whether the schema is such a shard: there Migrate writes true. Inlined, so that it costs nothing
+-- elsewhere.
 create function metered._sharded() returns boolean
 language sql immutable
 as $$
@@ -840,9 +942,13 @@ declare
     got boolean;
 begin
     if shared then
-        select pg_try_advisory_xact_lock_shared(key) into got from metered.operations_horizon h where h.one;
+        select pg_try_advisory_xact_lock_shared(key) into got
+        from metered.operations_horizon h
+        where h.one;
     else
-        select pg_try_advisory_xact_lock(key) into got from metered.operations_horizon h where h.one;
+        select pg_try_advisory_xact_lock(key) into got
+        from metered.operations_horizon h
+        where h.one;
     end if;
     return got;
 end
@@ -852,13 +958,15 @@ $$;
 create function metered._try_lock(key bigint) returns boolean
 language sql volatile
 as $$
-    select case when metered._sharded() then metered._try_lock_there(key, false) else pg_try_advisory_xact_lock(key) end
+    select case when metered._sharded() then metered._try_lock_there(key, false)
+        else pg_try_advisory_xact_lock(key) end
 $$;
 
 create function metered._try_lock_shared(key bigint) returns boolean
 language sql volatile
 as $$
-    select case when metered._sharded() then metered._try_lock_there(key, true) else pg_try_advisory_xact_lock_shared(key) end
+    select case when metered._sharded() then metered._try_lock_there(key, true)
+        else pg_try_advisory_xact_lock_shared(key) end
 $$;
 
 -- _lock_keys on the node that has the tables, of a call that may wait for most_ms.
@@ -871,7 +979,9 @@ declare
     before   text := current_setting('lock_timeout');
 begin
     foreach key in array keys loop
-        perform set_config('lock_timeout', greatest(1, (extract(epoch from deadline - clock_timestamp()) * 1000)::int)::text, true);
+        perform set_config('lock_timeout',
+            greatest(1, (extract(epoch from deadline - clock_timestamp()) * 1000)::int)::text,
+            true);
         perform pg_advisory_xact_lock(key);
     end loop;
     perform set_config('lock_timeout', before, true);
@@ -881,19 +991,21 @@ $$;
 
 -- Room in the server's lock table, which all its databases share, for calls that take more than 64
 -- locks: three quarters of the locks that the settings promise, in up to 64 units. A call takes an
--- advisory lock for each unit that it needs, until its transaction ends, so that many large calls at
--- once queue, and leave the last quarter to everybody else. Beyond that a statement of any program
--- on the server fails (53200). A transaction that has all units goes on: there is no other one.
--- Waits for up to wait_ms, or for a shorter lock_timeout of the session, and returns the rest of
--- wait_ms. Then SQLSTATE 55P03.
+-- advisory lock for each unit that it needs, until its transaction ends, so that many large calls
+-- at once queue, and leave the last quarter to everybody else. Beyond that a statement of any
+-- program on the server fails (53200). A transaction that has all units goes on: there is no other
+-- one. Waits for up to wait_ms, or for a shorter lock_timeout of the session, and returns the rest
+-- of wait_ms. Then SQLSTATE 55P03.
 create function metered._make_room(locks int, wait_ms int) returns int
 language plpgsql volatile
 as $$
 declare
     capacity bigint := greatest(1, current_setting('max_locks_per_transaction')::bigint * 3 / 4
-        * (current_setting('max_connections')::int + current_setting('max_prepared_transactions')::int));
+        * (current_setting('max_connections')::int
+            + current_setting('max_prepared_transactions')::int));
     units    int := greatest(1, least(64, capacity / 256));
-    mine     int[] := coalesce(string_to_array(nullif(current_setting('metered_tx.room', true), ''), ' ')::int[], '{}');
+    mine     int[] := coalesce(string_to_array(nullif(current_setting('metered_tx.room', true), ''),
+            ' ')::int[], '{}');
     needed   int := least(units - cardinality(mine), ceil(locks::numeric * units / capacity));
     taken    int[];
     bound    text := current_setting('lock_timeout');
@@ -918,9 +1030,13 @@ begin
         exception when sqlstate 'MT100' then
             waited := 1 + extract(epoch from clock_timestamp() - began) * 1000;
         end;
-        if (waited < least(wait_ms, case when bound <> '0' then extract(epoch from bound::interval) * 1000 end)) is not true then
-            raise exception 'the lock table of the server has no room for % locks of one call', locks
-                using errcode = '55P03', hint = 'Commit sooner, name fewer scopes in a transaction, or raise max_locks_per_transaction.';
+        if (waited < least(wait_ms,
+                    case when bound <> '0' then extract(epoch from bound::interval) * 1000 end))
+            is not true then
+            raise exception 'the lock table of the server has no room for % locks of one call',
+                locks
+                using errcode = '55P03',
+                hint = 'Commit sooner, name fewer scopes in a transaction, or raise max_locks_per_transaction.';
         end if;
         perform pg_sleep((5 + 20 * random()) / 1000);
     end loop;
@@ -947,8 +1063,11 @@ begin
     end if;
     if metered._sharded() then
         before := current_setting('lock_timeout');
-        wait_ms := least(wait_ms, case when before <> '0' then (extract(epoch from before::interval) * 1000)::int end);
-        perform metered._lock_keys_there(keys, wait_ms) from metered.operations_horizon h where h.one;
+        wait_ms := least(wait_ms,
+            case when before <> '0' then (extract(epoch from before::interval) * 1000)::int end);
+        perform metered._lock_keys_there(keys, wait_ms)
+        from metered.operations_horizon h
+        where h.one;
         return true;
     end if;
     foreach key in array keys loop
@@ -957,7 +1076,8 @@ begin
         before := current_setting('lock_timeout');
         perform set_config('lock_timeout', greatest(1, least(
             (extract(epoch from deadline - clock_timestamp()) * 1000)::int,
-            case when before <> '0' then (extract(epoch from before::interval) * 1000)::int end))::text, true);
+            case when before <> '0'
+                then (extract(epoch from before::interval) * 1000)::int end))::text, true);
         perform pg_advisory_xact_lock(key);
         perform set_config('lock_timeout', before, true);
     end loop;
@@ -988,7 +1108,8 @@ $$;
 create function metered._shorter(before text, ms int) returns text
 language sql stable
 as $$
-    select case when before = '0' or before::interval > ms * interval '1 ms' then ms::text else before end
+    select case when before = '0' or before::interval > ms * interval '1 ms' then ms::text
+        else before end
 $$;
 
 create function metered._unbound_lock_wait(before text) returns text
@@ -1019,7 +1140,8 @@ $$;
 create function metered._try_keys(keys bigint[]) returns boolean
 language sql volatile
 as $$
-    select case when cardinality(keys) = 1 then metered._try_lock(keys[1]) else metered._try_each(keys) end
+    select case when cardinality(keys) = 1 then metered._try_lock(keys[1])
+        else metered._try_each(keys) end
 $$;
 
 -- The key of a lock: the first 8 bytes of the SHA-256 of a space, a zero byte and a name. Go
@@ -1027,7 +1149,8 @@ $$;
 create function metered._lock_key(space bytea, name bytea) returns bigint
 language sql stable
 as $$
-    select ('x' || encode(substr(sha256(space || decode('00', 'hex') || name), 1, 8), 'hex'))::bit(64)::bigint
+    select ('x' || encode(substr(sha256(space || decode('00', 'hex') || name), 1, 8),
+            'hex'))::bit(64)::bigint
 $$;
 
 create function metered._scope_key(of_scope text) returns bigint
@@ -1040,7 +1163,8 @@ $$;
 create function metered._key_fits(key bigint, of_scope text) returns boolean
 language sql stable
 as $$
-    select int8send(key) = substr(sha256('metered/scope/metered'::bytea || decode('00', 'hex') || convert_to(of_scope, 'UTF8')), 1, 8)
+    select int8send(key) = substr(sha256('metered/scope/metered'::bytea || decode('00', 'hex')
+            || convert_to(of_scope, 'UTF8')), 1, 8)
 $$;
 
 -- Whether an origin is within its bounds. Inlined wherever it stands.
@@ -1069,7 +1193,8 @@ language plpgsql volatile
 as $$
 begin
     return metered._lock_keys(array(
-        select distinct coalesce(s.key, metered._scope_key(s.scope)) from unnest(scopes, keys) s(scope, key) order by 1), wait_ms);
+        select distinct coalesce(s.key, metered._scope_key(s.scope))
+        from unnest(scopes, keys) s(scope, key) order by 1), wait_ms);
 end
 $$;
 
@@ -1101,11 +1226,13 @@ as $$
     select current_setting('transaction_isolation') in ('repeatable read', 'serializable')
 $$;
 
--- Cells: several schemas, each with the rows of its tenants (package cells). A transaction enters its tenant first, which shares the tenant's
--- lock, and a move takes that lock alone. So it comes before the transaction or after it, never beside it.
+-- Cells: several schemas, each with the rows of its tenants (package cells). A transaction enters
+-- its tenant first, which shares the tenant's lock, and a move takes that lock alone. So it comes
+-- before the transaction or after it, never beside it.
 --
--- The first entry of a scope is refused in a cell that the scope's tenant has left. Since a move takes the scopes' entries along, no
--- charge gets into the old cell, whether or not its transaction has entered.
+-- The first entry of a scope is refused in a cell that the scope's tenant has left. Since a move
+-- takes the scopes' entries along, no charge gets into the old cell, whether or not its transaction
+-- has entered.
 
 -- The number of the cell that this schema is: see package cells. Other schemas have no row.
 create table metered.cell (
@@ -1114,12 +1241,13 @@ create table metered.cell (
     one   boolean primary key default true check (one) -- there is one row
 );
 
--- Where tenants live that have moved, as far as this cell knows: a tenant's first cell, the one that it has left, and its new one. A row is
--- only replaced by one with more moves.
+-- Where tenants live that have moved, as far as this cell knows: a tenant's first cell, the one
+-- that it has left, and its new one. A row is only replaced by one with more moves.
 create table metered.tenants (
     moves  bigint  not null,            -- how often it had moved by then
     cell   int     not null,            -- where it lives since
-    packed boolean not null default false, -- its rows are in packed_rows, until they are known to have arrived
+    packed boolean not null default false, -- its rows are in packed_rows, until
+                                           -- they are known to have arrived
     tenant text collate "C" primary key -- the tenant
 );
 
@@ -1147,8 +1275,11 @@ as $$
 begin
     perform from metered.tenants t where t.tenant = of_tenant for share;
     if not found then
-        begin   -- the insert meets a row that the snapshot does not see, and the block takes it back
-            insert into metered.tenants (tenant, moves, cell) values (of_tenant, 0, 0) on conflict do nothing;
+        begin   -- the insert meets a row that the snapshot
+                -- does not see, and the block takes it back
+            insert into metered.tenants (tenant, moves, cell)
+            values (of_tenant, 0, 0)
+            on conflict do nothing;
             raise exception using errcode = 'MT100';
         exception when sqlstate 'MT100' then
             null;
@@ -1166,9 +1297,11 @@ begin
 end
 $$;
 
--- Begins the work of a transaction for a tenant, in a cell of so many: SQLSTATE MT014 if the tenant lives in another one. home: it lives
--- here unless it has moved. The answer holds until the transaction ends.
-create function metered.enter_tenant(of_tenant text, key bigint, in_cell int, of_cells int, home boolean, wait_ms int) returns void
+-- Begins the work of a transaction for a tenant, in a cell of so many: SQLSTATE MT014 if the tenant
+-- lives in another one. home: it lives here unless it has moved. The answer holds until the
+-- transaction ends.
+create function metered.enter_tenant(of_tenant text, key bigint, in_cell int, of_cells int,
+    home boolean, wait_ms int) returns void
 language plpgsql volatile
 security definer
 set search_path = pg_catalog, pg_temp
@@ -1185,12 +1318,14 @@ begin
         or wait_ms > 3600000 then
         raise exception 'out of bounds: an argument of enter_tenant' using errcode = '22023';
     end if;
-    if int8send(key) is distinct from substr(sha256('metered/tenant/metered'::bytea || decode('00', 'hex') || convert_to(of_tenant, 'UTF8')), 1, 8) then
+    if int8send(key) is distinct from substr(sha256('metered/tenant/metered'::bytea
+                || decode('00', 'hex') || convert_to(of_tenant, 'UTF8')), 1, 8) then
         perform metered._require(false, 'key');
     end if;
     if not metered._try_lock_shared(key) then
         before := metered._bound_lock_wait(wait_ms);
-        perform pg_advisory_xact_lock_shared(key) from metered.operations_horizon h where h.one;     -- on the node that has the tables
+        -- on the node that has the tables
+        perform pg_advisory_xact_lock_shared(key) from metered.operations_horizon h where h.one;
         before := metered._unbound_lock_wait(before);
     end if;
     if metered._one_snapshot() then
@@ -1199,15 +1334,16 @@ begin
     select y.no, y.cells, t.cell, t.moves into cell_now
     from metered.cell y left join metered.tenants t on t.tenant = of_tenant where y.one;
     if (cell_now.no = in_cell and cell_now.cells = of_cells) is not true then
-        raise exception 'the schema is cell % of %, and not % of %', cell_now.no, cell_now.cells, in_cell, of_cells using errcode = 'MT015';
+        raise exception 'the schema is cell % of %, and not % of %', cell_now.no, cell_now.cells,
+            in_cell, of_cells using errcode = 'MT015';
     elsif coalesce(cell_now.cell = in_cell, home) is not true then
         perform metered._raise_moved(of_tenant, cell_now.cell, cell_now.moves);
     end if;
 end
 $$;
 
--- Refuses the first entry of a scope whose tenant has left this cell, and an answer that such a tenant has no hold of an id. A tenant's name has up
--- to four parts.
+-- Refuses the first entry of a scope whose tenant has left this cell, and an answer that such a
+-- tenant has no hold of an id. A tenant's name has up to four parts.
 create function metered._refuse_moved(of_scope text) returns void
 language plpgsql volatile
 as $$
@@ -1219,7 +1355,8 @@ begin
     for i in 1..cardinality(parts) loop
         name := array_to_string(parts[1:i], '/');
         if not metered._try_lock_shared(metered._tenant_key(name)) then
-            perform metered._collided();     -- it moves. To wait with the scope's lock could be a deadlock
+            perform metered._collided();     -- it moves. To wait with the
+                                             -- scope's lock could be a deadlock
         end if;
         if metered._one_snapshot() then
             perform metered._refuse_old_tenant(name);
@@ -1232,10 +1369,11 @@ begin
 end
 $$;
 
--- Numbers of holds, leases and lots, from sequences. Logical replication carries rows and no sequence, so on a server that was switched to the
--- sequences are behind their tables. A call goes on there: it draws no number that a row has, or has set aside for another row, and moves the
--- sequence on. Until then a number may be drawn again whose row was purged, so Validate compares each sequence with its table, and Migrate
--- moves it on.
+-- Numbers of holds, leases and lots, from sequences. Logical replication carries rows and no
+-- sequence, so on a server that was switched to the sequences are behind their tables. A call goes
+-- on there: it draws no number that a row has, or has set aside for another row, and moves the
+-- sequence on. Until then a number may be drawn again whose row was purged, so Validate compares
+-- each sequence with its table, and Migrate moves it on.
 
 -- Numbers that are set aside for rollovers.
 create index lots_roll_no on metered.lot_rows (roll_no) where roll_no is not null;
@@ -1265,32 +1403,37 @@ begin
 end
 $$;
 
--- The number after which the sequence must go on: the largest in use. Those of other cells, and of other nodes of Citus, do not count: each
--- has 2^40 numbers of its own.
+-- The number after which the sequence must go on: the largest in use. Those of other cells, and of
+-- other nodes of Citus, do not count: each has 2^40 numbers of its own.
 create function metered._largest_number(of_table text) returns bigint
 language plpgsql stable
 as $$
 declare
-    low bigint := (select q.seqmin - 1 + coalesce((select c.no from metered.cell c where c.one), 0) * 1099511627776
+    low bigint := (select q.seqmin - 1 + coalesce((select c.no
+                from metered.cell c where c.one), 0) * 1099511627776
         from pg_sequence q where q.seqrelid = metered._numbers(of_table));
     top bigint := low + 1099511627776;
 begin
     return greatest(low, case of_table
         when 'holds' then (select max(h.no) from metered.holds h where h.no between low and top)
         when 'leases' then (select max(l.no) from metered.leases l where l.no between low and top)
-        when 'lot_rows' then greatest((select max(r.no) from metered.lot_rows r where r.no between low and top),
-            (select max(r.roll_no) from metered.lot_rows r where r.roll_no between low and top)) end);
+        when 'lot_rows' then greatest((select max(r.no)
+                from metered.lot_rows r where r.no between low and top),
+            (select max(r.roll_no)
+                from metered.lot_rows r where r.roll_no between low and top)) end);
 end
 $$;
 
--- Moves a sequence on, if it is behind its table. One caller does, and leaves out numbers that others may have drawn since it looked.
+-- Moves a sequence on, if it is behind its table. One caller does, and leaves out numbers that
+-- others may have drawn since it looked.
 create function metered._raise_sequence(of_table text) returns void
 language plpgsql volatile
 as $$
 declare
     largest bigint;
 begin
-    perform pg_advisory_xact_lock(metered._lock_key('metered/numbers/metered', convert_to(of_table, 'UTF8')));
+    perform pg_advisory_xact_lock(metered._lock_key('metered/numbers/metered',
+            convert_to(of_table, 'UTF8')));
     largest := metered._largest_number(of_table);
     if coalesce(pg_sequence_last_value(metered._numbers(of_table)), 0) < largest then
         perform setval(metered._numbers(of_table), largest + 1000);
@@ -1315,9 +1458,10 @@ begin
 end
 $$;
 
--- The sequences that are behind their tables, with the last number that each gave. Stable: a row that it sees was numbered before it looks at
--- the sequence.
-create function metered.numbers_behind(out of_table text, out last bigint, out largest bigint) returns setof record
+-- The sequences that are behind their tables, with the last number that each gave. Stable: a row
+-- that it sees was numbered before it looks at the sequence.
+create function metered.numbers_behind(out of_table text, out last bigint, out largest bigint)
+    returns setof record
 language plpgsql stable
 security definer
 set search_path = pg_catalog, pg_temp
@@ -1335,7 +1479,8 @@ begin
 end
 $$;
 
--- Moves all sequences on that are behind. A lot whose number for a rollover went to another lot meanwhile gets a new one.
+-- Moves all sequences on that are behind. A lot whose number for a rollover went to another lot
+-- meanwhile gets a new one.
 create function metered._mend_numbers() returns void
 language plpgsql volatile
 as $$
@@ -1345,7 +1490,8 @@ begin
     perform metered._raise_sequence(b.of_table) from metered.numbers_behind() b;
     for taken in
         select r.no from metered.lot_rows r join metered.lot_rows o on o.no = r.roll_no
-        where r.roll_cap is not null and o.from_lot is distinct from r.no order by r.no for update of r
+        where r.roll_cap is not null and o.from_lot is distinct from r.no
+        order by r.no for update of r
     loop
         update metered.lot_rows r set roll_no = metered._next_number('lot_rows') where r.no = taken;
     end loop;
@@ -1392,7 +1538,8 @@ create function metered._collided() returns void
 language plpgsql
 as $$
 begin
-    raise exception 'could not serialize access: the scope has a newer entry' using errcode = '40001';
+    raise exception 'could not serialize access: the scope has a newer entry'
+        using errcode = '40001';
 end
 $$;
 
@@ -1458,7 +1605,8 @@ begin
         return;
     end if;
     -- A purge keeps entry 1 and then takes whole blocks of 16, entry 2 first.
-    if tip_seq > 16 and not exists (select from metered.ledger l where l.scope = of_scope and l.seq = 2) then
+    if tip_seq > 16 and not exists (select from metered.ledger l
+            where l.scope = of_scope and l.seq = 2) then
         seq := null;
     elsif _base.seq is null then
         seq := 0;
@@ -1470,7 +1618,8 @@ $$;
 
 -- Refunds of the charges after entry after_seq, in the chain that ends with
 -- tip_seq.
-create function metered._refunds_after(of_scope text, tip_seq bigint, after_seq bigint) returns bigint
+create function metered._refunds_after(of_scope text, tip_seq bigint, after_seq bigint)
+    returns bigint
 language plpgsql stable
 as $$
 declare
@@ -1491,8 +1640,8 @@ begin
 end
 $$;
 
--- The units that a scope, whose last entry is tip, was charged after since, less the refunds of these
--- charges (used), and the base from which they are counted.
+-- The units that a scope, whose last entry is tip, was charged after since, less the refunds of
+-- these charges (used), and the base from which they are counted.
 create function metered._spent_since(tip metered.ledger, t timestamptz,
     out used bigint, out base_seq bigint, out base_spent bigint)
 language plpgsql stable
@@ -1507,12 +1656,14 @@ begin
     end if;
     base_seq := base.seq;
     base_spent := base.spent;
-    used := tip.spent - base.spent - case when base.refunded = tip.refunded then 0 else metered._refunds_after(tip.scope, tip.seq, base.seq) end;
+    used := tip.spent - base.spent - case when base.refunded = tip.refunded then 0
+        else metered._refunds_after(tip.scope, tip.seq, base.seq) end;
 end
 $$;
 
 -- Begins an entry after the scope's last one, under its lock.
-create function metered._next_entry(of_scope text, key bigint, wait_ms int, origin metered.origin) returns metered.ledger
+create function metered._next_entry(of_scope text, key bigint, wait_ms int, origin metered.origin)
+    returns metered.ledger
 language plpgsql volatile
 as $$
 declare
@@ -1542,7 +1693,8 @@ create function metered._no_amount() returns void
 language plpgsql
 as $$
 begin
-    raise exception 'a charge is of 1 to 2^53 units of a scope of 1 to 255 bytes' using errcode = '23514';
+    raise exception 'a charge is of 1 to 2^53 units of a scope of 1 to 255 bytes'
+        using errcode = '23514';
 end
 $$;
 
@@ -1551,7 +1703,8 @@ create function metered._others(of_scope text, of_seq bigint) returns bigint
 language plpgsql stable
 as $$
 begin
-    return (select int8smaller(l.others, l.seq) from metered.ledger l where l.scope = of_scope and l.seq = of_seq);
+    return (select int8smaller(l.others, l.seq)
+        from metered.ledger l where l.scope = of_scope and l.seq = of_seq);
 end
 $$;
 
@@ -1562,9 +1715,9 @@ as $$
     select of_seq - coalesce(metered._others(of_scope, of_seq), 0)
 $$;
 
--- Appends an entry. entry.others is of the entry before. It is looked up in a wallet, whose calls append several, and after an
--- entry of version 1, whose calls may do so while the schema is upgraded.
--- ON CONFLICT, because callers' retry loops do not retry a unique violation.
+-- Appends an entry. entry.others is of the entry before. It is looked up in a wallet, whose calls
+-- append several, and after an entry of version 1, whose calls may do so while the schema is
+-- upgraded. ON CONFLICT, because callers' retry loops do not retry a unique violation.
 create function metered._append(e metered.ledger) returns void
 language plpgsql volatile
 as $$
@@ -1590,8 +1743,8 @@ $$;
 
 -- Adds credit to a scope: it counts for lifetimes, and for no window. refused, and nothing written,
 -- if the scope must exist and does not (see admit). With raising that is SQLSTATE MT001 instead.
-create function metered.credit(of_scope metered.scope_name, key bigint, units metered.amount, must_exist boolean, wait_ms int,
-    origin metered.origin, raising boolean,
+create function metered.credit(of_scope metered.scope_name, key bigint, units metered.amount,
+    must_exist boolean, wait_ms int, origin metered.origin, raising boolean,
     out seq bigint, out at timestamptz, out refused jsonb)
 language plpgsql volatile
 security definer
@@ -1610,10 +1763,12 @@ begin
     end if;
     perform metered._refuse_closed(entry);
     if must_exist then
-        refused := metered._admit(row(of_scope, key, units, 0, null, null, true, null, null), null, false, wait_ms);
+        refused := metered._admit(row(of_scope, key, units, 0, null, null, true, null, null), null,
+            false, wait_ms);
         if refused is not null then
             if raising then
-                raise exception 'the scope does not exist' using errcode = 'MT001', detail = refused;
+                raise exception 'the scope does not exist'
+                    using errcode = 'MT001', detail = refused;
             end if;
             return;
         end if;
@@ -1626,19 +1781,21 @@ begin
         entry.crossed := case when entry.crossed is not null then metered._rearmed(entry) end;
         perform metered._append(entry);
     else
-        entry := (metered._credit_lot(entry, row(units, 'infinity', null, '', 0, null, null, null, null, null)::metered.new_lot, null, 'c', wait_ms)).entry;
+        entry := (metered._credit_lot(entry,
+                row(units, 'infinity', null, '', 0, null, null, null, null, null)::metered.new_lot,
+                null, 'c', wait_ms)).entry;
     end if;
     seq := entry.seq;
     at := entry.at;
 end
 $$;
 
--- Refunds part of a charge, or all that is left of it (units is null). status is ok, or says why nothing was written:
--- missing (no such entry), purged, kind (the entry is no charge) or excess (more
--- than remains of the charge). remaining has the units that can still be refunded of it. With
+-- Refunds part of a charge, or all that is left of it (units is null). status is ok, or says why
+-- nothing was written: missing (no such entry), purged, kind (the entry is no charge) or excess
+-- (more than remains of the charge). remaining has the units that can still be refunded of it. With
 -- raising, a refusal is SQLSTATE MT008 instead, its detail both as JSON.
-create function metered.refund(of_scope metered.scope_name, key bigint, charge_seq bigint, units metered.units, wait_ms int,
-    origin metered.origin, raising boolean,
+create function metered.refund(of_scope metered.scope_name, key bigint, charge_seq bigint,
+    units metered.units, wait_ms int, origin metered.origin, raising boolean,
     out status text, out remaining bigint, out seq bigint, out at timestamptz, out amount bigint)
 language plpgsql volatile
 security definer
@@ -1771,21 +1928,26 @@ begin
     entry.at := clk;
     entry.anchor_at := null;        -- it is of the clock before
     entry.anchor_spent := null;
-    entry.lots_end := case when entry.lots_end is not null then metered._next_end(of_scope, clk) end;    -- lots that are held may end again
+    -- lots that are held may end again
+    entry.lots_end := case when entry.lots_end is not null
+        then metered._next_end(of_scope, clk) end;
     perform metered._append(entry);
     seq := entry.seq;
     at := entry.at;
 end
 $$;
 
--- Charges without limits of a busy scope, such as the total of a channel that all users share. They do not queue: each is a row of its own
--- (a tally), written without the scope's lock, and whoever has that lock next folds all rows that it sees into the chain.
+-- Charges without limits of a busy scope, such as the total of a channel that all users share. They
+-- do not queue: each is a row of its own (a tally), written without the scope's lock, and whoever
+-- has that lock next folds all rows that it sees into the chain.
 --
--- A scope has tallies from the charge on that had to wait for its lock (tallied in its entries). So a writer learns from the last entry, which it
--- reads anyway, whether it has to look for rows. A row that it does not see was committed after it looked, and is charged after it.
+-- A scope has tallies from the charge on that had to wait for its lock (tallied in its entries). So
+-- a writer learns from the last entry, which it reads anyway, whether it has to look for rows. A
+-- row that it does not see was committed after it looked, and is charged after it.
 --
--- What nothing may be charged to without the lock (a wallet, a closed scope, a scope that is forgotten) takes the tallies' lock,
--- exclusively, and folds once more: _end_tallies. A tally has it shared. See ADR 26.
+-- What nothing may be charged to without the lock (a wallet, a closed scope, a scope that is
+-- forgotten) takes the tallies' lock, exclusively, and folds once more: _end_tallies. A tally has
+-- it shared. See ADR 26.
 
 -- The key of the lock that ends the tallies of a scope.
 create function metered._tally_key(of_scope text) returns bigint
@@ -1794,9 +1956,10 @@ as $$
     select metered._lock_key('metered/tally/metered', convert_to(of_scope, 'UTF8'))
 $$;
 
--- Folds the tallies of a scope, which is locked, into its chain, whose last entry is tip, and returns the last entry then. Each row
--- becomes an entry, in the order of their times, but no earlier than the entry before it, nor than its own time, even if the clock was
--- set back: else a later tally could get that time again, and with it the number.
+-- Folds the tallies of a scope, which is locked, into its chain, whose last entry is tip, and
+-- returns the last entry then. Each row becomes an entry, in the order of their times, but no
+-- earlier than the entry before it, nor than its own time, even if the clock was set back: else a
+-- later tally could get that time again, and with it the number.
 create function metered._fold(tip metered.ledger) returns metered.ledger
 language plpgsql volatile
 as $$
@@ -1821,23 +1984,29 @@ begin
     if made < rows_ then
         perform metered._collided();
     elsif made > 0 then
-        select * into folded from metered.ledger l where l.scope = tip.scope and l.seq = tip.seq + made;
+        select * into folded
+        from metered.ledger l
+        where l.scope = tip.scope and l.seq = tip.seq + made;
     end if;
     return folded;
 end
 $$;
 
--- The units of a scope's tallies that count after a time, or of all of them (null), for a reader, and how many they are.
-create function metered._tallied_units(tip metered.ledger, since timestamptz, out units bigint, out charges bigint)
+-- The units of a scope's tallies that count after a time, or of all of them (null), for a reader,
+-- and how many they are.
+create function metered._tallied_units(tip metered.ledger, since timestamptz, out units bigint,
+    out charges bigint)
 language sql stable
 as $$
     select coalesce(sum(x.amount), 0)::bigint, count(*) from metered.tallies x
     where x.scope = tip.scope and (since is null or tip.at > since or x.at > since)
 $$;
 
--- Writes a charge without limits as a tally, if its scope has them, and returns its time, which no other one of the scope has, or null.
--- It waits for nobody: a time is the writer's own by a lock, and where the chain is ahead of the clock, the next one is looked for.
-create function metered._tally(charge metered.new_charge, origin metered.origin, of_hold text) returns timestamptz
+-- Writes a charge without limits as a tally, if its scope has them, and returns its time, which no
+-- other one of the scope has, or null. It waits for nobody: a time is the writer's own by a lock,
+-- and where the chain is ahead of the clock, the next one is looked for.
+create function metered._tally(charge metered.new_charge, origin metered.origin, of_hold text)
+    returns timestamptz
 language plpgsql volatile
 as $$
 declare
@@ -1845,7 +2014,10 @@ declare
     made   timestamptz;
 begin
     if (charge.amount between 1 and 1099511627776 and coalesce(pg_column_size(charge.note) <= 8192
-            and pg_column_compression(charge.note) is null and not charge.note ? 'use', true) and charge.held = 0 and charge.must_exist is not true and charge.lease is null
+            and pg_column_compression(charge.note) is null and not charge.note ? 'use', true)
+            and charge.held = 0
+            and charge.must_exist is not true
+            and charge.lease is null
         and pg_try_advisory_xact_lock_shared(t_lock)) is not true then
         return null;
     end if;
@@ -1859,19 +2031,26 @@ begin
             on conflict do nothing
             returning y.at into made;
     if made is not null or not exists (
-        select from (select * from metered.ledger l where l.scope = charge.scope order by l.seq desc limit 1) t
+        select from (select *
+            from metered.ledger l where l.scope = charge.scope order by l.seq desc limit 1) t
         where t.tallied and t.lots_end is null and t.next_due is distinct from '-infinity'
             and t.spent < 4611686018427387904
             and (t.next_due <= metered.clock() and metered._minimum_is_due(charge.scope, t.next_due, metered.clock())) is not true) then
         return made;
     end if;
     for nth in 1..100 loop
-        insert into metered.tallies as y (at, amount, scope, operation_tenant, operation, hold, note)
-        select x.at, charge.amount, charge.scope, origin.tenant, origin.operation, of_hold, charge.note
+        insert into metered.tallies as y (at, amount, scope, operation_tenant, operation, hold,
+            note)
+        select x.at, charge.amount, charge.scope, origin.tenant, origin.operation, of_hold,
+            charge.note
         from (
             select nth * interval '1 microsecond' + greatest(metered.clock(), t.at,
-                (select y.at from metered.tallies y where y.scope = charge.scope order by y.at desc limit 1)) as at
-            from (select * from metered.ledger l where l.scope = charge.scope order by l.seq desc limit 1) t
+                (select y.at
+                    from metered.tallies y where y.scope = charge.scope order by y.at desc
+                    limit 1)) as at
+            from (select *
+                from metered.ledger l where l.scope = charge.scope order by l.seq desc
+                limit 1) t
             where t.tallied and t.lots_end is null and t.next_due is distinct from '-infinity'
             and t.spent < 4611686018427387904
             and (t.next_due <= metered.clock() and metered._minimum_is_due(charge.scope, t.next_due, metered.clock())) is not true) x
@@ -1884,10 +2063,13 @@ begin
 end
 $$;
 
--- _write_charges, where some charges were written as tallies, at these times: makes the others, or takes the tallies back. The seq of
--- a tally is its time in microseconds, less than 0. One in 32 also folds, if nobody has the scope's lock.
-create function metered._write_others(charges metered.new_charge[], tallies timestamptz[], ahead interval, wait_ms int,
-    origin metered.origin, mode text, hold metered.hold_terms, standing boolean) returns metered.charged
+-- _write_charges, where some charges were written as tallies, at these times: makes the others, or
+-- takes the tallies back. The seq of a tally is its time in microseconds, less than 0. One in 32
+-- also folds, if nobody has the scope's lock.
+create function metered._write_others(charges metered.new_charge[], tallies timestamptz[],
+    ahead interval, wait_ms int,
+    origin metered.origin, mode text, hold metered.hold_terms, standing boolean)
+returns metered.charged
 language plpgsql volatile
 as $$
 declare
@@ -1906,7 +2088,8 @@ begin
         answer := posted;
         if posted.refused is not null then
             for i in 1..cardinality(charges) loop
-                delete from metered.tallies y where y.scope = charges[i].scope and y.at = tallies[i];
+                delete from metered.tallies y
+                where y.scope = charges[i].scope and y.at = tallies[i];
             end loop;
             return answer;
         end if;
@@ -1917,7 +2100,8 @@ begin
             answer.seqs[i] := -metered._in_us(tallies[i]);
             answer.held[i] := 0;
             answer.at := coalesce(answer.at, tallies[i]);
-            if answer.seqs[i] & 31 = 0 and metered._try_lock(metered._scope_key(charges[i].scope)) then
+            if answer.seqs[i] & 31 = 0
+                and metered._try_lock(metered._scope_key(charges[i].scope)) then
                 perform metered._entry_for_write(charges[i].scope);
             end if;
         else
@@ -1931,7 +2115,8 @@ begin
 end
 $$;
 
--- Ends the tallies of a scope that is locked, and waits as long for those that are on their way: no transaction writes one from here on. entry is its last entry, as far as the caller knows it,
+-- Ends the tallies of a scope that is locked, and waits as long for those that are on their way: no
+-- transaction writes one from here on. entry is its last entry, as far as the caller knows it,
 -- which gets the number, the time and the spent units of the last one.
 create function metered._end_tallies(entry metered.ledger, wait_ms int) returns metered.ledger
 language plpgsql volatile
@@ -1955,8 +2140,8 @@ begin
 end
 $$;
 
--- Keeps tallies out of scopes that are locked, until the transaction ends, and folds those that there are: for a caller to whom nothing
--- of the past may be missing.
+-- Keeps tallies out of scopes that are locked, until the transaction ends, and folds those that
+-- there are: for a caller to whom nothing of the past may be missing.
 create function metered._without_tallies(scopes text[], wait_ms int) returns void
 language plpgsql volatile
 as $$
@@ -1964,7 +2149,8 @@ declare
     busy   text[] := metered._tallied_of(scopes);
 begin
     if busy <> '{}' then
-        perform metered._lock_keys(array(select metered._tally_key(b) as key from unnest(busy) b order by 1), wait_ms);
+        perform metered._lock_keys(array(select metered._tally_key(b) as key
+                from unnest(busy) b order by 1), wait_ms);
         perform metered._fold_of(busy);
     end if;
 end
@@ -1976,7 +2162,9 @@ language plpgsql stable
 as $$
 begin
     return array(select s.scope from unnest(scopes) s(scope),
-        lateral (select l.tallied from metered.ledger l where l.scope = s.scope order by l.seq desc limit 1) t where t.tallied);
+        lateral (select l.tallied
+            from metered.ledger l where l.scope = s.scope order by l.seq desc
+            limit 1) t where t.tallied);
 end
 $$;
 
@@ -2001,7 +2189,9 @@ declare
     last_scope text := '';
 begin
     for nth in 1..100 loop
-        select x.scope into last_scope from metered.tallies x where x.scope > last_scope order by x.scope limit 1;
+        select x.scope into last_scope
+        from metered.tallies x
+        where x.scope > last_scope order by x.scope limit 1;
         exit when not found;
         if metered._try_lock(metered._scope_key(last_scope)) then
             perform metered._entry_for_write(last_scope);
@@ -2010,7 +2200,8 @@ begin
 end
 $$;
 
--- The keys of locks that a command takes first, with those of the scopes of its charges without limits, unless these are tallies.
+-- The keys of locks that a command takes first, with those of the scopes of its charges without
+-- limits, unless these are tallies.
 create function metered.with_sums(keys bigint[], scopes text[]) returns bigint[]
 language plpgsql volatile
 security definer
@@ -2038,12 +2229,15 @@ begin
             select l.tallied and l.lots_end is null and l.next_due is distinct from '-infinity'
             and l.spent < 4611686018427387904
             and (l.next_due <= metered.clock() and metered._minimum_is_due(s.scope, l.next_due, metered.clock())) is not true
-            from metered.ledger l where l.scope = s.scope order by l.seq desc limit 1) is not true) k order by 1);
+            from metered.ledger l
+            where l.scope = s.scope order by l.seq desc limit 1) is not true) k order by 1);
 end
 $$;
 
--- The units of a scope's tallies that count before each of the times, which ascend (see usage_before), or how many they are.
-create function metered._tallies_before(tip metered.ledger, times timestamptz[], counting boolean) returns bigint[]
+-- The units of a scope's tallies that count before each of the times, which ascend (see
+-- usage_before), or how many they are.
+create function metered._tallies_before(tip metered.ledger, times timestamptz[], counting boolean)
+    returns bigint[]
 language plpgsql stable
 as $$
 declare
@@ -2052,7 +2246,8 @@ declare
     tally record;
 begin
     for tally in
-        select width_bucket(greatest(x.at, tip.at), times) as nth, sum(case when counting then 1 else x.amount end)::bigint as amount
+        select width_bucket(greatest(x.at, tip.at), times) as nth,
+            sum(case when counting then 1 else x.amount end)::bigint as amount
         from metered.tallies x where x.scope = tip.scope group by 1
     loop
         if tally.nth < cardinality(times) then
@@ -2067,7 +2262,8 @@ begin
 end
 $$;
 
--- The entry of a tally that was folded, or null. It is no earlier than the tally. A scope has tallies in its first epoch only.
+-- The entry of a tally that was folded, or null. It is no earlier than the tally. A scope has
+-- tallies in its first epoch only.
 create function metered._seq_of_tally(of_scope text, named bigint) returns bigint
 language plpgsql stable
 as $$
@@ -2080,7 +2276,8 @@ begin
     before := timestamptz 'epoch' - (named + 1) * interval '1 microsecond';
     return (select l.seq from metered.ledger l
         where l.scope = of_scope and l.epoch = 0 and l.kind = 'c' and l.ref = -named
-            and l.seq > coalesce((select base.seq from (select y.seq from metered.ledger y
+            and l.seq > coalesce((select base.seq
+                    from (select y.seq from metered.ledger y
                 where y.scope = of_scope and y.epoch = 0 and y.at <= before and (y.seq & 15 = 1 or y.kind = 'k')
                 order by y.at desc, y.seq desc limit 1) mark,
             lateral (select y.seq, y.spent, y.refunded from metered.ledger y
@@ -2092,22 +2289,21 @@ $$;
 
 -- Purges of entries, and what the feed (feed.sql) needs of them.
 
--- Deletes entries of one scope that no window ending at or after cutoff needs,
--- at most max_rows of them, beginning after entry after_seq. Entry 1 stays, so that
--- a writer that sees the scope as empty collides with it. It is a new row, so that a writer that
--- sees it as the last entry collides, too (_entry_for_write). The entries after it begin at a multiple of
--- 16, plus one, which the time index holds.
--- upto is the last seq deleted or passed over, for the next call to begin after:
--- scanning from the front again would wade through the rows deleted before.
+-- Deletes entries of one scope that no window ending at or after cutoff needs, at most max_rows of
+-- them, beginning after entry after_seq. Entry 1 stays, so that a writer that sees the scope as
+-- empty collides with it. It is a new row, so that a writer that sees it as the last entry
+-- collides, too (_entry_for_write). The entries after it begin at a multiple of 16, plus one, which
+-- the time index holds. upto is the last seq deleted or passed over, for the next call to begin
+-- after: scanning from the front again would wade through the rows deleted before.
 --
--- With forgetting, nothing stays of a scope whose last entry is that old, if it has no
--- credit (or is a child that was closed, and whose lease was purged: until then it stays closed), no debt of a wallet,
--- no open hold and no claim that stands, which do not age. A writer whose
--- snapshot shows the scope as empty is right again, and one whose snapshot shows an
--- entry finds it deleted. One without the lock may have read the last entry and be about
--- to append: the deletion waits for it, and then this function appends and deletes an
--- entry itself, which collides with that writer's.
-create function metered.purge_scope(of_scope text, key bigint, cutoff timestamptz, after_seq bigint, max_rows int, wait_ms int, forgetting boolean,
+-- With forgetting, nothing stays of a scope whose last entry is that old, if it has no credit (or
+-- is a child that was closed, and whose lease was purged: until then it stays closed), no debt of a
+-- wallet, no open hold and no claim that stands, which do not age. A writer whose snapshot shows
+-- the scope as empty is right again, and one whose snapshot shows an entry finds it deleted. One
+-- without the lock may have read the last entry and be about to append: the deletion waits for it,
+-- and then this function appends and deletes an entry itself, which collides with that writer's.
+create function metered.purge_scope(of_scope text, key bigint, cutoff timestamptz, after_seq bigint,
+    max_rows int, wait_ms int, forgetting boolean,
     out deleted bigint, out upto bigint, out done boolean, out forgotten boolean)
 language plpgsql volatile
 security definer
@@ -2128,10 +2324,18 @@ begin
         raise exception 'out of bounds: an argument of purge_scope' using errcode = '22023';
     end if;
     perform metered._require(metered._key_fits(key, of_scope), 'key');
-    perform metered._require(after_seq >= 0 and max_rows between 16 and 100000 and wait_ms > 0 and cutoff is not null and forgetting is not null, 'purge_scope');
+    perform metered._require(after_seq >= 0
+        and max_rows between 16 and 100000
+        and wait_ms > 0
+        and cutoff is not null
+        and forgetting is not null, 'purge_scope');
     -- A purge takes a prefix of the chain: entries before after_seq are gone, or the scope was
     -- forgotten meanwhile, and has begun anew.
-    if exists (select from metered.ledger l where l.scope = of_scope and l.seq in (2, after_seq) and l.seq <= after_seq and l.seq > 1) then
+    if exists (select from metered.ledger l
+            where l.scope = of_scope
+                and l.seq in (2, after_seq)
+                and l.seq <= after_seq
+                and l.seq > 1) then
         after_seq := 0;
     end if;
     cutoff := least(cutoff, metered.clock());
@@ -2139,7 +2343,9 @@ begin
     tip := metered._last_entry(of_scope);
     if tip.tallied then
         -- An old snapshot would not see a tally that is about to be committed.
-        forgetting := forgetting and not metered._one_snapshot() and metered._try_lock(metered._tally_key(of_scope));
+        forgetting := forgetting
+            and not metered._one_snapshot()
+            and metered._try_lock(metered._tally_key(of_scope));
         tip := metered._entry_for_write(of_scope);
     end if;
     forgotten := false;
@@ -2160,7 +2366,8 @@ begin
     get diagnostics deleted = row_count;
     if deleted > 0 then
         perform metered._purge_feed(of_scope, keep);
-        delete from metered.ledger l where l.scope = of_scope and l.seq = 1 returning l.* into first;
+        delete from metered.ledger l
+        where l.scope = of_scope and l.seq = 1 returning l.* into first;
         insert into metered.ledger values (first.*) on conflict do nothing;
         if not found then
             perform metered._collided();
@@ -2178,12 +2385,20 @@ begin
         perform metered._purge_changes(of_scope, keep);
     end if;
     upto := greatest(upto, keep - 1);
-    if forgetting and done and needed is null and tip.seq > 0 and tip.at <= cutoff and tip.held = 0 and (tip.credited = 0 or tip.next_due = '-infinity')
+    if forgetting
+        and done
+        and needed is null
+        and tip.seq > 0
+        and tip.at <= cutoff
+        and tip.held = 0
+        and (tip.credited = 0 or tip.next_due = '-infinity')
         and (tip.lots_end is null or metered._debt(tip) = 0) and not exists (
         select from metered.leases y where y.child = of_scope and y.mode <> 'r'
         and (y.settled_at is null or tip.next_due = '-infinity')) and not exists (
-        select from metered.lot_rows l where l.scope = of_scope and (l.untold > 0 or l.pending > 0 or l.keeps)) and not exists (
-        select from metered.holds h where h.claim = of_scope and (h.state = 'h' or h.state = 'c' and not h.returned)) then
+        select from metered.lot_rows l
+        where l.scope = of_scope and (l.untold > 0 or l.pending > 0 or l.keeps)) and not exists (
+        select from metered.holds h
+        where h.claim = of_scope and (h.state = 'h' or h.state = 'c' and not h.returned)) then
         delete from metered.ledger l where l.scope = of_scope and l.seq <= tip.seq;
         get diagnostics rest = row_count;
         deleted := deleted + rest;
@@ -2201,8 +2416,9 @@ begin
 end
 $$;
 
--- The first entry of a scope, whose last one is tip, that a purge up to cutoff has to keep for the feed: one that has no number, or that a
--- consumer has not consumed, unless it is older than cutoff by the consumer's patience. Null: none. What has no number waits for 7 days.
+-- The first entry of a scope, whose last one is tip, that a purge up to cutoff has to keep for the
+-- feed: one that has no number, or that a consumer has not consumed, unless it is older than cutoff
+-- by the consumer's patience. Null: none. What has no number waits for 7 days.
 create function metered._feed_needs(tip metered.ledger, cutoff timestamptz) returns bigint
 language plpgsql stable
 as $$
@@ -2276,57 +2492,77 @@ begin
 end
 $$;
 
--- Wallets: scopes whose credit is in lots. Its last entry has its balance, as of any scope: credited - spent +
--- refunded - held units are left. If that is 0 or more, it is the sum of the rests of its lots. If it is less, no lot has a rest, and
--- the missing units are overdraft, which the next credit pays back.
+-- Wallets: scopes whose credit is in lots. Its last entry has its balance, as of any scope:
+-- credited - spent + refunded - held units are left. If that is 0 or more, it is the sum of the
+-- rests of its lots. If it is less, no lot has a rest, and the missing units are overdraft, which
+-- the next credit pays back.
 --
--- A lot that pays for some uses has its units as kept, which are no credit of the ledger: see uses.sql.
+-- A lot that pays for some uses has its units as kept, which are no credit of the ledger: see
+-- uses.sql.
 --
--- An entry of a wallet has lots_end, before which none of its lots ends that has a rest or is held. A call that spends, holds or
--- credits judges, writes the ends that are due (duelots.sql), writes the entry, and then names its lots. The
--- entry comes first: the guard lets one writer make it, so lots need no lock of their own.
+-- An entry of a wallet has lots_end, before which none of its lots ends that has a rest or is held.
+-- A call that spends, holds or credits judges, writes the ends that are due (duelots.sql), writes
+-- the entry, and then names its lots. The entry comes first: the guard lets one writer make it, so
+-- lots need no lock of their own.
 
--- Lots: the credit of a wallet, in parts that end. The wallet's balance is in its ledger, as of any scope. This says where
--- it is from. amount = rest + drawn + held + lapsed + revoked + rolled + pending + kept.
+-- Lots: the credit of a wallet, in parts that end. The wallet's balance is in its ledger, as of any
+-- scope. This says where it is from. amount = rest + drawn + held + lapsed + revoked + rolled +
+-- pending + kept.
 create view metered.lots as
 select r.no,                                    -- the number of the lot
     r.granted_at,                               -- when it was granted
-    r.expires_at,                               -- nothing is drawn of it from here on, or infinity: it never ends
+    r.expires_at,                               -- nothing is drawn of it from here
+                                                -- on, or infinity: it never ends
     r.granted_seq,                              -- the entry that credited it
     coalesce(m.seq, r.last_seq) as last_seq,    -- the last entry that moved units of it
     r.amount,                                   -- units that it was granted with
     coalesce(m.rest, r.rest) as rest,           -- units of amount that can be drawn
     coalesce(m.drawn, r.drawn) as drawn,        -- units of amount that were spent, less refunds
     coalesce(m.held, r.held) as held,           -- units of amount in open holds and leases
-    r.lapsed,                                   -- units of amount that were left at its end, or refunded later
+    r.lapsed,                                   -- units of amount that were left
+                                                -- at its end, or refunded later
     r.revoked,                                  -- units of amount that were taken back
     r.rolled,                                   -- units of amount that rolled over into another lot
-    r.untold,                                   -- units of lapsed that no subscriber has heard of yet
-    r.roll_cap,                                 -- units that roll over at its end at most, or null: none
+    r.untold,                                   -- units of lapsed that no
+                                                -- subscriber has heard of yet
+    r.roll_cap,                                 -- units that roll over at its
+                                                -- end at most, or null: none
     r.roll_no,                                  -- the number that one will have
     r.roll_end,                                 -- when that lot ends, or infinity: never
-    r.late,                                     -- how long units last that are refunded after its end: 0 for ever, null not at all
+    r.late,                                     -- how long units last that are refunded
+                                                -- after its end: 0 for ever, null not at all
     r.from_lot,                                 -- the lot that its units were in before
     r.priority,                                 -- a lot of a lower priority is drawn first
-    r.origin,                                   -- g granted, c credited without a grant, r rolled over, l given back late
-    r.open,                                     -- something can be drawn of it for anything, but for its end
+    r.origin,                                   -- g granted, c credited without a grant,
+                                                -- r rolled over, l given back late
+    r.open,                                     -- something can be drawn of it
+                                                -- for anything, but for its end
     r.scope,                                    -- the wallet
     r.category,                                 -- of the caller: paid, promotional
     r.reference,                                -- of the caller, once in a wallet
-    r.fingerprint,                              -- of the grant under the reference: a version byte and a SHA-256
-    r.pending,                                  -- units of amount that nobody can draw before starts_at
+    r.fingerprint,                              -- of the grant under the reference:
+                                                -- a version byte and a SHA-256
+    r.pending,                                  -- units of amount that nobody
+                                                -- can draw before starts_at
     r.starts_at,                                -- when it begins, or began, or null: with the grant
-    r.again,                                    -- its units roll over again, or share a cap: no call leaves its end to a later one
-    r.plan,                                     -- how it renews and rolls over, and what it pays for, or null
-    coalesce(m.kept, r.kept) as kept,           -- units of amount that pay for the uses of its plan alone. The ledger has them when a use takes them
-    r.keeps,                                    -- something can be drawn of it for its uses, but for its end
+    r.again,                                    -- its units roll over again, or share a cap:
+                                                -- no call leaves its end to a later one
+    r.plan,                                     -- how it renews and rolls over,
+                                                -- and what it pays for, or null
+    coalesce(m.kept, r.kept) as kept,           -- units of amount that pay for the uses of its plan
+                                                -- alone. The ledger has them when a use takes them
+    r.keeps,                                    -- something can be drawn of it
+                                                -- for its uses, but for its end
     m.version,                                  -- of its newest move, or null: none has its units
-    r.age                                       -- when its units were granted first, in microseconds, the entry of that grant, and its own: the oldest is drawn first
+    r.age                                       -- when its units were granted first, in
+                                                -- microseconds, the entry of that grant,
+                                                -- and its own: the oldest is drawn first
 from metered.lot_rows r left join lateral (
     select x.seq, x.version, x.rest, x.drawn, x.held, x.kept from metered.lot_moves x
     where x.lot = r.no and x.version is not null order by x.version desc limit 1) m on true;
 
--- A call of 0.1.0 that waited for its wallet while the upgrade was committed writes to the table that had this name. It runs again.
+-- A call of 0.1.0 that waited for its wallet while the upgrade was committed writes to the table
+-- that had this name. It runs again.
 create function metered._meet_upgrade() returns trigger
 language plpgsql volatile
 as $$
@@ -2335,7 +2571,8 @@ begin
 end
 $$;
 
-create trigger lots_of_before instead of insert or update or delete on metered.lots for each row execute function metered._meet_upgrade();
+create trigger lots_of_before instead of insert or update or delete on metered.lots
+    for each row execute function metered._meet_upgrade();
 
 -- Writes a move of a lot of a wallet (_moved). Of overdraft (lot 0) it writes the move alone.
 create function metered._move_lot(of_scope text, at_seq bigint, nth int, of_lot bigint,
@@ -2359,13 +2596,15 @@ as $$
     select t.credited - t.spent + t.refunded - t.held
 $$;
 
--- Whether a time is later by that, or the same if it is 0: none of its parts is negative, as in a month less 30 days. Inlined
--- wherever it stands.
+-- Whether a time is later by that, or the same if it is 0: none of its parts is negative, as in a
+-- month less 30 days. Inlined wherever it stands.
 create function metered._goes_on(for_so_long interval) returns boolean
 language sql immutable
 as $$
-    select for_so_long between interval '0' and interval '36525 days' and least(extract(year from for_so_long), extract(month from for_so_long),
-        extract(day from for_so_long), extract(hour from for_so_long), extract(minute from for_so_long), extract(second from for_so_long)) >= 0
+    select for_so_long between interval '0' and interval '36525 days'
+        and least(extract(year from for_so_long), extract(month from for_so_long),
+        extract(day from for_so_long), extract(hour from for_so_long),
+        extract(minute from for_so_long), extract(second from for_so_long)) >= 0
 $$;
 
 -- The units of a lot that roll over at its end. Inlined wherever it stands.
@@ -2375,7 +2614,8 @@ as $$
     select case when l.roll_cap is not null then least(l.rest + l.kept, l.roll_cap) else 0 end
 $$;
 
--- Whether the end of a lot with that plan depends on other lots, or makes a lot that ends in turn. No call leaves such an end to a later one.
+-- Whether the end of a lot with that plan depends on other lots, or makes a lot that ends in turn.
+-- No call leaves such an end to a later one.
 create function metered._again(plan metered.lot_plan) returns boolean
 language sql immutable
 as $$
@@ -2395,12 +2635,14 @@ begin
     if plan.roll_again > 0 then
         plan.roll_again := plan.roll_again - 1;
     end if;
-    return case when plan is not distinct from row(null, null, null, null, null, null, null, null, null)::metered.lot_plan then null else plan end;
+    return case when plan is not distinct from row(null, null, null, null, null, null, null, null,
+            null)::metered.lot_plan then null else plan end;
 end
 $$;
 
 -- The end of the lot into which one rolls over that ends at ends.
-create function metered._roll_end(ends timestamptz, plan metered.lot_plan, roll_for interval) returns timestamptz
+create function metered._roll_end(ends timestamptz, plan metered.lot_plan, roll_for interval)
+    returns timestamptz
 language plpgsql stable
 as $$
 begin
@@ -2426,16 +2668,22 @@ declare
     next_for_use record;                       -- the next one for the use
     passed       record;
     part         bigint;
-    at           timestamptz := (select e.at from metered.ledger e where use is not null and e.scope = of_scope and e.seq = at_seq);
-    first        int := -2147483648;           -- where the next lot is: after the last one, whose index entry is still in the way
+    at           timestamptz := (select e.at
+        from metered.ledger e where use is not null and e.scope = of_scope and e.seq = at_seq);
+    first        int := -2147483648;           -- where the next lot is: after the last one,
+                                               -- whose index entry is still in the way
     ends         timestamptz := '-infinity';
     after        bigint[] := '{}';
 begin
     taken := 0;
     while taken < units loop
         if use is not null then
-            select y.no, y.priority, y.expires_at, y.age, y.version, y.rest, y.drawn, y.held, y.kept into next_for_use from metered.lots y
-            where y.scope = of_scope and y.keeps and (y.priority, y.expires_at, y.age) > (first, ends, after)
+            select y.no, y.priority, y.expires_at, y.age, y.version, y.rest, y.drawn, y.held, y.kept
+            into next_for_use
+            from metered.lots y
+            where y.scope = of_scope
+                and y.keeps
+                and (y.priority, y.expires_at, y.age) > (first, ends, after)
               and y.expires_at > at and (y.plan).uses @> array[use]
             order by y.priority, y.expires_at, y.age limit 1;
         end if;
@@ -2445,17 +2693,26 @@ begin
             ends := passed.ends;
             after := passed.after;
         end if;
-        select y.no, y.priority, y.expires_at, y.age, y.version, y.rest, y.drawn, y.held, y.kept into its_lot from metered.lots y
-        where y.scope = of_scope and y.open and (y.priority, y.expires_at, y.age) > (first, ends, after)
+        select y.no, y.priority, y.expires_at, y.age, y.version, y.rest, y.drawn, y.held, y.kept
+        into its_lot
+        from metered.lots y
+        where y.scope = of_scope
+            and y.open
+            and (y.priority, y.expires_at, y.age) > (first, ends, after)
         order by y.priority, y.expires_at, y.age limit 1;
         if use is not null then
-            if next_for_use.rest > 0 and (its_lot.no is null or (next_for_use.priority, next_for_use.expires_at, next_for_use.age) < (its_lot.priority, its_lot.expires_at, its_lot.age)) then
+            if next_for_use.rest > 0
+                and (its_lot.no is null
+                    or (next_for_use.priority, next_for_use.expires_at,
+                        next_for_use.age) < (its_lot.priority, its_lot.expires_at,
+                        its_lot.age)) then
                 its_lot := next_for_use;
             end if;
         end if;
         exit when its_lot.no is null;
         part := least(its_lot.rest, units - taken);
-        insert into metered.lot_moves (scope, seq, nth, lot, kind, amount, version, rest, drawn, held, kept)
+        insert into metered.lot_moves (scope, seq, nth, lot, kind, amount, version, rest, drawn,
+            held, kept)
         values (of_scope, at_seq, nth, its_lot.no, as_kind, part, coalesce(its_lot.version, 0) + 1,
             its_lot.rest - part,
             its_lot.drawn + case when as_kind = 't' then part else 0 end,
@@ -2476,8 +2733,10 @@ begin
 end
 $$;
 
--- The place in the order of lots before the next one that has not ended: null if all have. It reads two of each priority.
-create function metered._pass_ended(of_scope text, from_priority int, from_end timestamptz, from_age bigint[], ended timestamptz,
+-- The place in the order of lots before the next one that has not ended: null if all have. It reads
+-- two of each priority.
+create function metered._pass_ended(of_scope text, from_priority int, from_end timestamptz,
+    from_age bigint[], ended timestamptz,
     out priority int, out ends timestamptz, out after bigint[])
 language plpgsql stable
 as $$
@@ -2486,10 +2745,16 @@ begin
     ends := greatest(from_end, ended);
     after := case when from_end > ended then from_age else array[9223372036854775807] end;
     loop
-        perform from metered.lot_rows y where y.scope = of_scope and y.open and y.priority = _pass_ended.priority and (y.expires_at, y.age) > (ends, after)
+        perform from metered.lot_rows y
+        where y.scope = of_scope
+            and y.open
+            and y.priority = _pass_ended.priority
+            and (y.expires_at, y.age) > (ends, after)
         order by y.priority, y.expires_at, y.age limit 1;
         exit when found;
-        priority := (select y.priority from metered.lot_rows y where y.scope = of_scope and y.open and y.priority > _pass_ended.priority
+        priority := (select y.priority
+            from metered.lot_rows y
+            where y.scope = of_scope and y.open and y.priority > _pass_ended.priority
             order by y.priority, y.expires_at, y.age limit 1);
         exit when priority is null;
         ends := ended;
@@ -2498,10 +2763,12 @@ begin
 end
 $$;
 
--- Says of which lots the units of an entry are that was just written: of a charge (t), or of a hold (h). before is
--- the balance before it, and units beyond it are overdraft. It is null if the wallet lags: then the rests of its lots decide. use is null, or a use
--- to which units of lots were applied.
-create function metered._use_lots(of_scope text, at_seq bigint, units bigint, before bigint, as_kind "char", use text) returns void
+-- Says of which lots the units of an entry are that was just written: of a charge (t), or of a hold
+-- (h). before is the balance before it, and units beyond it are overdraft. It is null if the wallet
+-- lags: then the rests of its lots decide. use is null, or a use to which units of lots were
+-- applied.
+create function metered._use_lots(of_scope text, at_seq bigint, units bigint, before bigint,
+    as_kind "char", use text) returns void
 language plpgsql volatile
 as $$
 declare
@@ -2514,9 +2781,11 @@ begin
     end if;
     got := metered._take_lots(of_scope, at_seq, units, as_kind, ended, use, 1);
     if before is not null and got.taken < covered then
-        raise exception 'the lots of a wallet do not add up to its balance' using errcode = 'XX001', detail = of_scope;
+        raise exception 'the lots of a wallet do not add up to its balance'
+            using errcode = 'XX001', detail = of_scope;
     end if;
-    covered := got.taken;   -- more than the balance, where lots of a use pay in a wallet that is overdrawn
+    covered := got.taken;   -- more than the balance, where lots of a
+                            -- use pay in a wallet that is overdrawn
     if covered < units then
         insert into metered.lot_moves (scope, seq, nth, lot, kind, amount)
         values (of_scope, at_seq, got.nth, 0, as_kind, units - covered);
@@ -2557,25 +2826,30 @@ begin
     entry := metered._lot_entry(tip, case when general then 'd' else 's' end, lot.amount,
         case when general then lot.amount else 0 end);
     entry.lots_end := least(coalesce(tip.lots_end, 'infinity'), lot.expires_at);
-    if entry.crossed is not null and of_lot is null and general then    -- a rollover brings no units
+    -- a rollover brings no units
+    if entry.crossed is not null and of_lot is null and general then
         entry.crossed := metered._rearmed(entry);
     end if;
     perform metered._append(entry);
-    insert into metered.lot_rows (no, granted_at, expires_at, granted_seq, last_seq, amount, rest, roll_cap, roll_no, roll_end, late, from_lot,
+    insert into metered.lot_rows (no, granted_at, expires_at, granted_seq, last_seq, amount, rest,
+        roll_cap, roll_no, roll_end, late, from_lot,
         priority, origin, open, scope, category, reference, fingerprint, again, plan, keeps, age)
     overriding system value
     values (metered._next_number('lot_rows'), entry.at, lot.expires_at, entry.seq, entry.seq,
         lot.amount, 0, lot.roll_cap,
         case when lot.roll_cap is not null then metered._next_number('lot_rows') end,
-        case when lot.roll_cap is not null then metered._roll_end(lot.expires_at, plan, lot.roll_for) end, lot.late, of_lot,
-        lot.priority, as_origin, general, tip.scope, lot.category, lot.reference, lot.fingerprint, metered._again(plan), plan,
-        not general, metered._age(of_lot, entry.at, entry.seq))
+        case when lot.roll_cap is not null
+            then metered._roll_end(lot.expires_at, plan, lot.roll_for) end, lot.late, of_lot,
+        lot.priority, as_origin, general, tip.scope, lot.category, lot.reference, lot.fingerprint,
+        metered._again(plan), plan, not general, metered._age(of_lot, entry.at, entry.seq))
     on conflict do nothing
     returning lot_rows.no into _append_lot.no;
     if _append_lot.no is null then
         perform metered._collided();
     end if;
-    perform metered._move_lot(tip.scope, entry.seq, 1, no, 'd', lot.amount, case when general then lot.amount else 0 end, case when general then 0 else lot.amount end);
+    perform metered._move_lot(tip.scope, entry.seq, 1, no, 'd', lot.amount,
+        case when general then lot.amount else 0 end,
+        case when general then 0 else lot.amount end);
 end
 $$;
 
@@ -2625,24 +2899,28 @@ begin
 end
 $$;
 
--- Overdraft by use: a lot that pays for some uses repays what was drawn for them, from its own units, when these come: at its
--- beginning, from a hold, by a refund or a reinstatement. A lot for anything pays what was drawn for no use first.
+-- Overdraft by use: a lot that pays for some uses repays what was drawn for them, from its own
+-- units, when these come: at its beginning, from a hold, by a refund or a reinstatement. A lot for
+-- anything pays what was drawn for no use first.
 
--- Overdraft that was drawn for uses, and that no lot has paid: a lot that pays for the use repays it. The rest of a wallet's
--- overdraft was drawn for no use.
+-- Overdraft that was drawn for uses, and that no lot has paid: a lot that pays for the use repays
+-- it. The rest of a wallet's overdraft was drawn for no use.
 create table metered.lot_debts (
     amount bigint not null,             -- spent units, 1 or more
     scope  text collate "C" not null,   -- the wallet
-    use    text collate "C" not null,   -- the use in the note of the draw, or of the hold that was captured
+    use    text collate "C" not null,   -- the use in the note of the draw,
+                                        -- or of the hold that was captured
     primary key (scope, use)
 );
 
--- Notes spent units that no lot covers, if the entry of_seq says what they were for: a charge, or the one that held them.
+-- Notes spent units that no lot covers, if the entry of_seq says what they were for: a charge, or
+-- the one that held them.
 create function metered._owe_use(of_scope text, of_seq bigint, units bigint) returns void
 language plpgsql volatile
 as $$
 declare
-    of_use text := (select e.note ->> 'use' from metered.ledger e where e.scope = of_scope and e.seq = of_seq);
+    of_use text := (select e.note ->> 'use'
+        from metered.ledger e where e.scope = of_scope and e.seq = of_seq);
 begin
     if of_use is not null and units > 0 then
         insert into metered.lot_debts as d (scope, use, amount) values (of_scope, of_use, units)
@@ -3088,18 +3366,22 @@ $$;
 -- See debts.sql.
 
 -- Overdraft by use, with so many units more for one use, or for none.
-create function metered._with_debt(debts metered.lot_debts[], of_use text, units bigint) returns metered.lot_debts[]
+create function metered._with_debt(debts metered.lot_debts[], of_use text, units bigint)
+    returns metered.lot_debts[]
 language plpgsql immutable
 as $$
 begin
     return array(select row(sum(y.amount)::bigint, '', y.use)::metered.lot_debts
-        from (select x.amount, x.use from unnest(debts) x union all select units, of_use where of_use is not null and units > 0) y
+        from (select x.amount, x.use
+            from unnest(debts) x union all select units, of_use
+            where of_use is not null and units > 0) y
         group by y.use order by y.use);
 end
 $$;
 
 -- Overdraft by use, less so many units, in the order of the uses: of all, or only of some.
-create function metered._without_debt(debts metered.lot_debts[], units bigint, for_uses text[]) returns metered.lot_debts[]
+create function metered._without_debt(debts metered.lot_debts[], units bigint, for_uses text[])
+    returns metered.lot_debts[]
 language plpgsql immutable
 as $$
 declare
@@ -3115,8 +3397,9 @@ begin
 end
 $$;
 
--- Lots with a rest, in their order, pay overdraft back in the entry at_seq, after its move nth: first spent
--- units, and then units of overdrawn holds, in their order. parts are the parts of holds without a lot.
+-- Lots with a rest, in their order, pay overdraft back in the entry at_seq, after its move nth:
+-- first spent units, and then units of overdrawn holds, in their order. parts are the parts of
+-- holds without a lot.
 create function metered._paid_back(of_scope text, at_seq bigint, nth int, inout lots metered.lots[],
     inout spent bigint, inout debts metered.lot_debts[], inout parts metered.lot_holds[],
     out more metered.lot_holds[], out moves metered.lot_moves[])
@@ -3153,8 +3436,8 @@ end
 $$;
 
 -- A lot whose units for its uses have come pays overdraft that was drawn for these, after tip.
-create function metered._use_repaid(inout tip metered.ledger, inout used_lot metered.lots, unwritten bigint,
-    inout spent bigint, inout debts metered.lot_debts[],
+create function metered._use_repaid(inout tip metered.ledger, inout used_lot metered.lots,
+    unwritten bigint, inout spent bigint, inout debts metered.lot_debts[],
     out entries metered.ledger[], out moves metered.lot_moves[])
 language plpgsql stable
 as $$
@@ -3180,8 +3463,8 @@ begin
 end
 $$;
 
--- Units that came with the move nth of the entry at_seq pay overdraft back, after tip. came are the places of lots
--- to which units for their uses came. The others are as _advance has them.
+-- Units that came with the move nth of the entry at_seq pay overdraft back, after tip. came are the
+-- places of lots to which units for their uses came. The others are as _advance has them.
 create function metered._repaid(inout tip metered.ledger, at_seq bigint, nth int, came int[],
     unwritten bigint, inout lots metered.lots[], inout parts metered.lot_holds[],
     inout debts metered.lot_debts[], inout spent bigint,
@@ -3192,7 +3475,8 @@ declare
     payers int[] := array(select x.ordinality from unnest(lots) with ordinality x
         where x.rest > 0 and (x.plan).uses is null and x.expires_at > tip.at
         order by x.priority, x.expires_at, x.age);
-    owed   int[] := array(select k.n from unnest(parts) with ordinality k(seq, lot, amount, scope, n)
+    owed   int[] := array(select k.n
+        from unnest(parts) with ordinality k(seq, lot, amount, scope, n)
         where k.lot = 0 and k.amount > 0 order by k.seq);
     pos    int;
     paid   record;
@@ -3446,10 +3730,11 @@ begin
 end
 $$;
 
--- What becomes of a wallet that nobody touches for long. Most lots that its plans bring are over by then, and
--- nobody drew of them. _foreseen looks at ends and units alone, and says what becomes of the lots that the
--- wallet has, which others are left, and how many periods are over. idle.sql writes that. So a call on an idle wallet
--- writes a few entries, however long nobody called. Periods may be months, and clocks may be set.
+-- What becomes of a wallet that nobody touches for long. Most lots that its plans bring are over by
+-- then, and nobody drew of them. _foreseen looks at ends and units alone, and says what becomes of
+-- the lots that the wallet has, which others are left, and how many periods are over. idle.sql
+-- writes that. So a call on an idle wallet writes a few entries, however long nobody called.
+-- Periods may be months, and clocks may be set.
 
 -- Units of one lot in _foreseen, and of those in which they go on, of which the last one counts.
 create type metered.idle_units as (
@@ -3475,13 +3760,14 @@ create type metered.idle_state as (
     due      timestamptz,           -- when the next lot ends, or begins
     live     metered.idle_units[],  -- not over, from the oldest on
     said     metered.idle_units[],  -- over, of the lots that the wallet had
-    next     metered.idle_units[],  -- of each plan, from the one on whose last lot began first. Without begins, no lot follows
+    next     metered.idle_units[],  -- of each plan, from the one on whose last lot
+                                    -- began first. Without begins, no lot follows
     skipped  int[],                 -- periods whose units are over
     first_at timestamptz[],         -- when the first of these began
     over     timestamptz);          -- when the last one of all was over
 
--- Whether more periods of plans are due in a wallet than one step writes: not where a lot would have more
--- units than one may have.
+-- Whether more periods of plans are due in a wallet than one step writes: not where a lot would
+-- have more units than one may have.
 create function metered._is_idle(lots metered.lots[], until timestamptz) returns boolean
 language plpgsql stable
 as $$
@@ -3489,9 +3775,12 @@ begin
     return (select coalesce(sum(x.due) > metered._events_per_step()
             and max(x.due * x.units) < 9007199254740992, false)
         from (select (y.plan).renew_amount as units,
-                  extract(epoch from until - y.starts_at) / extract(epoch from ((y.plan).renews).every) + 1 as due
+                  extract(epoch from until
+                      - y.starts_at) / extract(epoch from ((y.plan).renews).every) + 1 as due
               from unnest(lots) y
-              where y.pending > 0 and y.starts_at <= until and ((y.plan).renews).every is not null) x)
+              where y.pending > 0
+                  and y.starts_at <= until
+                  and ((y.plan).renews).every is not null) x)
         and cardinality(lots) < 200;
 end
 $$;
@@ -3526,11 +3815,12 @@ $$;
 create function metered._by_days(every metered.period) returns boolean
 language sql immutable
 as $$
-    select every.zone is null or extract(year from every.every) + extract(month from every.every) = 0
+    select every.zone is null
+        or extract(year from every.every) + extract(month from every.every) = 0
 $$;
 
--- How units repeat themselves as long as no clock is set: others take their place (s), or they go on for ever (p), or
--- null: they do not.
+-- How units repeat themselves as long as no clock is set: others take their place (s), or they go
+-- on for ever (p), or null: they do not.
 create function metered._repeats(units metered.idle_units, plan metered.lot_plan) returns text
 language plpgsql immutable
 as $$
@@ -3546,12 +3836,15 @@ $$;
 create function metered._hours_between(since timestamptz, until timestamptz) returns interval
 language sql stable
 as $$
-    select ((extract(epoch from until) - extract(epoch from since)) * 1000000)::bigint * interval '1 microsecond'
+    select ((extract(epoch from until) - extract(epoch from since)) * 1000000)::bigint
+        * interval '1 microsecond'
 $$;
 
--- Whether a state repeats an earlier one, but for its dates: then it does so again, up to the next event that does not
--- repeat itself, which is the first result. The second one is the last date that a calendar made. Null: it does not.
-create function metered._recurs(state metered.idle_state, was metered.idle_state, plans metered.lot_plan[])
+-- Whether a state repeats an earlier one, but for its dates: then it does so again, up to the next
+-- event that does not repeat itself, which is the first result. The second one is the last date
+-- that a calendar made. Null: it does not.
+create function metered._recurs(state metered.idle_state, was metered.idle_state,
+    plans metered.lot_plan[])
 returns timestamptz[]
 language plpgsql stable
 as $$
@@ -3578,7 +3871,8 @@ begin
         if (now.ends, now.roll_end, now.held, now.rolled, now.roll_again, how) is distinct from
                 (old.ends + moves, old.roll_end + moves, old.held, old.rolled, old.roll_again,
                     metered._repeats(old, plans[now.place]))
-            or (how = 's' and now.begins <> old.begins + later) or (how is distinct from 's' and now.nth <> old.nth) then
+            or (how = 's' and now.begins <> old.begins + later)
+            or (how is distinct from 's' and now.nth <> old.nth) then
             return null;
         end if;
         if how is null then
@@ -3625,8 +3919,8 @@ end
 $$;
 
 -- A state so many times as much later as it is later than was, which it repeats.
-create function metered._foreseen_later(state metered.idle_state, was metered.idle_state, times bigint,
-    plans metered.lot_plan[]) returns metered.idle_state
+create function metered._foreseen_later(state metered.idle_state, was metered.idle_state,
+    times bigint, plans metered.lot_plan[]) returns metered.idle_state
 language plpgsql stable
 as $$
 declare
@@ -3664,7 +3958,8 @@ begin
             + times * (state.skipped[now.place] - was.skipped[now.place]);
     end loop;
     state.at := state.at + later;
-    state.due := least((select min(x.ends) from unnest(state.live) x), (select min(x.begins) from unnest(state.next) x));
+    state.due := least((select min(x.ends)
+            from unnest(state.live) x), (select min(x.begins) from unnest(state.next) x));
     if state.over > was.at then
         state.over := state.over + later;
     end if;
@@ -3702,7 +3997,8 @@ begin
             taken := (select coalesce(sum(x.units + x.held), 0) from unnest(live) x
                 where x.rolled and x.ends > at and x.shares = now.shares);
         end if;
-        units := case when now.roll_cap is null then 0 else least(now.units, now.roll_cap - taken) end;
+        units := case when now.roll_cap is null then 0
+            else least(now.units, now.roll_cap - taken) end;
         if units > 0 then
             taken := case when shares is not null then taken + units else 0 end;
             live[n] := metered._foreseen_on(now, plans[now.place], units);
@@ -3728,11 +4024,13 @@ begin
         plan := plans[now.place];
         if plan.renews is distinct from of_period then
             of_period := plan.renews;
-            begins := case when of_period.every is not null then (metered._period_at(of_period, at))[2] end;
+            begins := case when of_period.every is not null
+                then (metered._period_at(of_period, at))[2] end;
         end if;
         if now.nth > 0 then
             now.ends := begins;
-            now.roll_end := case when now.roll_cap is not null then metered._roll_end(begins, plan, plan.roll_for) end;
+            now.roll_end := case when now.roll_cap is not null
+                then metered._roll_end(begins, plan, plan.roll_for) end;
         end if;
         now.born := extract(epoch from at) * 1000000;
         now.rank := cardinality(plans) + cardinality(comes) + 1;
@@ -3751,8 +4049,9 @@ begin
 end
 $$;
 
--- What becomes of the lots of a wallet until a time, and of those that its plans bring, if nobody touches them. Where a state
--- repeats itself, as many repetitions as there is time for are one step.
+-- What becomes of the lots of a wallet until a time, and of those that its plans bring, if nobody
+-- touches them. Where a state repeats itself, as many repetitions as there is time for are one
+-- step.
 create function metered._foreseen(lots metered.lots[], until timestamptz) returns metered.idle_state
 language plpgsql stable
 as $$
@@ -3770,14 +4069,19 @@ declare
 begin
     select coalesce(array_agg(y.units order by y.born, y.rank) filter (where not y.begins), '{}'),
         coalesce(array_agg(y.units order by y.rank) filter (where y.begins), '{}'),
-        least(min((y.units).ends) filter (where not y.begins), min((y.units).begins) filter (where y.begins)),
-        bool_or(((y.plan).renews).every is not null and metered._by_days((y.plan).renews) or (y.plan).roll_again = -1)
+        least(min((y.units).ends) filter (where not y.begins),
+            min((y.units).begins) filter (where y.begins)),
+        bool_or(((y.plan).renews).every is not null and metered._by_days((y.plan).renews)
+            or (y.plan).roll_again = -1)
     into state.live, state.next, state.due, repeats
     from (select x.plan, x.age[1] as born, row_number() over (order by x.age) as rank,
               x.pending > 0 and x.starts_at <= until as begins,
-              row(x.ordinality, 0, x.age[1], row_number() over (order by x.age), case when x.pending > 0 then x.starts_at end,
-                  x.expires_at, '{}', '{}', x.pending + x.rest + x.kept, x.held, x.roll_cap, x.roll_end, (x.plan).roll_again,
-                  case when (x.plan).roll_shared then x.category end, x.origin = 'r')::metered.idle_units as units
+              row(x.ordinality, 0, x.age[1], row_number() over (order by x.age),
+                  case when x.pending > 0 then x.starts_at end,
+                  x.expires_at, '{}', '{}', x.pending + x.rest + x.kept, x.held, x.roll_cap,
+                  x.roll_end, (x.plan).roll_again,
+                  case when (x.plan).roll_shared then x.category end,
+                  x.origin = 'r')::metered.idle_units as units
           from unnest(lots) with ordinality x
           where x.pending + x.rest + x.kept + x.held > 0) y;
     state.skipped := array_fill(0, array[cardinality(lots)]);
@@ -3789,10 +4093,13 @@ begin
         times := 0;
         span := metered._recurs(state, was, plans);
         if span is not null then
-            changes := coalesce(changes, metered._clock_changes(lots, was.at, greatest(until, span[2])));
-            at := least(until, span[1], (select min(x) from unnest(changes) x where x > was.at - interval '48:00')
+            changes := coalesce(changes,
+                metered._clock_changes(lots, was.at, greatest(until, span[2])));
+            at := least(until, span[1], (select min(x)
+                    from unnest(changes) x where x > was.at - interval '48:00')
                 - metered._hours_between(state.at, span[2]));
-            times := greatest(0, div(extract(epoch from at) - extract(epoch from state.at) - 0.000001,
+            times := greatest(0,
+                div(extract(epoch from at) - extract(epoch from state.at) - 0.000001,
                 extract(epoch from state.at) - extract(epoch from was.at)));
             state := metered._foreseen_later(state, was, times, plans);
         end if;
@@ -4819,7 +5126,8 @@ begin
 end
 $$;
 
--- The effect of ended holds, leases and charges on the lots of a wallet, and how credit becomes a lot.
+-- The effect of ended holds, leases and charges on the lots of a wallet, and how credit becomes a
+-- lot.
 
 -- Takes away what the entries opened_seqs hold of a wallet: parts of the lots nos, of which
 -- overdrawn units are of none (0).
@@ -4865,19 +5173,22 @@ begin
 end
 $$;
 
--- By how many units a wallet was overdrawn before an entry that freed or gave back units, and has moved no lots yet.
+-- By how many units a wallet was overdrawn before an entry that freed or gave back units, and has
+-- moved no lots yet.
 create function metered._owed_before(entry metered.ledger) returns bigint
 language plpgsql stable
 as $$
 begin
-    return case when metered._lags(entry) then metered._debt(entry) else greatest(0, entry.amount - metered._balance(entry)) end;
+    return case when metered._lags(entry) then metered._debt(entry)
+        else greatest(0, entry.amount - metered._balance(entry)) end;
 end
 $$;
 
 -- Gives the lots of a wallet the units back that holds and leases kept of them, which the entries
 -- opened_seqs held and the entry freed has just freed (_given_back). They pay an overdraft back.
 -- Returns the last entry.
-create function metered._free_lots(freed metered.ledger, opened_seqs bigint[]) returns metered.ledger
+create function metered._free_lots(freed metered.ledger, opened_seqs bigint[])
+    returns metered.ledger
 language plpgsql volatile
 as $$
 declare
@@ -4893,7 +5204,8 @@ begin
 end
 $$;
 
--- The same for the units that one call has just freed of several wallets, in the last entry of each.
+-- The same for the units that one call has just freed of several wallets, in the last entry of
+-- each.
 create function metered._free_lines(nos bigint[], wallets text[]) returns void
 language plpgsql volatile
 as $$
@@ -4901,7 +5213,8 @@ declare
     wallet text;
 begin
     foreach wallet in array wallets loop
-        perform metered._free_lots(metered._entry_for_write(wallet), array(select l.opened_seq from metered.hold_lines l where l.hold = any (nos) and l.scope = wallet));
+        perform metered._free_lots(metered._entry_for_write(wallet), array(select l.opened_seq
+                from metered.hold_lines l where l.hold = any (nos) and l.scope = wallet));
     end loop;
 end
 $$;
@@ -4926,17 +5239,20 @@ begin
     nth := step.nth;
     if its_lot.expires_at <= refund.at and its_lot.late is not null then
         tip := (metered._append_lot(tip, row(units,
-            case when its_lot.late = interval '0' then 'infinity' else refund.at + its_lot.late end, null,
-            its_lot.category, its_lot.priority, null, null, null, null, its_lot.late)::metered.new_lot,
-            metered._plan_on(its_lot), 'l', of_lot)).entry;
+            case when its_lot.late = interval '0' then 'infinity'
+                else refund.at + its_lot.late end, null,
+            its_lot.category, its_lot.priority, null, null, null, null,
+            its_lot.late)::metered.new_lot, metered._plan_on(its_lot), 'l', of_lot)).entry;
     end if;
 end
 $$;
 
--- The moves that a refund gives back, before or after its entry: those of its charge, the last one first. Units that no lot covered first lower the
--- overdraft (from_seq null, lot 0), and then come from lots that have paid overdraft back, the last one first. The rest is of no lot (null): it was charged
--- before the scope had lots.
-create function metered._refund_parts(refund metered.ledger) returns table (from_seq bigint, from_nth int, lot bigint, units bigint)
+-- The moves that a refund gives back, before or after its entry: those of its charge, the last one
+-- first. Units that no lot covered first lower the overdraft (from_seq null, lot 0), and then come
+-- from lots that have paid overdraft back, the last one first. The rest is of no lot (null): it was
+-- charged before the scope had lots.
+create function metered._refund_parts(refund metered.ledger)
+    returns table (from_seq bigint, from_nth int, lot bigint, units bigint)
 language plpgsql stable
 as $$
 declare
@@ -4946,7 +5262,10 @@ declare
 begin
     for part in
         select y.nth, y.lot, y.amount - y.back as units from metered.lot_moves y
-        where y.scope = refund.scope and y.seq = refund.ref and y.kind in ('t', 'u') and y.amount > y.back order by y.nth desc
+        where y.scope = refund.scope
+            and y.seq = refund.ref
+            and y.kind in ('t', 'u')
+            and y.amount > y.back order by y.nth desc
     loop
         from_seq := refund.ref;
         from_nth := part.nth;
@@ -4964,14 +5283,16 @@ begin
     from_seq := null;
     lot := 0;
     units := least(bare, metered._owed_before(refund)
-        - (select coalesce(sum(k.amount), 0) from metered.lot_holds k where k.scope = refund.scope and k.lot = 0 and k.seq > 0));
+        - (select coalesce(sum(k.amount), 0)
+            from metered.lot_holds k where k.scope = refund.scope and k.lot = 0 and k.seq > 0));
     if units > 0 then
         bare := bare - units;
         return next;
     end if;
     for part in
         select y.seq, y.nth, y.lot, y.amount - y.back as units from metered.lot_moves y
-        where y.scope = refund.scope and y.kind = 'p' and y.amount > y.back order by y.seq desc, y.nth desc
+        where y.scope = refund.scope and y.kind = 'p' and y.amount > y.back
+        order by y.seq desc, y.nth desc
     loop
         from_seq := part.seq;
         from_nth := part.nth;
@@ -4999,12 +5320,15 @@ declare
     last  bigint;
     part  record;
     given record;
-    spent bigint := over - (select coalesce(sum(k.amount), 0) from metered.lot_holds k where k.scope = refund.scope and k.lot = 0 and k.seq > 0);
+    spent bigint := over - (select coalesce(sum(k.amount), 0)
+        from metered.lot_holds k where k.scope = refund.scope and k.lot = 0 and k.seq > 0);
     came  bigint[] := '{}';
 begin
     select refund as tip, 0 as nth into given;
     for part in select * from metered._refund_parts(refund) loop
-        update metered.lot_moves y set back = y.back + part.units where y.scope = refund.scope and y.seq = part.from_seq and y.nth = part.from_nth;
+        update metered.lot_moves y
+        set back = y.back + part.units
+        where y.scope = refund.scope and y.seq = part.from_seq and y.nth = part.from_nth;
         if part.lot is null then
             perform metered._old_lot(refund, part.units, 0);
         elsif part.lot > 0 then
@@ -5016,7 +5340,8 @@ begin
             values (refund.scope, refund.seq, given.nth, 0, 'g', part.units);
             over := over - part.units;
             perform metered._debt_paid(refund.scope, part.units, spent,
-                (select y.note ->> 'use' from metered.ledger y where y.scope = refund.scope and y.seq = refund.ref));
+                (select y.note ->> 'use'
+                    from metered.ledger y where y.scope = refund.scope and y.seq = refund.ref));
             if metered._lags(refund) then
                 perform metered._owe(refund.scope, -part.units);
             end if;
@@ -5031,20 +5356,26 @@ begin
 end
 $$;
 
--- The fate of a refund that is to be written: how many units lapse at once, since their lot has ended and says so, or pay for some uses alone, and when the first of the other
--- lots ends that get units of it.
+-- The fate of a refund that is to be written: how many units lapse at once, since their lot has
+-- ended and says so, or pay for some uses alone, and when the first of the other lots ends that get
+-- units of it.
 create function metered._refund_fate(refund metered.ledger, out lapses bigint, out ends timestamptz)
 language plpgsql stable
 as $$
 begin
-    select coalesce(sum(p.units) filter (where l.expires_at <= refund.at and l.late is null or l.for_uses), 0), min(l.expires_at) filter (where l.expires_at > refund.at)
+    select coalesce(sum(p.units) filter (
+            where l.expires_at <= refund.at and l.late is null
+                or l.for_uses), 0), min(l.expires_at) filter (where l.expires_at > refund.at)
     into lapses, ends
     -- A join without the limit can be one that reads all lots.
-    from metered._refund_parts(refund) p, lateral (select x.expires_at, x.late, (x.plan).uses is not null as for_uses from metered.lot_rows x where x.no = p.lot limit 1) l;
+    from metered._refund_parts(refund) p,
+        lateral (select x.expires_at, x.late, (x.plan).uses is not null as for_uses
+            from metered.lot_rows x where x.no = p.lot limit 1) l;
 end
 $$;
 
--- The credit of a scope that no grant brought becomes a lot that never ends, after an entry. So many of its units are held.
+-- The credit of a scope that no grant brought becomes a lot that never ends, after an entry. So
+-- many of its units are held.
 create function metered._old_lot(e metered.ledger, units bigint, held bigint) returns bigint
 language plpgsql volatile
 as $$
@@ -5052,9 +5383,10 @@ declare
     made bigint;
 begin
     if units > 0 then
-        insert into metered.lot_rows (granted_at, expires_at, granted_seq, last_seq, amount, rest, held, priority, origin, open, scope, category, age)
-        values (e.at, 'infinity', e.seq, e.seq, units, units - _old_lot.held, _old_lot.held, 0, 'c', units > _old_lot.held, e.scope, '',
-            metered._age(null, e.at, e.seq))
+        insert into metered.lot_rows (granted_at, expires_at, granted_seq, last_seq, amount, rest,
+            held, priority, origin, open, scope, category, age)
+        values (e.at, 'infinity', e.seq, e.seq, units, units - _old_lot.held, _old_lot.held, 0, 'c',
+            units > _old_lot.held, e.scope, '', metered._age(null, e.at, e.seq))
         returning no into made;
     end if;
     return made;
@@ -5076,14 +5408,20 @@ begin
         return;
     end if;
     for held_part in
-        select l.opened_seq, l.open from metered.hold_lines l where l.scope = tip.scope and l.open > 0 and l.due >= tip.next_due
+        select l.opened_seq, l.open
+        from metered.hold_lines l
+        where l.scope = tip.scope and l.open > 0 and l.due >= tip.next_due
         union all
-        select y.opened_seq, y.granted from metered.leases y where y.scope = tip.scope and y.settled_at is null and y.mode <> 'g'
+        select y.opened_seq, y.granted
+        from metered.leases y
+        where y.scope = tip.scope and y.settled_at is null and y.mode <> 'g'
         order by 1
     loop
         part := least(held, held_part.open);
         insert into metered.lot_holds (scope, seq, lot, amount)
-        select tip.scope, held_part.opened_seq, x.lot, x.amount from (values (made, part), (0, held_part.open - part)) x(lot, amount) where x.amount > 0;
+        select tip.scope, held_part.opened_seq, x.lot, x.amount
+        from (values (made, part), (0, held_part.open - part)) x(lot, amount)
+        where x.amount > 0;
         held := held - part;
     end loop;
 end
@@ -5107,8 +5445,11 @@ begin
 end
 $$;
 
--- Credits a wallet by a lot. last_entry is as _next_entry has it. The scope is a wallet from here on.
-create function metered._credit_lot(last_entry metered.ledger, lot metered.new_lot, plan metered.lot_plan, as_origin "char", wait_ms int, out entry metered.ledger, out no bigint)
+-- Credits a wallet by a lot. last_entry is as _next_entry has it. The scope is a wallet from here
+-- on.
+create function metered._credit_lot(last_entry metered.ledger, lot metered.new_lot,
+    plan metered.lot_plan, as_origin "char", wait_ms int, out entry metered.ledger,
+    out no bigint)
 language plpgsql volatile
 as $$
 declare
@@ -5496,11 +5837,13 @@ begin
 end
 $$;
 
--- The functions of wallets that applications call. See lots.sql.
+-- Granting lots that begin now, later or again. See lots.sql.
 
 -- Grants a lot that begins at once and has no plan, for builds of 0.1.0: see plan_lot.
-create function metered.grant_lot(of_scope metered.scope_name, key bigint, lot metered.new_lot, must_exist boolean, wait_ms int, origin metered.origin,
-    out status text, out no bigint, out seq bigint, out at timestamptz, out expires_at timestamptz, out refused jsonb)
+create function metered.grant_lot(of_scope metered.scope_name, key bigint, lot metered.new_lot,
+    must_exist boolean, wait_ms int, origin metered.origin,
+    out status text, out no bigint, out seq bigint, out at timestamptz, out expires_at timestamptz,
+    out refused jsonb)
 language plpgsql volatile
 security definer
 set search_path = pg_catalog, pg_temp
@@ -5515,32 +5858,47 @@ begin
         or pg_column_compression(origin.note) is not null and octet_length(origin.note::text) > 8192 then
         raise exception 'out of bounds: an argument of grant_lot' using errcode = '22023';
     end if;
-    select g.status, g.no, g.seq, g.at, g.expires_at, g.refused into status, no, seq, at, expires_at, refused
+    select g.status, g.no, g.seq, g.at, g.expires_at, g.refused
+    into status, no, seq, at, expires_at, refused
     from metered.plan_lot(of_scope, key, lot, null, null, must_exist, wait_ms, origin) g;
 end
 $$;
 
--- Checks a plan that a caller passes. What comes again is a day long at least, since a call writes all that came meanwhile.
-create function metered._require_plan(lot metered.new_lot, plan metered.lot_plan, starts_at timestamptz) returns void
+-- Checks a plan that a caller passes. What comes again is a day long at least, since a call writes
+-- all that came meanwhile.
+create function metered._require_plan(lot metered.new_lot, plan metered.lot_plan,
+    starts_at timestamptz) returns void
 language plpgsql stable
 as $$
 begin
-    perform metered._require(plan.renewal is null and plan.of_reference is null and plan.roll_for is null
-        and (((plan.renews).every is null) = (plan.renew_amount is null)) and coalesce(plan.renew_amount between 1 and 9007199254740992, true)
-        and coalesce((plan.renews).every >= interval '1 day', true) and coalesce(octet_length((plan.renews).zone) <= 255, true)
+    perform metered._require(plan.renewal is null
+        and plan.of_reference is null
+        and plan.roll_for is null
+        and (((plan.renews).every is null) = (plan.renew_amount is null))
+        and coalesce(plan.renew_amount between 1 and 9007199254740992, true)
+        and coalesce((plan.renews).every >= interval '1 day', true)
+        and coalesce(octet_length((plan.renews).zone) <= 255, true)
         and coalesce(octet_length((plan.roll_to).zone) <= 255, true)
-        and ((plan.renews).every is null or lot.lasts is null and lot.expires_at is null and lot.reference is not null)
-        and (lot.roll_cap is not null or (plan.roll_to).every is null and plan.roll_again is null and plan.roll_shared is null)
-        and coalesce(plan.roll_again between -1 and 10000, true) and coalesce(metered._sound_uses(plan.uses), true)
-        and (coalesce(plan.roll_again, 0) = 0 or coalesce((plan.roll_to).every, lot.roll_for) >= interval '1 day')
-        and coalesce(starts_at > '-infinity' and starts_at < '9000-01-01 00:00:00+00', true), 'plan');
+        and ((plan.renews).every is null
+            or lot.lasts is null and lot.expires_at is null and lot.reference is not null)
+        and (lot.roll_cap is not null
+            or (plan.roll_to).every is null
+                and plan.roll_again is null
+                and plan.roll_shared is null)
+        and coalesce(plan.roll_again between -1 and 10000, true)
+        and coalesce(metered._sound_uses(plan.uses), true)
+        and (coalesce(plan.roll_again, 0) = 0
+            or coalesce((plan.roll_to).every, lot.roll_for) >= interval '1 day')
+        and coalesce(starts_at > '-infinity'
+            and starts_at < '9000-01-01 00:00:00+00', true), 'plan');
 end
 $$;
 
--- The first lot of a grant that was bought at since: its amount, its beginning and its end. amount is null for the part of the
--- period that was left then. Ended by that time is one that does not renew, and one whose plan would have brought more
--- than 24 lots since.
-create function metered._first_lot(inout lot metered.new_lot, plan metered.lot_plan, since timestamptz, now timestamptz, out ended boolean)
+-- The first lot of a grant that was bought at since: its amount, its beginning and its end. amount
+-- is null for the part of the period that was left then. Ended by that time is one that does not
+-- renew, and one whose plan would have brought more than 24 lots since.
+create function metered._first_lot(inout lot metered.new_lot, plan metered.lot_plan,
+    since timestamptz, now timestamptz, out ended boolean)
 language plpgsql stable
 as $$
 declare
@@ -5554,35 +5912,44 @@ begin
     end if;
     span := metered._period_at(plan.renews, since);
     lot.expires_at := span[2];
-    lot.amount := coalesce(lot.amount, div(plan.renew_amount * (extract(epoch from span[2]) - extract(epoch from since)),
+    lot.amount := coalesce(lot.amount,
+        div(plan.renew_amount * (extract(epoch from span[2]) - extract(epoch from since)),
         extract(epoch from span[2]) - extract(epoch from span[1])));
-    ended := extract(epoch from now) - extract(epoch from since) > 24 * extract(epoch from (plan.renews).every);
+    ended := extract(epoch from now) - extract(epoch from since) > 24
+        * extract(epoch from (plan.renews).every);
 end
 $$;
 
--- Notes the first lot of a plan that has no units, and schedules the lot of the next period. last_entry is after everything due. Appends
--- it, and returns it.
-create function metered._empty_lot(last_entry metered.ledger, empty metered.lots, out entry metered.ledger, out no bigint)
+-- Notes the first lot of a plan that has no units, and schedules the lot of the next period.
+-- last_entry is after everything due. Appends it, and returns it.
+create function metered._empty_lot(last_entry metered.ledger, empty metered.lots,
+    out entry metered.ledger, out no bigint)
 language plpgsql volatile
 as $$
 begin
-    entry := metered._schedule(last_entry, (empty.plan).renew_amount, case when empty.expires_at > last_entry.at then empty.expires_at end);
+    entry := metered._schedule(last_entry, (empty.plan).renew_amount,
+        case when empty.expires_at > last_entry.at then empty.expires_at end);
     empty.granted_seq := entry.seq;
     empty.last_seq := entry.seq;
     empty.no := metered._note_lot(empty);
-    perform metered._move_lot(last_entry.scope, entry.seq, 1, metered._renew_lot(empty, entry.seq), 's', entry.amount, 0, 0);
+    perform metered._move_lot(last_entry.scope, entry.seq, 1, metered._renew_lot(empty, entry.seq),
+        's', entry.amount, 0, 0);
     no := empty.no;
 end
 $$;
 
--- Grants a lot to a wallet, which is any scope: it becomes a wallet with the first one. The lot begins at starts_at, or at once. That of a plan may have no
--- units, or null: the part of its period that was left at starts_at. A plan that was bought in a period which is over brings
--- the lots of that period and of all since. status is granted, same (it was
--- granted under the reference before, and is answered as it is now, with the units that were revoked of it since, and whether its renewals were ended), conflict (the reference is of another lot) or ended (it would have ended by now). refused, and nothing
--- written, if the scope must exist and does not.
-create function metered.plan_lot(of_scope metered.scope_name, key bigint, lot metered.new_lot, plan metered.lot_plan, starts_at timestamptz, must_exist boolean,
+-- Grants a lot to a wallet, which is any scope: it becomes a wallet with the first one. The lot
+-- begins at starts_at, or at once. That of a plan may have no units, or null: the part of its
+-- period that was left at starts_at. A plan that was bought in a period which is over brings the
+-- lots of that period and of all since. status is granted, same (it was granted under the reference
+-- before, and is answered as it is now, with the units that were revoked of it since, and whether
+-- its renewals were ended), conflict (the reference is of another lot) or ended (it would have
+-- ended by now). refused, and nothing written, if the scope must exist and does not.
+create function metered.plan_lot(of_scope metered.scope_name, key bigint, lot metered.new_lot,
+    plan metered.lot_plan, starts_at timestamptz, must_exist boolean,
     wait_ms int, origin metered.origin,
-    out status text, out no bigint, out amount bigint, out seq bigint, out at timestamptz, out expires_at timestamptz, out refused jsonb,
+    out status text, out no bigint, out amount bigint, out seq bigint, out at timestamptz,
+    out expires_at timestamptz, out refused jsonb,
     out revoked bigint, out renewals_ended boolean)
 language plpgsql volatile
 security definer
@@ -5611,13 +5978,16 @@ begin
         raise exception 'out of bounds: an argument of plan_lot' using errcode = '22023';
     end if;
     perform metered._require(coalesce(metered._key_fits(key, of_scope), true), 'key');
-    perform metered._require((renews and lot.amount is null or lot.amount between (not renews)::int and 9007199254740992)
+    perform metered._require((renews and lot.amount is null
+            or lot.amount between (not renews)::int and 9007199254740992)
         and octet_length(lot.category) <= 255 and lot.priority is not null
-        and coalesce(octet_length(lot.reference) between 1 and 255, true) and (lot.reference is null) = (lot.fingerprint is null)
+        and coalesce(octet_length(lot.reference) between 1 and 255, true)
+        and (lot.reference is null) = (lot.fingerprint is null)
         and coalesce(octet_length(lot.fingerprint) = 33, true) and (lot.lasts is null or lot.expires_at is null)
         and coalesce(lot.lasts > interval '0' and lot.lasts <= interval '36525 days', true)
         and coalesce(lot.expires_at > '-infinity' and lot.expires_at < '9000-01-01 00:00:00+00', true)
-        and (lot.roll_cap is null) = (lot.roll_for is null) and coalesce(lot.roll_cap between 1 and 9007199254740992, true)
+        and (lot.roll_cap is null) = (lot.roll_for is null)
+        and coalesce(lot.roll_cap between 1 and 9007199254740992, true)
         and coalesce(metered._goes_on(lot.roll_for), true) and coalesce(metered._goes_on(lot.late), true), 'lot');
     if plan is distinct from null or starts_at is not null then
         perform metered._require_plan(lot, plan, starts_at);
@@ -5645,7 +6015,8 @@ begin
     end if;
     perform metered._refuse_closed(entry);
     if must_exist then
-        refused := metered._admit(row(of_scope, key, coalesce(plan.renew_amount, lot.amount), 0, null, null, true, null, null), null, false, wait_ms);
+        refused := metered._admit(row(of_scope, key, coalesce(plan.renew_amount, lot.amount), 0,
+                null, null, true, null, null), null, false, wait_ms);
         if refused is not null then
             return;
         end if;
@@ -5712,9 +6083,10 @@ begin
 end
 $$;
 
--- Appends an entry that moves no units: a lot of so many units is scheduled, or its end is set. entry is as _next_entry has it, after everything due. The lot begins or
--- ends at comes.
-create function metered._schedule(entry metered.ledger, units bigint, comes timestamptz) returns metered.ledger
+-- Appends an entry that moves no units: a lot of so many units is scheduled, or its end is set.
+-- entry is as _next_entry has it, after everything due. The lot begins or ends at comes.
+create function metered._schedule(entry metered.ledger, units bigint, comes timestamptz)
+    returns metered.ledger
 language plpgsql volatile
 as $$
 begin
@@ -5726,11 +6098,17 @@ begin
 end
 $$;
 
--- Sets the end of a lot, by its number or reference: earlier, later, or never (infinity). status is set, same (it has that end), unknown, ended (it has
--- ended by now, or the end would be over), or crossing: it ends other lots, and would cross thresholds of limits, which the caller does not report.
-create function metered.set_lot_end(of_scope metered.scope_name, key bigint, of_lot bigint, of_reference text, ends timestamptz, limits metered.charge_limit[],
+-- What applications call of wallets besides: ends of lots and of renewals, draws, the balance.
+
+-- Sets the end of a lot, by its number or reference: earlier, later, or never (infinity). status is
+-- set, same (it has that end), unknown, ended (it has ended by now, or the end would be over), or
+-- crossing: it ends other lots, and would cross thresholds of limits, which the caller does not
+-- report.
+create function metered.set_lot_end(of_scope metered.scope_name, key bigint, of_lot bigint,
+    of_reference text, ends timestamptz, limits metered.charge_limit[],
     wait_ms int, origin metered.origin,
-    out status text, out no bigint, out units bigint, out seq bigint, out at timestamptz, out crossed jsonb)
+    out status text, out no bigint, out units bigint, out seq bigint, out at timestamptz,
+    out crossed jsonb)
 language plpgsql volatile
 security definer
 set search_path = pg_catalog, pg_temp
@@ -5753,8 +6131,10 @@ begin
         or pg_column_compression(origin.note) is not null and octet_length(origin.note::text) > 8192 then
         raise exception 'out of bounds: an argument of set_lot_end' using errcode = '22023';
     end if;
-    perform metered._require(coalesce(metered._key_fits(key, of_scope), true) and (of_lot is null) <> (of_reference is null)
-        and (ends = 'infinity' or ends > '-infinity' and ends < '9000-01-01 00:00:00+00') is true, 'set_lot_end');
+    perform metered._require(coalesce(metered._key_fits(key, of_scope), true)
+        and (of_lot is null) <> (of_reference is null)
+        and (ends = 'infinity' or ends > '-infinity' and ends < '9000-01-01 00:00:00+00') is true,
+            'set_lot_end');
     entry := metered._next_entry(of_scope, key, wait_ms, origin);
     named := metered._name_lot(entry, of_lot, of_reference, null, limits, wait_ms);
     status := named.status;
@@ -5771,7 +6151,8 @@ begin
     if lot.expires_at = ends then
         status := 'same';
         return;
-    elsif lot.expires_at <= entry.at or ends <= greatest(entry.at, case when lot.pending > 0 then lot.starts_at end) then
+    elsif lot.expires_at <= entry.at
+        or ends <= greatest(entry.at, case when lot.pending > 0 then lot.starts_at end) then
         status := metered._missing_lot(entry);
         status := 'ended';
         return;
@@ -5780,13 +6161,17 @@ begin
     at := entry.at;
     entry := metered._schedule(entry, lot.rest + lot.held + lot.pending + lot.kept, ends);
     if lot.roll_cap is not null then
-        if (lot.plan).roll_for is null and ((lot.plan).roll_to).every is null then   -- granted by 0.1.0, and never set
+        -- granted by 0.1.0, and never set
+        if (lot.plan).roll_for is null and ((lot.plan).roll_to).every is null then
             lot.plan.roll_for := case when lot.roll_end = 'infinity' then interval '0'
-                else (extract(epoch from lot.roll_end) - extract(epoch from lot.expires_at)) * interval '1 second' end;
+                else (extract(epoch from lot.roll_end) - extract(epoch from lot.expires_at))
+                    * interval '1 second' end;
         end if;
         lot.roll_end := metered._roll_end(ends, lot.plan, (lot.plan).roll_for);
     end if;
-    update metered.lot_rows y set expires_at = ends, roll_end = lot.roll_end, plan = lot.plan where y.no = lot.no;
+    update metered.lot_rows y
+    set expires_at = ends, roll_end = lot.roll_end, plan = lot.plan
+    where y.no = lot.no;
     perform metered._move_lot(of_scope, entry.seq, 1, lot.no, 's', entry.amount, 0, 0);
     status := 'set';
     seq := entry.seq;
@@ -5794,10 +6179,13 @@ begin
 end
 $$;
 
--- Ends the renewals of a grant, by its reference: the lot of the next period is withdrawn, and none comes after it. The present one stays. status is revoked,
--- same (they were ended before), unknown (no such grant renews), or crossing, as revoke_lot has it.
-create function metered.end_renewal(of_scope metered.scope_name, key bigint, of_reference text, limits metered.charge_limit[], wait_ms int, origin metered.origin,
-    out status text, out no bigint, out revoked bigint, out missing bigint, out seq bigint, out at timestamptz, out crossed jsonb)
+-- Ends the renewals of a grant, by its reference: the lot of the next period is withdrawn, and none
+-- comes after it. The present one stays. status is revoked, same (they were ended before), unknown
+-- (no such grant renews), or crossing, as revoke_lot has it.
+create function metered.end_renewal(of_scope metered.scope_name, key bigint, of_reference text,
+    limits metered.charge_limit[], wait_ms int, origin metered.origin,
+    out status text, out no bigint, out revoked bigint, out missing bigint, out seq bigint,
+    out at timestamptz, out crossed jsonb)
 language plpgsql volatile
 security definer
 set search_path = pg_catalog, pg_temp
@@ -5820,11 +6208,13 @@ begin
         or pg_column_compression(origin.note) is not null and octet_length(origin.note::text) > 8192 then
         raise exception 'out of bounds: an argument of end_renewal' using errcode = '22023';
     end if;
-    perform metered._require(coalesce(metered._key_fits(key, of_scope), true) and (octet_length(of_reference) between 1 and 255) is true, 'end_renewal');
+    perform metered._require(coalesce(metered._key_fits(key, of_scope), true)
+        and (octet_length(of_reference) between 1 and 255) is true, 'end_renewal');
     entry := metered._next_entry(of_scope, key, wait_ms, origin);
     begin
         named := metered._name_lot(entry, null, of_reference, null, limits, wait_ms);
-    exception when sqlstate 'MT010' then    -- a zone that the server has lost: the lot that is due begins, and no other
+    -- a zone that the server has lost: the lot that is due begins, and no other
+    exception when sqlstate 'MT010' then
         no := metered._end_lost(of_scope, of_reference);
         if no is null then
             raise;
@@ -5842,7 +6232,12 @@ begin
         status := metered._missing_lot(entry);
         return;
     end if;
-    select * into its_lot from metered.lots y where y.scope = of_scope and y.pending > 0 and ((y.plan).renews).every is not null and (y.plan).renewal = of_reference
+    select * into its_lot
+    from metered.lots y
+    where y.scope = of_scope
+        and y.pending > 0
+        and ((y.plan).renews).every is not null
+        and (y.plan).renewal = of_reference
     order by y.starts_at, y.age limit 1;
     missing := 0;
     revoked := 0;
@@ -5861,7 +6256,8 @@ begin
 end
 $$;
 
--- Ends what the lots of a plan still need its zones for: no lot comes after those that are there. Returns the last one.
+-- Ends what the lots of a plan still need its zones for: no lot comes after those that are there.
+-- Returns the last one.
 create function metered._end_lost(of_scope text, of_reference text) returns bigint
 language plpgsql volatile
 as $$
@@ -5870,33 +6266,43 @@ declare
 begin
     for last in
         select y.no from metered.lot_rows y
-        where y.scope = of_scope and ((y.plan).renewal = of_reference or (y.plan).of_reference = of_reference)
+        where y.scope = of_scope
+            and ((y.plan).renewal = of_reference or (y.plan).of_reference = of_reference)
         order by y.age
     loop
-        update metered.lot_rows y set plan.renews = null, plan.renew_amount = null, plan.roll_to = null, plan.roll_again = null
+        update metered.lot_rows y
+        set plan.renews = null, plan.renew_amount = null, plan.roll_to = null,
+            plan.roll_again = null
         where y.no = last;
     end loop;
     return last;
 end
 $$;
 
--- Takes back units of a lot before they begin. Without any left, it does not begin, and none comes after it. Appends an entry after it, and returns it.
-create function metered._withdraw(entry metered.ledger, lot metered.lots, units bigint) returns metered.ledger
+-- Takes back units of a lot before they begin. Without any left, it does not begin, and none comes
+-- after it. Appends an entry after it, and returns it.
+create function metered._withdraw(entry metered.ledger, lot metered.lots, units bigint)
+    returns metered.ledger
 language plpgsql volatile
 as $$
 begin
     entry := metered._schedule(entry, units, entry.lots_end);
-    update metered.lot_rows y set pending = y.pending - units, revoked = y.revoked + units where y.no = lot.no;
+    update metered.lot_rows y
+    set pending = y.pending - units, revoked = y.revoked + units
+    where y.no = lot.no;
     perform metered._move_lot(lot.scope, entry.seq, 1, lot.no, 'w', units, 0, 0);
     return entry;
 end
 $$;
 
--- Draws units of a wallet, as a charge does: charge.amount of them, or with up_to as much of that as its limits let in. lots says of
--- which lots they are, and overdrawn how many are of none. left is the balance after it, with lots for the use of the charge. A refusal of a command's draw raises, because COMMIT
--- follows, and its draws are kept for its record.
-create function metered.draw(charge metered.new_charge, up_to boolean, ahead interval, wait_ms int, origin metered.origin,
-    out seq bigint, out at timestamptz, out amount bigint, out lots json, out overdrawn bigint, out left_over bigint, out refused jsonb, out crossed jsonb)
+-- Draws units of a wallet, as a charge does: charge.amount of them, or with up_to as much of that
+-- as its limits let in. lots says of which lots they are, and overdrawn how many are of none. left
+-- is the balance after it, with lots for the use of the charge. A refusal of a command's draw
+-- raises, because COMMIT follows, and its draws are kept for its record.
+create function metered.draw(charge metered.new_charge, up_to boolean, ahead interval, wait_ms int,
+    origin metered.origin,
+    out seq bigint, out at timestamptz, out amount bigint, out lots json, out overdrawn bigint,
+    out left_over bigint, out refused jsonb, out crossed jsonb)
 language plpgsql volatile
 security definer
 set search_path = pg_catalog, pg_temp
@@ -5922,11 +6328,15 @@ begin
         or pg_column_compression(origin.note) is not null and octet_length(origin.note::text) > 8192 then
         raise exception 'out of bounds: an argument of draw' using errcode = '22023';
     end if;
-    if (charge.held = 0 and charge.lease is null and charge.amount between 1 and 9007199254740992 and up_to is not null) is not true then
+    if (charge.held = 0
+            and charge.lease is null
+            and charge.amount between 1 and 9007199254740992
+            and up_to is not null) is not true then
         perform metered._require(false, 'draw');
     end if;
     if up_to then
-        written := metered._write_up_to(array[charge], 1, ahead, wait_ms, origin, mode, null, false);
+        written := metered._write_up_to(array[charge], 1, ahead, wait_ms, origin, mode, null,
+            false);
         charge := written.charges[1];
         posted := written.posted;
     else
@@ -5941,27 +6351,35 @@ begin
     seq := posted.seqs[1];
     at := posted.ats[1];
     lots := metered._lots_of(charge.scope, seq);
-    select e.credited - e.spent + e.refunded - e.held - case when metered._lags(row(e.*)::metered.ledger)
+    select e.credited - e.spent + e.refunded - e.held
+        - case when metered._lags(row(e.*)::metered.ledger)
         then metered._lapsing(row(e.*)::metered.ledger, e.at) else 0 end into left_over
     from metered.ledger e
     where e.scope = charge.scope and e.seq = draw.seq;
     overdrawn := greatest(0, least(amount, -left_over));
     if charge.note ? 'use' then
-        overdrawn := coalesce((select coalesce(sum(x.amount) filter (where x.lot = 0), 0) from metered.lot_moves x
+        overdrawn := coalesce((select coalesce(sum(x.amount) filter (where x.lot = 0), 0)
+                from metered.lot_moves x
             where x.scope = charge.scope and x.seq = draw.seq having count(*) > 0), overdrawn);
         kept := (select coalesce(sum(y.kept), 0) from metered.lots y
-            where y.scope = charge.scope and y.keeps and y.expires_at > draw.at and (y.plan).uses @> array[charge.note ->> 'use']);
+            where y.scope = charge.scope
+                and y.keeps
+                and y.expires_at > draw.at
+                and (y.plan).uses @> array[charge.note ->> 'use']);
         left_over := case when kept > 0 then greatest(0, left_over) + kept else left_over end;
     end if;
     if origin.operation is not null then
-        perform metered._remember_hold(json_build_object('drawn', json_strip_nulls(json_build_object('wallet', charge.scope, 'seq', seq, 'at', at,
+        perform metered._remember_hold(json_build_object('drawn',
+                json_strip_nulls(json_build_object('wallet', charge.scope, 'seq', seq, 'at', at,
             'amount', amount, 'lots', lots, 'overdrawn', overdrawn, 'left', left_over))));
     end if;
 end
 $$;
 
--- The balance of a wallet: units that can be drawn (less than 0: overdrawn), held units, and the lots that have some of either, in the
--- order in which they are drawn. Lots for some uses are no part of units. A lot or hold that is due has ended, whether that is written down or not. A lot that rolls over then is there as it will be.
+-- The balance of a wallet: units that can be drawn (less than 0: overdrawn), held units, and the
+-- lots that have some of either, in the order in which they are drawn. Lots for some uses are no
+-- part of units. A lot or hold that is due has ended, whether that is written down or not. A lot
+-- that rolls over then is there as it will be.
 create function metered.wallet_balance(of_scope text,
     out now timestamptz, out seq bigint, out units bigint, out held bigint, out lots json)
 language plpgsql stable
@@ -5984,17 +6402,22 @@ begin
     end if;
     now := greatest(clk, tip.at);
     seq := tip.seq;
-    due := case when tip.next_due <= clk then metered._due_units(of_scope, tip.next_due, clk) else 0 end;
+    due := case when tip.next_due <= clk
+        then metered._due_units(of_scope, tip.next_due, clk) else 0 end;
     held := tip.held - due;
-    units := metered._balance(tip) + due - case when tip.next_due <= clk then metered._minima(tip, null, clk) else 0 end;
+    units := metered._balance(tip) + due - case when tip.next_due <= clk
+        then metered._minima(tip, null, clk) else 0 end;
     if tip.lots_end is null then
         return;
     end if;
     lapses := metered._due_lots(tip, clk);
     units := units - metered._lapsing_after(tip, clk, lapses.lots, lapses.lapsed, lapses.debt);
     lots := (
-        select json_agg(json_build_object('lot', coalesce(x.no, 0), 'reference', coalesce(x.reference, (x.plan).of_reference), 'category', x.category, 'priority', x.priority,
-            'granted_at', x.granted_at, 'expires_at', nullif(x.expires_at, 'infinity'), 'amount', x.amount, 'rest', x.rest, 'held', x.held, 'uses', (x.plan).uses)
+        select json_agg(json_build_object('lot', coalesce(x.no, 0), 'reference',
+                coalesce(x.reference, (x.plan).of_reference), 'category', x.category,
+                'priority', x.priority,
+            'granted_at', x.granted_at, 'expires_at', nullif(x.expires_at, 'infinity'), 'amount',
+            x.amount, 'rest', x.rest, 'held', x.held, 'uses', (x.plan).uses)
             order by x.priority, x.expires_at, x.age)
         from metered._lots_after(tip, clk, null, lapses.lots) x);
 end
@@ -6002,9 +6425,10 @@ $$;
 
 -- How units that were revoked come back to their lots.
 
--- Gives units back to a lot from which they were revoked, and which has not ended: as pending ones before it begins. entry is
--- after everything due. Appends it, and returns it.
-create function metered._reinstate(entry metered.ledger, lot metered.lots, units bigint) returns metered.ledger
+-- Gives units back to a lot from which they were revoked, and which has not ended: as pending ones
+-- before it begins. entry is after everything due. Appends it, and returns it.
+create function metered._reinstate(entry metered.ledger, lot metered.lots, units bigint)
+    returns metered.ledger
 language plpgsql volatile
 as $$
 declare
@@ -6020,24 +6444,31 @@ begin
     entry.kind := case when rest > 0 then 'd' else 's' end;
     entry.amount := units;
     entry.credited := entry.credited + rest;
-    entry.lots_end := least(entry.lots_end, case when later then lot.starts_at else lot.expires_at end);
+    entry.lots_end := least(entry.lots_end,
+        case when later then lot.starts_at else lot.expires_at end);
     if entry.crossed is not null and rest > 0 then
         entry.crossed := metered._rearmed(entry);
     end if;
     perform metered._append(entry);
-    update metered.lot_rows y set revoked = y.revoked - units, pending = y.pending + case when later then units else 0 end where y.no = lot.no;
-    perform metered._move_lot(entry.scope, entry.seq, 1, lot.no, case when later then 'm' else 'n' end::"char", units, rest, kept);
+    update metered.lot_rows y
+    set revoked = y.revoked - units, pending = y.pending + case when later then units else 0 end
+    where y.no = lot.no;
+    perform metered._move_lot(entry.scope, entry.seq, 1, lot.no,
+        case when later then 'm' else 'n' end::"char", units, rest, kept);
     return metered._pay_back(entry, entry.seq, 1, array[lot.no], debt);
 end
 $$;
 
--- Gives back units that were revoked from a lot and from those that it went on in, or all of them (null), as far as these
--- lots have not ended. Each lot has an entry of its own, and seq is the last. status is reinstated, same (nothing of
--- them is revoked), ended (what is revoked is of lots that have ended), unknown, or crossing: it ends other lots, and would
--- cross thresholds of limits, which the caller does not report.
-create function metered.reinstate_lot(of_scope metered.scope_name, key bigint, of_lot bigint, of_reference text, units bigint,
+-- Gives back units that were revoked from a lot and from those that it went on in, or all of them
+-- (null), as far as these lots have not ended. Each lot has an entry of its own, and seq is the
+-- last. status is reinstated, same (nothing of them is revoked), ended (what is revoked is of lots
+-- that have ended), unknown, or crossing: it ends other lots, and would cross thresholds of limits,
+-- which the caller does not report.
+create function metered.reinstate_lot(of_scope metered.scope_name, key bigint, of_lot bigint,
+    of_reference text, units bigint,
     limits metered.charge_limit[], wait_ms int, origin metered.origin,
-    out status text, out no bigint, out reinstated bigint, out seq bigint, out at timestamptz, out expires_at timestamptz, out crossed jsonb)
+    out status text, out no bigint, out reinstated bigint, out seq bigint, out at timestamptz,
+    out expires_at timestamptz, out crossed jsonb)
 language plpgsql volatile
 security definer
 set search_path = pg_catalog, pg_temp
@@ -6062,7 +6493,8 @@ begin
         or pg_column_compression(origin.note) is not null and octet_length(origin.note::text) > 8192 then
         raise exception 'out of bounds: an argument of reinstate_lot' using errcode = '22023';
     end if;
-    perform metered._require(coalesce(metered._key_fits(key, of_scope), true) and (of_lot is null) <> (of_reference is null)
+    perform metered._require(coalesce(metered._key_fits(key, of_scope), true)
+        and (of_lot is null) <> (of_reference is null)
         and coalesce(units between 1 and 9007199254740992, true), 'reinstate_lot');
     entry := metered._next_entry(of_scope, key, wait_ms, origin);
     named := metered._name_lot(entry, of_lot, of_reference, 0, limits, wait_ms);
@@ -6076,7 +6508,9 @@ begin
     expires_at := nullif((named.lot).expires_at, 'infinity');
     nos := metered._family(no);
     reinstated := 0;
-    for its_lot in select y.* from metered.lots y where y.no = any (nos) and y.revoked > 0 and y.expires_at > entry.at order by y.age loop
+    for its_lot in select y.*
+        from metered.lots y
+        where y.no = any (nos) and y.revoked > 0 and y.expires_at > entry.at order by y.age loop
         part := least(units - reinstated, its_lot.revoked);
         exit when part = 0;
         perform metered._refuse_closed(entry);
@@ -6091,17 +6525,19 @@ begin
         return;
     end if;
     status := metered._missing_lot(entry);      -- nothing is revoked, as of this snapshot
-    status := case when exists (select from metered.lot_rows y where y.no = any (nos) and y.revoked > 0) then 'ended' else 'same' end;
+    status := case when exists (select from metered.lot_rows y
+            where y.no = any (nos) and y.revoked > 0) then 'ended' else 'same' end;
     at := entry.at;
 end
 $$;
 
--- Takes back that the renewals of a grant were ended, by its reference: the lot of the next period is scheduled again, and others come
--- after it. status is reinstated, same (they go on), ended (that period has begun), unknown (no such grant renews), or
--- crossing, as reinstate_lot has it.
-create function metered.resume_renewal(of_scope metered.scope_name, key bigint, of_reference text, limits metered.charge_limit[],
-    wait_ms int, origin metered.origin,
-    out status text, out no bigint, out reinstated bigint, out seq bigint, out at timestamptz, out expires_at timestamptz, out crossed jsonb)
+-- Takes back that the renewals of a grant were ended, by its reference: the lot of the next period
+-- is scheduled again, and others come after it. status is reinstated, same (they go on), ended
+-- (that period has begun), unknown (no such grant renews), or crossing, as reinstate_lot has it.
+create function metered.resume_renewal(of_scope metered.scope_name, key bigint, of_reference text,
+    limits metered.charge_limit[], wait_ms int, origin metered.origin,
+    out status text, out no bigint, out reinstated bigint, out seq bigint, out at timestamptz,
+    out expires_at timestamptz, out crossed jsonb)
 language plpgsql volatile
 security definer
 set search_path = pg_catalog, pg_temp
@@ -6142,7 +6578,9 @@ begin
     at := entry.at;
     -- The last lot of a plan has it. Those before passed it on.
     select y.* into its_lot from metered.lots y
-    where y.scope = of_scope and ((y.plan).renews).every is not null and (y.plan).renewal = of_reference
+    where y.scope = of_scope
+        and ((y.plan).renews).every is not null
+        and (y.plan).renewal = of_reference
     order by y.age desc limit 1;
     no := its_lot.no;
     expires_at := nullif(its_lot.expires_at, 'infinity');
@@ -6160,11 +6598,13 @@ begin
 end
 $$;
 
--- Changes of plans. A plan is a grant that renews, and has the reference of its first lot. A change ends its renewals, and may
--- put another plan in its place, at once or from the next period on. The calls of one change are made in one transaction: begin_change
--- locks the wallet, end_renewal and others do the work, and note_change keeps the answer.
+-- Changes of plans. A plan is a grant that renews, and has the reference of its first lot. A change
+-- ends its renewals, and may put another plan in its place, at once or from the next period on. The
+-- calls of one change are made in one transaction: begin_change locks the wallet, end_renewal and
+-- others do the work, and note_change keeps the answer.
 
--- The changes of plans. A row goes with the entries of its wallet, once its plan has no lot any more that has not ended.
+-- The changes of plans. A row goes with the entries of its wallet, once its plan has no lot any
+-- more that has not ended.
 create table metered.plan_changes (
     effect_at   timestamptz not null,           -- when the change takes effect
     seq         bigint not null,                -- the wallet's last entry, when it was made
@@ -6172,17 +6612,20 @@ create table metered.plan_changes (
     reference   text collate "C" not null,      -- of the caller, once in a wallet
     plan        text collate "C" not null,      -- the reference of the plan that is changed
     to_plan     text collate "C",               -- the reference of the plan after it, or null: none
-    kind        text collate "C" not null check (kind in ('changed', 'replaced', 'resumed')),   -- replaced: a later one took its place in time
+    kind        text collate "C" not null       -- replaced: a later one took its place in time
+                check (kind in ('changed', 'replaced', 'resumed')),
     fingerprint bytea not null,                 -- of the change: a version byte and a SHA-256
     answer      jsonb not null,                 -- of the call that made it
     primary key (scope, reference)
 );
 
--- Locks a wallet for a change of a plan. fingerprint and answer are those of the change that has the reference already.
--- Otherwise the plan's last change is the one of effect_at: to to_plan, and by by_reference. at is now. Fails with 40001 where the
--- snapshot is older than the wallet.
-create function metered.begin_change(of_scope metered.scope_name, key bigint, of_reference text, of_plan text, wait_ms int,
-    out at timestamptz, out fingerprint bytea, out answer jsonb, out effect_at timestamptz, out to_plan text, out by_reference text)
+-- Locks a wallet for a change of a plan. fingerprint and answer are those of the change that has
+-- the reference already. Otherwise the plan's last change is the one of effect_at: to to_plan, and
+-- by by_reference. at is now. Fails with 40001 where the snapshot is older than the wallet.
+create function metered.begin_change(of_scope metered.scope_name, key bigint, of_reference text,
+    of_plan text, wait_ms int,
+    out at timestamptz, out fingerprint bytea, out answer jsonb, out effect_at timestamptz,
+    out to_plan text, out by_reference text)
 language plpgsql volatile
 security definer
 set search_path = pg_catalog, pg_temp
@@ -6197,7 +6640,8 @@ begin
         raise exception 'out of bounds: an argument of begin_change' using errcode = '22023';
     end if;
     perform metered._require(coalesce(metered._key_fits(key, of_scope), true)
-        and (octet_length(of_reference) between 1 and 255) is true and (octet_length(of_plan) between 1 and 255) is true, 'begin_change');
+        and (octet_length(of_reference) between 1 and 255) is true
+        and (octet_length(of_plan) between 1 and 255) is true, 'begin_change');
     entry := metered._next_entry(of_scope, key, wait_ms, null);
     if metered._one_snapshot() then
         entry.seq := entry.seq - 1;
@@ -6208,17 +6652,22 @@ begin
     from metered.plan_changes c where c.scope = of_scope and c.reference = of_reference;
     if not found then
         select c.effect_at, c.to_plan, c.reference into effect_at, to_plan, by_reference
-        from metered.plan_changes c where c.scope = of_scope and c.plan = of_plan and c.kind = 'changed';
+        from metered.plan_changes c
+        where c.scope = of_scope and c.plan = of_plan and c.kind = 'changed';
     end if;
 end
 $$;
 
--- A plan whose renewals have been ended, by the entry at_seq, or before it (0), as of that entry: its period, the
--- numbers of its lots that have begun and not ended, also of plans that it took the place of, the units that holds have of them,
--- and when its next lot would have begun. A change of the plan counts from starts on at the earliest. starts is null if it has not begun or is over, and next if it is over. first is the part of
--- new_plan's amount that is beyond the plan's own, for the part of new_plan's period that is left at since: at next, if that is asked for.
-create function metered.plan_state(of_scope metered.scope_name, of_plan text, at_seq bigint, new_plan metered.lot_plan, since timestamptz, at_end boolean,
-    out at timestamptz, out starts timestamptz, out ends timestamptz, out next timestamptz, out lots bigint[], out held bigint, out first bigint)
+-- A plan whose renewals have been ended, by the entry at_seq, or before it (0), as of that entry:
+-- its period, the numbers of its lots that have begun and not ended, also of plans that it took the
+-- place of, the units that holds have of them, and when its next lot would have begun. A change of
+-- the plan counts from starts on at the earliest. starts is null if it has not begun or is over,
+-- and next if it is over. first is the part of new_plan's amount that is beyond the plan's own, for
+-- the part of new_plan's period that is left at since: at next, if that is asked for.
+create function metered.plan_state(of_scope metered.scope_name, of_plan text, at_seq bigint,
+    new_plan metered.lot_plan, since timestamptz, at_end boolean,
+    out at timestamptz, out starts timestamptz, out ends timestamptz, out next timestamptz,
+    out lots bigint[], out held bigint, out first bigint)
 language plpgsql stable
 security definer
 set search_path = pg_catalog, pg_temp
@@ -6238,40 +6687,60 @@ begin
         or pg_column_size(new_plan.uses) > 255 and not metered._fits(new_plan.uses, 255) then
         raise exception 'out of bounds: an argument of plan_state' using errcode = '22023';
     end if;
-    perform metered._require((octet_length(of_plan) between 1 and 255) is true and at_seq >= 0 and at_end is not null
+    perform metered._require((octet_length(of_plan) between 1 and 255) is true
+        and at_seq >= 0
+        and at_end is not null
         and coalesce(octet_length((new_plan.renews).zone) <= 255, true)
         and coalesce(new_plan.renew_amount between 1 and 9007199254740992, true)
         and coalesce(since > '-infinity' and since < '9000-01-01 00:00:00+00', true), 'plan_state');
     at := coalesce((select e.at from metered.ledger e where e.scope = of_scope and e.seq = at_seq),
         greatest(metered.clock(), (metered._last_entry(of_scope)).at));
-    -- The plan's last lot still has what renews it: it was withdrawn, or has not begun. It has not ended,
-    -- unless that was long ago.
-    select y.starts_at, (y.plan).renews, (y.plan).renew_amount as amount into follows from metered.lot_rows y
-    where y.scope = of_scope and (y.plan).renewal = of_plan and y.origin = 'g' and ((y.plan).renews).every is not null
+    -- The plan's last lot still has what renews it: it was withdrawn, or has not begun. It has not
+    -- ended, unless that was long ago.
+    select y.starts_at, (y.plan).renews, (y.plan).renew_amount as amount into follows
+    from metered.lot_rows y
+    where y.scope = of_scope
+        and (y.plan).renewal = of_plan
+        and y.origin = 'g'
+        and ((y.plan).renews).every is not null
       and y.expires_at > at
     order by y.expires_at desc, y.no desc limit 1;
     if not found then
-        select y.starts_at, (y.plan).renews, (y.plan).renew_amount as amount into follows from metered.lot_rows y
-        where y.scope = of_scope and (y.plan).renewal = of_plan and y.origin = 'g' and ((y.plan).renews).every is not null
+        select y.starts_at, (y.plan).renews, (y.plan).renew_amount as amount into follows
+        from metered.lot_rows y
+        where y.scope = of_scope
+            and (y.plan).renewal = of_plan
+            and y.origin = 'g'
+            and ((y.plan).renews).every is not null
         order by y.expires_at desc, y.no desc limit 1;
     end if;
     -- In the order of its index first, which keeps the planner from the lots that have ended.
     select x.begun, x.expires_at into starts, ends from (
-        select y.age, coalesce(y.starts_at, y.granted_at) as begun, y.expires_at from metered.lot_rows y
-        where y.scope = of_scope and (y.plan).renewal = of_plan and y.origin = 'g' and ((y.plan).renews).every is null
+        select y.age, coalesce(y.starts_at, y.granted_at) as begun, y.expires_at
+        from metered.lot_rows y
+        where y.scope = of_scope
+            and (y.plan).renewal = of_plan
+            and y.origin = 'g'
+            and ((y.plan).renews).every is null
           and y.pending = 0 and coalesce(y.starts_at, y.granted_at) <= at and y.expires_at > at
         order by y.expires_at, y.no) x
     order by x.age desc limit 1;
-    -- The period's first moment, also where the plan was granted later: or that of the change which brought the plan.
+    -- The period's first moment, also where the plan was granted later: or that of the change which
+    -- brought the plan.
     if starts is not null and (follows.renews).every is not null then
         starts := greatest((metered._period_at(follows.renews, at))[1],
-            (select max(c.effect_at) from metered.plan_changes c where c.scope = of_scope and c.to_plan = of_plan and c.kind = 'changed'));
+            (select max(c.effect_at)
+                from metered.plan_changes c
+                where c.scope = of_scope and c.to_plan = of_plan and c.kind = 'changed'));
     end if;
     next := case when follows.starts_at > at then follows.starts_at end;
     with recursive chain (plan) as (
         select of_plan collate "C"
         union
-        select c.plan from metered.plan_changes c join chain n on c.to_plan = n.plan where c.scope = of_scope and c.kind = 'changed')
+        select c.plan
+        from metered.plan_changes c
+        join chain n on c.to_plan = n.plan
+        where c.scope = of_scope and c.kind = 'changed')
     select array_agg(y.no order by y.age), sum(y.held) into lots, held
     from metered.lots y join chain n on (y.plan).renewal = n.plan
     where y.scope = of_scope and y.origin = 'g' and ((y.plan).renews).every is null
@@ -6279,15 +6748,18 @@ begin
     if (new_plan.renews).every is not null then
         since := case when at_end then coalesce(next, ends) else least(since, at) end;
         span := metered._period_at(new_plan.renews, since);
-        first := div(greatest(0, new_plan.renew_amount - coalesce(follows.amount, 0)) * (extract(epoch from span[2]) - extract(epoch from since)),
+        first := div(greatest(0,
+                new_plan.renew_amount - coalesce(follows.amount, 0))
+                * (extract(epoch from span[2]) - extract(epoch from since)),
             extract(epoch from span[2]) - extract(epoch from span[1]));
     end if;
 end
 $$;
 
--- Keeps the answer of a change (changed), or of a call that took one back (resumed), in place of the plan's last one, which has not taken effect.
-create function metered.note_change(of_scope metered.scope_name, of_reference text, of_plan text, to_plan text, effect_at timestamptz, mode text,
-    of_fingerprint bytea, given jsonb) returns void
+-- Keeps the answer of a change (changed), or of a call that took one back (resumed), in place of
+-- the plan's last one, which has not taken effect.
+create function metered.note_change(of_scope metered.scope_name, of_reference text, of_plan text,
+    to_plan text, effect_at timestamptz, mode text, of_fingerprint bytea, given jsonb) returns void
 language plpgsql volatile
 security definer
 set search_path = pg_catalog, pg_temp
@@ -6301,23 +6773,32 @@ begin
         or pg_column_compression(given) is not null and octet_length(given::text) > 1048576 then
         raise exception 'out of bounds: an argument of note_change' using errcode = '22023';
     end if;
-    perform metered._require((octet_length(of_reference) between 1 and 255) is true and (octet_length(of_plan) between 1 and 255) is true
-        and coalesce(octet_length(to_plan) between 1 and 255, true) and isfinite(effect_at) is true and mode in ('changed', 'resumed')
-        and (octet_length(of_fingerprint) = 33) is true and jsonb_typeof(given) = 'object', 'note_change');
-    update metered.plan_changes c set kind = 'replaced' where c.scope = of_scope and c.plan = of_plan and c.kind = 'changed';
-    insert into metered.plan_changes (scope, reference, plan, to_plan, effect_at, kind, fingerprint, answer, seq)
-    values (of_scope, of_reference, of_plan, note_change.to_plan, note_change.effect_at, mode, of_fingerprint, given,
-        coalesce((metered._last_entry(of_scope)).seq, 0))
+    perform metered._require((octet_length(of_reference) between 1 and 255) is true
+        and (octet_length(of_plan) between 1 and 255) is true
+        and coalesce(octet_length(to_plan) between 1 and 255, true)
+        and isfinite(effect_at) is true
+        and mode in ('changed', 'resumed')
+        and (octet_length(of_fingerprint) = 33) is true
+        and jsonb_typeof(given) = 'object', 'note_change');
+    update metered.plan_changes c
+    set kind = 'replaced'
+    where c.scope = of_scope and c.plan = of_plan and c.kind = 'changed';
+    insert into metered.plan_changes (scope, reference, plan, to_plan, effect_at, kind, fingerprint,
+        answer, seq)
+    values (of_scope, of_reference, of_plan, note_change.to_plan, note_change.effect_at, mode,
+        of_fingerprint, given, coalesce((metered._last_entry(of_scope)).seq, 0))
     on conflict do nothing;     -- 40001 for an older snapshot
 end
 $$;
 
--- How much overdraft (paid) a plan's lot has paid back when it began: the lot whose period during is in, or now. ends is when
--- units end that are granted in place of these: with that lot, or if it has ended, with the plan's present one, or never. restored is the lot
--- that was granted for them. status is found, or unknown: no
--- such lot has begun. Locks the wallet.
-create function metered.plan_overage(of_scope metered.scope_name, key bigint, of_plan text, during timestamptz, wait_ms int,
-    out status text, out no bigint, out paid bigint, out restored bigint, out ends timestamptz, out category text, out priority int, out uses text[])
+-- How much overdraft (paid) a plan's lot has paid back when it began: the lot whose period during
+-- is in, or now. ends is when units end that are granted in place of these: with that lot, or if it
+-- has ended, with the plan's present one, or never. restored is the lot that was granted for them.
+-- status is found, or unknown: no such lot has begun. Locks the wallet.
+create function metered.plan_overage(of_scope metered.scope_name, key bigint, of_plan text,
+    during timestamptz, wait_ms int,
+    out status text, out no bigint, out paid bigint, out restored bigint, out ends timestamptz,
+    out category text, out priority int, out uses text[])
 language plpgsql volatile
 security definer
 set search_path = pg_catalog, pg_temp
@@ -6333,15 +6814,16 @@ begin
         or wait_ms > 3600000 then
         raise exception 'out of bounds: an argument of plan_overage' using errcode = '22023';
     end if;
-    perform metered._require(coalesce(metered._key_fits(key, of_scope), true) and (octet_length(of_plan) between 1 and 255) is true
+    perform metered._require(coalesce(metered._key_fits(key, of_scope), true)
+        and (octet_length(of_plan) between 1 and 255) is true
         and coalesce(isfinite(during), true), 'plan_overage');
     select null::bigint as no, null::bigint[] as age into lot;
     entry := metered._next_entry(of_scope, key, wait_ms, null);
     during := coalesce(during, entry.at);
     -- Lots that end later begin later, but for those whose end was set.
     for near in
-        select x.no, x.age, x.granted_seq, x.expires_at, x.category, x.priority, (x.plan).uses as uses,
-            coalesce(x.starts_at, x.granted_at) as begun
+        select x.no, x.age, x.granted_seq, x.expires_at, x.category, x.priority,
+            (x.plan).uses as uses, coalesce(x.starts_at, x.granted_at) as begun
         from metered.lot_rows x
         where x.scope = of_scope and x.expires_at > during and (x.plan).renewal = of_plan
           and x.origin = 'g' and ((x.plan).renews).every is null and x.pending = 0
@@ -6367,7 +6849,10 @@ begin
     uses := lot.uses;
     paid := (select coalesce(sum(m.amount), 0) from metered.ledger b
         join metered.ledger x on x.scope = b.scope and x.seq >= b.seq and x.at = b.at
-        join metered.lot_moves m on m.scope = x.scope and m.seq = x.seq and m.lot = lot.no and m.kind = 'p'
+        join metered.lot_moves m on m.scope = x.scope
+            and m.seq = x.seq
+            and m.lot = lot.no
+            and m.kind = 'p'
         where b.scope = of_scope and b.seq = lot.granted_seq);
     select y.no, y.expires_at into restored, ends from metered.lot_rows y
     where y.scope = of_scope and y.reference = format('overage of lot %s', lot.no);
@@ -6377,29 +6862,39 @@ begin
         return;
     end if;
     -- A period that is over leaves its units to the present one.
-    ends := case when lot.expires_at > entry.at then lot.expires_at else (select max(y.expires_at) from metered.lot_rows y
-        where y.scope = of_scope and (y.plan).renewal = of_plan and y.origin = 'g' and ((y.plan).renews).every is null and y.pending = 0
+    ends := case when lot.expires_at > entry.at then lot.expires_at
+        else (select max(y.expires_at) from metered.lot_rows y
+        where y.scope = of_scope
+            and (y.plan).renewal = of_plan
+            and y.origin = 'g'
+            and ((y.plan).renews).every is null
+            and y.pending = 0
           and coalesce(y.starts_at, y.granted_at) <= entry.at and y.expires_at > entry.at) end;
 end
 $$;
 
--- Deletes changes of plans with the entries before keep of a wallet, unless a plan of theirs has a lot that has not ended.
+-- Deletes changes of plans with the entries before keep of a wallet, unless a plan of theirs has a
+-- lot that has not ended.
 create function metered._purge_changes(of_scope text, keep bigint) returns void
 language plpgsql volatile
 as $$
 begin
-    delete from metered.plan_changes c where c.scope = of_scope and c.seq < keep and c.effect_at < metered.clock() and not exists (
-        select from metered.lot_rows y where y.scope = of_scope and (y.plan).renewal = c.plan and y.expires_at > metered.clock());
+    delete from metered.plan_changes c
+    where c.scope = of_scope and c.seq < keep and c.effect_at < metered.clock() and not exists (
+        select from metered.lot_rows y
+        where y.scope = of_scope and (y.plan).renewal = c.plan and y.expires_at > metered.clock());
 end
 $$;
 
 -- Lots that pay for some uses alone. A charge or a hold names its use in its note.
 --
--- Such a lot has its units as kept. They are no credit of the ledger, so no other balance, limit or lapse counts them. They pay an overdraft that was drawn for their uses: see debts.sql. A call for a
--- use credits as many as it takes of these lots, in one entry (apply), and then charges the whole amount like any call. The applied units
--- are rests of their lots in between, so the order of lots is the same for all. Units that a hold frees, or a refund gives back, go back to
--- kept by a later entry (_taken), as units of a lot that has ended lapse. What happens to kept units moves no units of the ledger:
--- its entries are of the kind s, and the moves say what they did.
+-- Such a lot has its units as kept. They are no credit of the ledger, so no other balance, limit or
+-- lapse counts them. They pay an overdraft that was drawn for their uses: see debts.sql. A call for
+-- a use credits as many as it takes of these lots, in one entry (apply), and then charges the whole
+-- amount like any call. The applied units are rests of their lots in between, so the order of lots
+-- is the same for all. Units that a hold frees, or a refund gives back, go back to kept by a later
+-- entry (_taken), as units of a lot that has ended lapse. What happens to kept units moves no units
+-- of the ledger: its entries are of the kind s, and the moves say what they did.
 
 -- Whether these are uses as a plan has them.
 create function metered._sound_uses(uses text[]) returns boolean
@@ -6407,7 +6902,9 @@ language plpgsql immutable
 as $$
 begin
     return cardinality(uses) between 1 and 16 and uses = array(
-        select distinct x collate "C" from unnest(uses) x where octet_length(x) between 1 and 255 order by x collate "C");
+        select distinct x collate "C"
+        from unnest(uses) x
+        where octet_length(x) between 1 and 255 order by x collate "C");
 end
 $$;
 
@@ -6427,28 +6924,33 @@ create function metered._kept_for(tip metered.ledger, use text, clk timestamptz)
 language plpgsql stable
 as $$
 begin
-    return (select coalesce(sum(x.rest), 0) from metered._lots_now(tip, clk, null) x where (x.plan).uses @> array[use]);
+    return (select coalesce(sum(x.rest), 0)
+        from metered._lots_now(tip, clk, null) x where (x.plan).uses @> array[use]);
 end
 $$;
 
--- The limits of a charge for a use, of which those of a lifetime admit so many units more. stood are the units that count without it: if these are more than a limit
--- admits, lots for the use pay all the same.
-create function metered._raised(limits metered.charge_limit[], units bigint, stood bigint) returns metered.charge_limit[]
+-- The limits of a charge for a use, of which those of a lifetime admit so many units more. stood
+-- are the units that count without it: if these are more than a limit admits, lots for the use pay
+-- all the same.
+create function metered._raised(limits metered.charge_limit[], units bigint, stood bigint)
+    returns metered.charge_limit[]
 language plpgsql immutable
 as $$
 begin
     for i in 1..coalesce(cardinality(limits), 0) loop
         if limits[i].win = interval '0' then
-            limits[i].max := least(9223372036854775807, greatest(limits[i].max, stood)::numeric + units);
+            limits[i].max := least(9223372036854775807,
+                greatest(limits[i].max, stood)::numeric + units);
         end if;
     end loop;
     return limits;
 end
 $$;
 
--- The use of limits, and a refusal by them, as if lots for a use raised no limit, and lowered the use instead. taken are the units by charge that
--- lowered it already.
-create function metered._told_use(charges metered.new_charge[], raised metered.new_charge[], taken bigint[], inout used bigint[], inout refused jsonb)
+-- The use of limits, and a refusal by them, as if lots for a use raised no limit, and lowered the
+-- use instead. taken are the units by charge that lowered it already.
+create function metered._told_use(charges metered.new_charge[], raised metered.new_charge[],
+    taken bigint[], inout used bigint[], inout refused jsonb)
 language plpgsql immutable
 as $$
 declare
@@ -6458,24 +6960,31 @@ begin
     for i in 1..cardinality(charges) loop
         for j in 1..coalesce(cardinality(charges[i].limits), 0) loop
             nth := nth + 1;
-            more[nth] := case when charges[i].limits[j].win = interval '0' then raised[i].limits[j].max - charges[i].limits[j].max - coalesce(taken[i], 0) else 0 end;
+            more[nth] := case when charges[i].limits[j].win = interval '0'
+                then raised[i].limits[j].max - charges[i].limits[j].max
+                    - coalesce(taken[i], 0) else 0 end;
         end loop;
     end loop;
     for nth in 1..coalesce(cardinality(used), 0) loop
         used[nth] := used[nth] - more[nth];
     end loop;
     if refused -> 0 ? 'limit' then
-        refused := (select jsonb_agg(x.r || jsonb_build_object('used', (x.r ->> 'used')::bigint - more[1 + (x.r ->> 'limit')::int]) order by x.n)
+        refused := (select jsonb_agg(x.r || jsonb_build_object('used',
+                    (x.r ->> 'used')::bigint - more[1 + (x.r ->> 'limit')::int]) order by x.n)
             from jsonb_array_elements(refused) with ordinality x(r, n));
     end if;
 end
 $$;
 
--- Applies kept units of lots to a charge for a use, as many as it takes of them in the order of all lots, after all that is due. The scope is locked. taken
--- are these units, of the lots nos, and kept all that there are for the use. limits are the charge's from here on, without the thresholds of a lifetime, which
--- are judged here, since applied units lower no use: crossings, and silent if nobody would report them.
-create function metered._apply_lots(charge metered.new_charge, clk timestamptz, wait_ms int, origin metered.origin,
-    out limits metered.charge_limit[], out taken bigint, out nos bigint[], out kept bigint, out stood bigint, out crossings jsonb, out silent boolean)
+-- Applies kept units of lots to a charge for a use, as many as it takes of them in the order of all
+-- lots, after all that is due. The scope is locked. taken are these units, of the lots nos, and
+-- kept all that there are for the use. limits are the charge's from here on, without the thresholds
+-- of a lifetime, which are judged here, since applied units lower no use: crossings, and silent if
+-- nobody would report them.
+create function metered._apply_lots(charge metered.new_charge, clk timestamptz, wait_ms int,
+    origin metered.origin,
+    out limits metered.charge_limit[], out taken bigint, out nos bigint[], out kept bigint,
+    out stood bigint, out crossings jsonb, out silent boolean)
 language plpgsql volatile
 as $$
 declare
@@ -6502,9 +7011,13 @@ begin
         entry := metered._settle(entry, clk, metered._ends_per_call(), charge.amount, wait_ms);
     end if;
     entry.at := greatest(clk, entry.at);
-    stood := case when metered._lags(entry) then metered._lapsing(entry, clk) else 0 end - metered._balance(entry);
+    stood := case when metered._lags(entry) then metered._lapsing(entry, clk)
+        else 0 end - metered._balance(entry);
     kept := (select coalesce(sum(y.kept), 0) from (select x.kept from metered.lots x
-        where x.scope = charge.scope and x.keeps and x.expires_at > entry.at and (x.plan).uses @> array[use] order by x.priority, x.expires_at, x.age) y);
+        where x.scope = charge.scope
+            and x.keeps
+            and x.expires_at > entry.at
+            and (x.plan).uses @> array[use] order by x.priority, x.expires_at, x.age) y);
     if kept = 0 then
         return;
     end if;
@@ -6516,23 +7029,32 @@ begin
     while units > 0 loop
         if next_for_use.kept is null or next_for_use.kept = 0 then
             select y.* into next_for_use from metered.lots y
-            where y.scope = charge.scope and y.keeps and (y.priority, y.expires_at, y.age) > (next_for_use.priority, next_for_use.expires_at, next_for_use.age)
+            where y.scope = charge.scope
+                and y.keeps
+                and (y.priority, y.expires_at, y.age) > (next_for_use.priority,
+                    next_for_use.expires_at, next_for_use.age)
               and y.expires_at > entry.at and (y.plan).uses @> array[use]
             order by y.priority, y.expires_at, y.age limit 1;
             exit when next_for_use.no is null;
         end if;
         if next_for_all.no is not null and coalesce(next_for_all.rest, 0) = 0 then
             if metered._lags(entry) then
-                passed := metered._pass_ended(charge.scope, next_for_all.priority, next_for_all.expires_at, next_for_all.age, entry.at);
+                passed := metered._pass_ended(charge.scope, next_for_all.priority,
+                    next_for_all.expires_at, next_for_all.age, entry.at);
                 next_for_all.priority := passed.priority;
                 next_for_all.expires_at := passed.ends;
                 next_for_all.age := passed.after;
             end if;
             select y.* into next_for_all from metered.lots y
-            where y.scope = charge.scope and y.open and (y.priority, y.expires_at, y.age) > (next_for_all.priority, next_for_all.expires_at, next_for_all.age)
+            where y.scope = charge.scope
+                and y.open
+                and (y.priority, y.expires_at, y.age) > (next_for_all.priority,
+                    next_for_all.expires_at, next_for_all.age)
             order by y.priority, y.expires_at, y.age limit 1;
         end if;
-        if (next_for_all.priority, next_for_all.expires_at, next_for_all.age) < (next_for_use.priority, next_for_use.expires_at, next_for_use.age) then
+        if (next_for_all.priority, next_for_all.expires_at,
+                next_for_all.age) < (next_for_use.priority, next_for_use.expires_at,
+                next_for_use.age) then
             units := units - next_for_all.rest;
             next_for_all.rest := 0;
         else
@@ -6546,11 +7068,14 @@ begin
     if taken = 0 then
         return;
     end if;
-    lifetimes := array(select l::metered.charge_limit from unnest(charge.limits) l where l.win = interval '0' and l.thresholds is not null);
+    lifetimes := array(select l::metered.charge_limit
+        from unnest(charge.limits) l where l.win = interval '0' and l.thresholds is not null);
     if cardinality(lifetimes) > 0 and (charge.amount > taken or entry.seq > was) then
-        crossing := metered._cross_thresholds(array[row(charge.scope, null, charge.amount - taken, case when charge.held > 0 then charge.amount - taken else 0 end, lifetimes,
+        crossing := metered._cross_thresholds(array[row(charge.scope, null, charge.amount - taken,
+                    case when charge.held > 0 then charge.amount - taken else 0 end, lifetimes,
                 null, null, null, null)::metered.new_charge],
-            array_fill(stood - entry.held, array[cardinality(lifetimes)]), array[entry.held], entry.at, array[entry]);
+            array_fill(stood - entry.held, array[cardinality(lifetimes)]), array[entry.held],
+            entry.at, array[entry]);
         entry.crossed := (crossing.tips[1]).crossed;
         crossings := crossing.crossings;
         silent := crossing.silent;
@@ -6558,9 +7083,12 @@ begin
             return;
         end if;
     end if;
-    limits := array(select row(l.max, l.win, l.period, case when l.win is distinct from interval '0' then l.tell_at end,
-        case when l.win is distinct from interval '0' then l.thresholds end, l.telling)::metered.charge_limit
-        from unnest(metered._raised(charge.limits, 0, stood)) with ordinality l(max, win, period, tell_at, thresholds, telling, n) order by l.n);
+    limits := array(select row(l.max, l.win, l.period,
+            case when l.win is distinct from interval '0' then l.tell_at end,
+        case when l.win is distinct from interval '0' then l.thresholds end,
+        l.telling)::metered.charge_limit
+        from unnest(metered._raised(charge.limits, 0, stood)) with ordinality l(max, win, period,
+            tell_at, thresholds, telling, n) order by l.n);
     entry := metered._lot_entry(entry, 'd', taken, taken);
     entry.ref := null;
     entry.hold := null;
@@ -6574,9 +7102,11 @@ begin
 end
 $$;
 
--- _write_charges where some of the charges are for a use. The scopes are locked, and clk was read under the locks. A refusal takes all back.
+-- _write_charges where some of the charges are for a use. The scopes are locked, and clk was read
+-- under the locks. A refusal takes all back.
 create function metered._write_for_uses(charges metered.new_charge[], ahead interval, wait_ms int,
-    origin metered.origin, mode text, hold metered.hold_terms, standing boolean, clk timestamptz) returns metered.charged
+    origin metered.origin, mode text, hold metered.hold_terms, standing boolean, clk timestamptz)
+returns metered.charged
 language plpgsql volatile
 as $$
 declare
@@ -6597,11 +7127,14 @@ begin
             before := metered._bound_lock_wait(wait_ms);
             perform from metered.holds h where h.no = any (array(
                 select x.hold from unnest(asked) c, lateral (select y.hold from metered.hold_lines y
-                    where y.scope = c.scope and y.open > 0 and y.due <= clk order by y.due limit 500) x)) order by h.no for no key update;
+                    where y.scope = c.scope and y.open > 0 and y.due <= clk
+                    order by y.due limit 500) x)) order by h.no for no key update;
             before := metered._unbound_lock_wait(before);
         end if;
         for i in 1..cardinality(charges) loop
-            continue when (charges[i].note ? 'use' and charges[i].amount > 0 and charges[i].scope is not null) is not true;
+            continue when (charges[i].note ? 'use'
+                and charges[i].amount > 0
+                and charges[i].scope is not null) is not true;
             applied := metered._apply_lots(charges[i], clk, wait_ms, origin);
             if applied.silent then
                 posted.refused := '[{"crossing": true}]';
@@ -6613,17 +7146,22 @@ begin
             told[i] := applied.crossings;
             nos := nos || applied.nos;
         end loop;
-        posted := metered._write_charges(charges, ahead, wait_ms, origin, 'applied', hold, standing);
+        posted := metered._write_charges(charges, ahead, wait_ms, origin, 'applied', hold,
+            standing);
         if posted.refused is not null then
             raise exception using errcode = 'MT100';
         end if;
         for i in 1..cardinality(charges) loop
             if told[i] is not null then
-                posted.crossed := coalesce(posted.crossed, '[]') || metered._crossed_at(told[i], array[posted.seqs[i]]);
+                posted.crossed := coalesce(posted.crossed, '[]')
+                    || metered._crossed_at(told[i], array[posted.seqs[i]]);
             end if;
         end loop;
-        for its_lot in select y.* from metered.lots y where y.no = any (nos) and y.rest > 0 order by y.age loop
-            perform metered._take_units(metered._own_entry(metered._entry_for_write(its_lot.scope), clk), its_lot, its_lot.rest, 'b');
+        for its_lot in select y.*
+            from metered.lots y
+            where y.no = any (nos) and y.rest > 0 order by y.age loop
+            perform metered._take_units(metered._own_entry(metered._entry_for_write(its_lot.scope),
+                    clk), its_lot, its_lot.rest, 'b');
         end loop;
     exception when sqlstate 'MT100' then
         null;
@@ -6635,7 +7173,8 @@ begin
     if mode = 'raise' and posted.refused -> 0 ? 'crossing' then
         perform metered._refuse_unreported();
     elsif mode = 'raise' and posted.refused is not null then
-        raise exception 'a limit refuses the charge' using errcode = 'MT001', detail = posted.refused;
+        raise exception 'a limit refuses the charge'
+            using errcode = 'MT001', detail = posted.refused;
     end if;
     return posted;
 end
@@ -6645,8 +7184,9 @@ $$;
 -- [start, end). A sliding window is (since, now], so a period is looked up as the window since its
 -- start less a microsecond.
 
--- Names of time zones that IANA gave up for others, which mean the same place. A server may know one of both alone:
--- its data are older, or distributions leave the old names out (Debian's tzdata-legacy).
+-- Names of time zones that IANA gave up for others, which mean the same place. A server may know
+-- one of both alone: its data are older, or distributions leave the old names out (Debian's
+-- tzdata-legacy).
 create function metered._renamed_zones() returns jsonb
 language sql immutable
 as $$
@@ -6691,8 +7231,8 @@ as $$
         "US/Samoa": "Pacific/Pago_Pago"}'::jsonb
 $$;
 
--- The name by which the server knows a zone, or null: its present name, where the server shows the same time by
--- both, or else the given one, or an earlier one.
+-- The name by which the server knows a zone, or null: its present name, where the server shows the
+-- same time by both, or else the given one, or an earlier one.
 create function metered._known_zone(of_zone text) returns text
 language plpgsql stable
 as $$
@@ -6703,12 +7243,15 @@ declare
 begin
     for candidate in
         select of_zone union all select renamed where renamed is not null
-        union all select x.key from jsonb_each_text(metered._renamed_zones()) x where x.value = of_zone
+        union all select x.key
+            from jsonb_each_text(metered._renamed_zones()) x
+            where x.value = of_zone
     loop
         begin
             perform timestamptz 'epoch' at time zone candidate;
             if known is null or candidate = renamed and not exists (
-                select from generate_series(timestamptz '2000-01-01 00:00Z', '2040-01-01 00:00Z', interval '730 hours') t
+                select from generate_series(timestamptz '2000-01-01 00:00Z', '2040-01-01 00:00Z',
+                    interval '730 hours') t
                 where t at time zone renamed <> t at time zone of_zone) then
                 known := candidate;
             end if;
@@ -6729,19 +7272,20 @@ begin
         plan.renews.zone := coalesce(metered._known_zone((plan.renews).zone), (plan.renews).zone);
     end if;
     if metered._renamed_zones() ? (plan.roll_to).zone then
-        plan.roll_to.zone := coalesce(metered._known_zone((plan.roll_to).zone), (plan.roll_to).zone);
+        plan.roll_to.zone := coalesce(metered._known_zone((plan.roll_to).zone),
+            (plan.roll_to).zone);
     end if;
     return plan;
 end
 $$;
 
--- The period that moment is in: its start and its end. Periods follow each other without a gap, before the
--- anchor too. All are counted from the anchor, so that the 31st is the last day of a shorter month,
--- and the 31st again in a longer one.
+-- The period that moment is in: its start and its end. Periods follow each other without a gap,
+-- before the anchor too. All are counted from the anchor, so that the 31st is the last day of a
+-- shorter month, and the 31st again in a longer one.
 --
--- Where a clock is set forward past a start, the period starts as if it had not been. Where a clock is set back, at the
--- first time that it shows the start. Only hours are added to a timestamptz: days would be those of
--- the session's time zone.
+-- Where a clock is set forward past a start, the period starts as if it had not been. Where a clock
+-- is set back, at the first time that it shows the start. Only hours are added to a timestamptz:
+-- days would be those of the session's time zone.
 create function metered._period_at(p metered.period, t timestamptz) returns timestamptz[]
 language plpgsql stable strict
 as $$
@@ -6768,7 +7312,8 @@ begin
         starts := t - into_it * interval '1 microsecond';
         return array[starts, starts + length * interval '1 microsecond'];
     end if;
-    if ((months > 0 and days = 0 or months = 0 and days > 0) and p.every = make_interval(months => months, days => days)) is not true
+    if ((months > 0 and days = 0 or months = 0 and days > 0)
+            and p.every = make_interval(months => months, days => days)) is not true
         or isfinite(p.anchor) is false then
         perform metered._require(false, 'period');
     end if;
@@ -6784,12 +7329,15 @@ begin
     origin := coalesce(p.anchor at time zone p.zone, '0001-01-01');
     -- A period that starts later, and from there back to the one that has begun.
     nth := 1 + case when days > 0 then date_part('day', shown - origin)::int / days
-        else (date_part('year', shown) * 12 + date_part('month', shown) - date_part('year', origin) * 12 - date_part('month', origin))::int / months end;
+        else (date_part('year', shown) * 12 + date_part('month', shown) - date_part('year', origin)
+            * 12 - date_part('month', origin))::int / months end;
     loop
         start := origin + nth * p.every;
         starts := start at time zone p.zone;
         back := ((starts - interval '24:00') at time zone p.zone) - (start - interval '24:00');
-        if back > interval '0' and (starts - extract(epoch from back) * interval '1 second') at time zone p.zone = start then
+        if back > interval '0'
+            and (starts - extract(epoch from back) * interval '1 second') at time zone p.zone
+                = start then
             starts := starts - extract(epoch from back) * interval '1 second';
         end if;
         if starts > t then
@@ -6806,7 +7354,8 @@ $$;
 
 -- The periods that charges of scopes whose last entries are tips are judged in: two times for each
 -- limit by period, in the order of the limits. Null without any.
-create function metered._periods_of(charges metered.new_charge[], tips metered.ledger[], clk timestamptz) returns timestamptz[]
+create function metered._periods_of(charges metered.new_charge[], tips metered.ledger[],
+    clk timestamptz) returns timestamptz[]
 language plpgsql stable
 as $$
 declare
@@ -7616,10 +8165,10 @@ $$;
 -- statement of PL/pgSQL in a transaction that runs it once is mostly its preparation,
 -- so there are few, and one charge alone is written without arrays of its state.
 --
--- standing: the caller wants the use of each limit (used). Without it an upper bound of a window's use
--- is enough for most charges: the units spent since the anchor of the last entry, or ever. The anchor
--- is older than the window's beginning, and refunds only lower the use. If the bound is not enough,
--- the window's base is looked up, and becomes the anchor (ADR 4).
+-- standing: the caller wants the use of each limit (used). Without it an upper bound of a window's
+-- use is enough for most charges: the units spent since the anchor of the last entry, or ever. The
+-- anchor is older than the window's beginning, and refunds only lower the use. If the bound is not
+-- enough, the window's base is looked up, and becomes the anchor (ADR 4).
 create function metered._write_charges(charges metered.new_charge[], ahead interval, wait_ms int,
     origin metered.origin, mode text, hold metered.hold_terms, standing boolean,
     out seqs bigint[], out ats timestamptz[], out used bigint[], out held bigint[],
@@ -7667,7 +8216,8 @@ begin
     end loop;
     nth := null;
     if tallies is not null then
-        part := metered._write_others(charges, tallies, ahead, wait_ms, origin, mode, hold, standing);
+        part := metered._write_others(charges, tallies, ahead, wait_ms, origin, mode, hold,
+            standing);
         seqs := part.seqs;
         ats := part.ats;
         used := part.used;
@@ -7680,7 +8230,8 @@ begin
     end if;
     if hold.at is null then
         -- One lock needs no order.
-        if not look and (cardinality(charges) > 1 or metered._try_lock(charges[1].key) is not true) then
+        if not look and (cardinality(charges) > 1
+                or metered._try_lock(charges[1].key) is not true) then
             waited := metered._lock_charges(charges, wait_ms);
         end if;
         at := metered.clock();  -- after the lock: a wait must not date the entry back
@@ -7695,7 +8246,8 @@ begin
             and charge.must_exist is not true
             and ((charge.note ? 'use') is not true or mode in ('look', 'applied'))) is not true then
             if charge.note ? 'use' and mode not in ('look', 'applied') then
-                part := metered._write_for_uses(charges, ahead, wait_ms, origin, mode, hold, standing, at);
+                part := metered._write_for_uses(charges, ahead, wait_ms, origin, mode, hold,
+                    standing, at);
                 seqs := part.seqs;
         ats := part.ats;
         used := part.used;
@@ -7729,11 +8281,13 @@ begin
             tip.tallied := true;
         end if;
         if tip.at > at or tip.next_due <= at or tip.lots_end <= at or tip.crossed is not null then
-            plain := plain and (tip.at > at or tip.next_due <= at or tip.lots_end <= at) is not true;
+            plain := plain and (tip.at > at
+                or tip.next_due <= at
+                or tip.lots_end <= at) is not true;
             due := due or tip.next_due <= at or tip.lots_end <= greatest(at, tip.at);
             if tip.crossed is not null then
-                charge.limits := metered._untold(charge.limits, tip.crossed, tip.spent - tip.refunded,
-                    tip.held, tip.credited, at);
+                charge.limits := metered._untold(charge.limits, tip.crossed,
+                    tip.spent - tip.refunded, tip.held, tip.credited, at);
             end if;
         end if;
         foreach lim in array charge.limits loop
@@ -7809,8 +8363,10 @@ begin
         return;
     elsif plain is not true then
         -- The last limit looked at is the first that may refuse.
-        part := metered._judge_charges(charges, tips, held, used, at, ahead, wait_ms, hold.nos, mode,
-            standing, absent, due, row(coalesce(nth_limit, 0), coalesce(base_seq, 0), coalesce(base_spent, 0)));
+        part := metered._judge_charges(charges, tips, held, used, at, ahead, wait_ms, hold.nos,
+            mode,
+            standing, absent, due, row(coalesce(nth_limit, 0), coalesce(base_seq, 0),
+                coalesce(base_spent, 0)));
         refused := part.refused;
         used := part.used;
         if refused is not null or look then
@@ -7883,8 +8439,8 @@ end
 $$;
 
 -- Judges charges that are not plainly let in, and ends what is due if they are. It returns the last
--- entries of their scopes and the units held after that, the thresholds that they cross, or the refusal.
--- absent, due, and known (see _check_limits) are what _write_charges has found.
+-- entries of their scopes and the units held after that, the thresholds that they cross, or the
+-- refusal. absent, due, and known (see _check_limits) are what _write_charges has found.
 create function metered._judge_charges(charges metered.new_charge[], inout tips metered.ledger[],
     inout held bigint[], inout used bigint[], clk timestamptz, ahead interval, wait_ms int,
     of_nos bigint[], mode text, standing boolean, absent jsonb, due boolean, known metered.counted,
@@ -7951,7 +8507,8 @@ create function metered._lots_end_caught_up(tip metered.ledger) returns timestam
 language plpgsql volatile
 as $$
 begin
-    if exists (select from metered.lot_rows y where y.scope = tip.scope and y.open and y.expires_at <= tip.at
+    if exists (select from metered.lot_rows y
+            where y.scope = tip.scope and y.open and y.expires_at <= tip.at
             order by y.expires_at, y.age limit 1) then
         return tip.lots_end;
     end if;
@@ -7966,13 +8523,15 @@ create function metered._lock_charges(charges metered.new_charge[], wait_ms int)
 language plpgsql volatile
 as $$
 begin
-    return metered._lock_all_scopes(array(select c.scope from unnest(charges) c), array(select c.key from unnest(charges) c), wait_ms);
+    return metered._lock_all_scopes(array(select c.scope from unnest(charges) c),
+        array(select c.key from unnest(charges) c), wait_ms);
 end
 $$;
 
 -- Charges scopes, all or none, without a command, and returns a refusal. Returning the whole
 -- answer costs less than assigning each part.
-create function metered.charge(charges metered.new_charge[], ahead interval, wait_ms int, standing boolean) returns metered.charged
+create function metered.charge(charges metered.new_charge[], ahead interval, wait_ms int,
+    standing boolean) returns metered.charged
 language plpgsql volatile
 security definer
 set search_path = pg_catalog, pg_temp
@@ -7992,10 +8551,10 @@ begin
 end
 $$;
 
--- Charges costs that were incurred, whatever their limits, which only report thresholds. If the use of a limit is unknown, no
--- threshold is reported.
-create function metered._charge_anyway(charges metered.new_charge[], ahead interval, wait_ms int, origin metered.origin,
-    hold metered.hold_terms) returns metered.charged
+-- Charges costs that were incurred, whatever their limits, which only report thresholds. If the use
+-- of a limit is unknown, no threshold is reported.
+create function metered._charge_anyway(charges metered.new_charge[], ahead interval, wait_ms int,
+    origin metered.origin, hold metered.hold_terms) returns metered.charged
 language plpgsql volatile
 as $$
 declare
@@ -8003,17 +8562,20 @@ declare
     posted metered.charged;
 begin
     for i in 1..cardinality(charges) loop
-        charges[i].limits := array(select row(9223372036854775807, l.win, l.period, l.tell_at, l.thresholds, l.telling)::metered.charge_limit
+        charges[i].limits := array(select row(9223372036854775807, l.win, l.period, l.tell_at,
+                l.thresholds, l.telling)::metered.charge_limit
             from unnest(charges[i].limits) l where l.thresholds is not null);
         tells := tells or cardinality(charges[i].limits) > 0;
     end loop;
     if tells then
         begin
-            posted := metered._write_charges(charges, ahead, wait_ms, origin, 'answer', hold, false);
+            posted := metered._write_charges(charges, ahead, wait_ms, origin, 'answer', hold,
+                false);
             if (posted.refused -> 0 ? 'limit') is not true then
                 return posted;
             end if;
-        exception when sqlstate 'MT002' or sqlstate 'MT003' or sqlstate 'MT010' or sqlstate 'MT012' then
+        exception when sqlstate 'MT002' or sqlstate 'MT003' or sqlstate 'MT010'
+            or sqlstate 'MT012' then
         end;
         for i in 1..cardinality(charges) loop   -- a sum is beyond 64 bits, for example
             charges[i].limits := '{}';
@@ -8023,10 +8585,13 @@ begin
 end
 $$;
 
--- What a charge would meet, and what counts in a scope: answers of the same rules that write nothing.
+-- What a charge would meet, and what counts in a scope: answers of the same rules that write
+-- nothing.
 
--- The answer of _check_limits to charges as if due holds had ended, without ending them. Lots for the use of a charge raise its lifetime limits.
-create function metered._check_now(charges metered.new_charge[], tips metered.ledger[], clk timestamptz, ahead interval,
+-- The answer of _check_limits to charges as if due holds had ended, without ending them. Lots for
+-- the use of a charge raise its lifetime limits.
+create function metered._check_now(charges metered.new_charge[], tips metered.ledger[],
+    clk timestamptz, ahead interval,
     out used bigint[], out held bigint[], out refused jsonb)
 language plpgsql stable
 as $$
@@ -8040,15 +8605,19 @@ declare
     told    record;
 begin
     foreach tip in array tips loop
-        held := held || tip.held - case when tip.next_due <= clk then metered._due_units(tip.scope, tip.next_due, clk) else 0 end;
+        held := held || tip.held - case when tip.next_due <= clk
+            then metered._due_units(tip.scope, tip.next_due, clk) else 0 end;
     end loop;
     tips := metered._without_lapsing(tips, clk);
     foreach charge in array charges loop
         nth := nth + 1;
         if charge.note ? 'use' and before[nth].lots_end is not null then
             asked := coalesce(asked, charges);
-            charges[nth].limits := metered._raised(charge.limits, metered._kept_for(before[nth], charge.note ->> 'use', clk), tips[nth].spent - tips[nth].refunded - tips[nth].credited + held[nth]
-                + case when tips[nth].next_due <= clk then metered._minima(tips[nth], null, clk) else 0 end);
+            charges[nth].limits := metered._raised(charge.limits,
+                metered._kept_for(before[nth], charge.note ->> 'use', clk),
+                tips[nth].spent - tips[nth].refunded - tips[nth].credited + held[nth]
+                + case when tips[nth].next_due <= clk then metered._minima(tips[nth], null, clk)
+                    else 0 end);
         end if;
     end loop;
     verdict := metered._check_limits(charges, tips, held, clk, ahead, null, null, null);
@@ -8102,12 +8671,13 @@ begin
 end
 $$;
 
--- The state of each scope, for each pair with a window. Window 0 is
--- the lifetime, and a null one is a period. with_leases: spends of open leases are used, and not held.
--- charges says how many charges were made in it, refunded or not.
-create function metered.usage_of(scopes text[], windows interval[], periods metered.period[], with_leases boolean)
-returns table (used bigint, held bigint, spent bigint, refunded bigint, credited bigint, seq bigint, due_us bigint, leased bigint,
-    starts_at timestamptz, ends_at timestamptz, charges bigint)
+-- The state of each scope, for each pair with a window. Window 0 is the lifetime, and a null one is
+-- a period. with_leases: spends of open leases are used, and not held. charges says how many
+-- charges were made in it, refunded or not.
+create function metered.usage_of(scopes text[], windows interval[], periods metered.period[],
+    with_leases boolean)
+returns table (used bigint, held bigint, spent bigint, refunded bigint, credited bigint, seq bigint,
+    due_us bigint, leased bigint, starts_at timestamptz, ends_at timestamptz, charges bigint)
 language plpgsql stable
 security definer
 set search_path = pg_catalog, pg_temp
@@ -8138,8 +8708,10 @@ begin
     end if;
     for i in 1..cardinality(scopes) loop
         tip := metered._last_entry(scopes[i]);
-        tip.credited := tip.credited - case when tip.lots_end is not null then metered._lapsing(tip, clk) else 0 end;
-        span := case when windows[i] is null then metered._period_at(periods[i], greatest(clk, tip.at)) end;
+        tip.credited := tip.credited - case when tip.lots_end is not null
+            then metered._lapsing(tip, clk) else 0 end;
+        span := case when windows[i] is null
+            then metered._period_at(periods[i], greatest(clk, tip.at)) end;
         starts_at := span[1];
         ends_at := span[2];
         since := coalesce(greatest(clk, tip.at) - windows[i], starts_at - interval '0.000001');
@@ -8179,19 +8751,22 @@ begin
             held := held - counted.unspent - counted.spent;
             used := used + counted.spent;
             spent := spent + counted.spent;
-            charges := charges + (metered._unsettled_spends(scopes[i], array['-infinity'::timestamptz], true))[1];
+            charges := charges + (metered._unsettled_spends(scopes[i],
+                    array['-infinity'::timestamptz], true))[1];
         end if;
         due_us := case when held > 0 then
-            extract(epoch from metered._first_due(scopes[i], tip.next_due, clk) - clk) * 1000000 end;
+            extract(epoch from metered._first_due(scopes[i], tip.next_due, clk) - clk)
+                * 1000000 end;
         return next;
     end loop;
 end
 $$;
 
 -- usage_of without charges, for programs of version 1.
-create function metered.usage(scopes text[], windows interval[], periods metered.period[], with_leases boolean)
-returns table (used bigint, held bigint, spent bigint, refunded bigint, credited bigint, seq bigint, due_us bigint, leased bigint,
-    starts_at timestamptz, ends_at timestamptz)
+create function metered.usage(scopes text[], windows interval[], periods metered.period[],
+    with_leases boolean)
+returns table (used bigint, held bigint, spent bigint, refunded bigint, credited bigint, seq bigint,
+    due_us bigint, leased bigint, starts_at timestamptz, ends_at timestamptz)
 language plpgsql stable
 security definer
 set search_path = pg_catalog, pg_temp
@@ -8213,7 +8788,8 @@ begin
         or pg_column_size(periods) > 1400 and not metered._fits(periods) then
         raise exception 'out of bounds: an argument of usage' using errcode = '22023';
     end if;
-    return query select u.used, u.held, u.spent, u.refunded, u.credited, u.seq, u.due_us, u.leased, u.starts_at, u.ends_at
+    return query select u.used, u.held, u.spent, u.refunded, u.credited, u.seq, u.due_us, u.leased,
+        u.starts_at, u.ends_at
         from metered.usage_of(scopes, windows, periods, with_leases) u;
 end
 $$;
@@ -8235,8 +8811,12 @@ begin
     foreach charge in array charges loop
         most := 0;
         foreach lim in array charge.limits loop
-            refusal := jsonb_path_query_first(refused, '$[*] ? (@.limit == $n)', jsonb_build_object('n', nth_limit));
-            most := greatest(most, charge.amount - lim.max + (refusal ->> 'used')::numeric + (refusal ->> 'held')::bigint + (refusal ->> 'own')::bigint + (refusal ->> 'leased')::bigint);
+            refusal := jsonb_path_query_first(refused, '$[*] ? (@.limit == $n)',
+                jsonb_build_object('n', nth_limit));
+            most := greatest(most,
+                charge.amount - lim.max + (refusal ->> 'used')::numeric
+                    + (refusal ->> 'held')::bigint + (refusal ->> 'own')::bigint
+                    + (refusal ->> 'leased')::bigint);
             nth_limit := nth_limit + 1;
         end loop;
         all_of := all_of || least(most, charge.amount)::bigint;
@@ -8245,11 +8825,14 @@ begin
 end
 $$;
 
--- _write_charges up to so many units. If limits refuse, all charges are cut by the same units, so that each takes the same, and no less than
--- fewest. Charges that hold units hold fewer then, and spend as many as before. The second attempt has the locks and the clock of the first, so it is
+-- _write_charges up to so many units. If limits refuse, all charges are cut by the same units, so
+-- that each takes the same, and no less than fewest. Charges that hold units hold fewer then, and
+-- spend as many as before. The second attempt has the locks and the clock of the first, so it is
 -- refused only if fewest units do not fit, either. Its refusal is the answer.
-create function metered._write_up_to(inout charges metered.new_charge[], fewest bigint, ahead interval, wait_ms int,
-    origin metered.origin, mode text, hold metered.hold_terms, standing boolean, out posted metered.charged)
+create function metered._write_up_to(inout charges metered.new_charge[], fewest bigint,
+    ahead interval, wait_ms int,
+    origin metered.origin, mode text, hold metered.hold_terms, standing boolean,
+    out posted metered.charged)
 language plpgsql volatile
 as $$
 declare
@@ -8266,7 +8849,8 @@ begin
         holding := holding or charge.held > 0;
         units := case when charge.held > 0 then charge.held else coalesce(units, charge.amount) end;
     end loop;
-    less := least(units - fewest, (select max(x) from unnest(metered._beyond_limits(charges, posted.refused)) x));
+    less := least(units - fewest, (select max(x)
+            from unnest(metered._beyond_limits(charges, posted.refused)) x));
     for i in 1..cardinality(charges) loop
         if holding = (charges[i].held > 0) then
             charges[i].amount := charges[i].amount - less;
@@ -8278,13 +8862,14 @@ begin
 end
 $$;
 
--- The lots that paid for an entry, in order, as JSON: null for none. A unit that no lot covers is in
--- none of them. Aggregates inside lateral leave the planner no join to choose.
+-- The lots that paid for an entry, in order, as JSON: null for none. A unit that no lot covers is
+-- in none of them. Aggregates inside lateral leave the planner no join to choose.
 create function metered._lots_of(of_scope text, of_seq bigint) returns json
 language plpgsql stable
 as $$
 begin
-    return (select json_agg(json_build_object('lot', y.no, 'reference', coalesce(y.reference, y.of_reference),
+    return (select json_agg(json_build_object('lot', y.no, 'reference',
+                coalesce(y.reference, y.of_reference),
             'category', y.category, 'amount', x.amount) order by x.nth)
         from metered.lot_moves x, lateral (
             select z.no, z.reference, (z.plan).of_reference, z.category
@@ -8293,13 +8878,16 @@ begin
 end
 $$;
 
--- Charges scopes as charge does, and says which lots paid: lots has an element for each charge, null
--- for none. With up_to the amounts are equal: all of it is charged, or else the largest amount that
--- the limits of all scopes admit, at least 1. amount is this, and a refusal is of 1 unit. A refusal
--- of a command raises, because COMMIT follows, and its charges are kept for its record.
-create function metered.charge_lots(charges metered.new_charge[], up_to boolean, ahead interval, wait_ms int,
-    standing boolean, origin metered.origin, out amount bigint, out seqs bigint[], out ats timestamptz[],
-    out used bigint[], out held bigint[], out refused jsonb, out periods timestamptz[], out crossed jsonb, out lots json)
+-- Charges scopes as charge does, and says which lots paid: lots has an element for each charge,
+-- null for none. With up_to the amounts are equal: all of it is charged, or else the largest amount
+-- that the limits of all scopes admit, at least 1. amount is this, and a refusal is of 1 unit. A
+-- refusal of a command raises, because COMMIT follows, and its charges are kept for its record.
+create function metered.charge_lots(charges metered.new_charge[], up_to boolean, ahead interval,
+    wait_ms int,
+    standing boolean, origin metered.origin, out amount bigint, out seqs bigint[],
+    out ats timestamptz[],
+    out used bigint[], out held bigint[], out refused jsonb, out periods timestamptz[],
+    out crossed jsonb, out lots json)
 language plpgsql volatile
 security definer
 set search_path = pg_catalog, pg_temp
@@ -8328,7 +8916,10 @@ begin
         perform metered._require(false, 'up_to');
     end if;
     foreach charge in array charges loop
-        if (charge.held = 0 and charge.lease is null and charge.amount = case when up_to then charges[1].amount else charge.amount end) is not true then
+        if (charge.held = 0
+                and charge.lease is null
+                and charge.amount = case when up_to then charges[1].amount
+                    else charge.amount end) is not true then
             perform metered._require(false, 'amounts');
         end if;
     end loop;
@@ -8353,17 +8944,20 @@ begin
     for i in 1..cardinality(charges) loop
         paid[i] := metered._lots_of(charges[i].scope, seqs[i]);
         if origin.operation is not null then
-            perform metered._remember_hold(json_build_object('drawn', json_strip_nulls(json_build_object(
-                'wallet', charges[i].scope, 'seq', seqs[i], 'at', ats[i], 'amount', charges[i].amount, 'lots', paid[i]))));
+            perform metered._remember_hold(json_build_object('drawn',
+                    json_strip_nulls(json_build_object(
+                'wallet', charges[i].scope, 'seq', seqs[i], 'at', ats[i], 'amount',
+                charges[i].amount, 'lots', paid[i]))));
         end if;
     end loop;
     lots := to_json(paid);
 end
 $$;
 
--- The part of refused charges that limits admit: each cut by its own limits, or evenly, all cut by as many units as the one that is cut most. Null if
--- nothing is left.
-create function metered._as_far_as_admitted(charges metered.new_charge[], refused jsonb, evenly boolean) returns metered.new_charge[]
+-- The part of refused charges that limits admit: each cut by its own limits, or evenly, all cut by
+-- as many units as the one that is cut most. Null if nothing is left.
+create function metered._as_far_as_admitted(charges metered.new_charge[], refused jsonb,
+    evenly boolean) returns metered.new_charge[]
 language plpgsql immutable
 as $$
 declare
@@ -8384,16 +8978,17 @@ begin
 end
 $$;
 
--- Usage by time. The sums of a scope at the beginning and at the end of a range are those of two entries, so
--- a range costs the two look-ups, and a series of ranges one look-up for each edge.
+-- Usage by time. The sums of a scope at the beginning and at the end of a range are those of two
+-- entries, so a range costs the two look-ups, and a series of ranges one look-up for each edge.
 
--- The sums of a scope's chain before each of the times, which ascend. seq is the last entry before it,
--- refunded_after has the refunds, up to now, of charges after it, and unsettled the spends from open leases
--- between the time and the next one. charges and unsettled_charges say how many charges spent and unsettled are of. If a purge took an answer away, the last row has known_from, since when usage
--- is known. STABLE, so that all its statements see one snapshot.
+-- The sums of a scope's chain before each of the times, which ascend. seq is the last entry before
+-- it, refunded_after has the refunds, up to now, of charges after it, and unsettled the spends from
+-- open leases between the time and the next one. charges and unsettled_charges say how many charges
+-- spent and unsettled are of. If a purge took an answer away, the last row has known_from, since
+-- when usage is known. STABLE, so that all its statements see one snapshot.
 create function metered.usage_before(of_scope text, times timestamptz[])
-returns table (seq bigint, spent bigint, refunded bigint, credited bigint, refunded_after bigint, unsettled bigint,
-    known_from timestamptz, charges bigint, unsettled_charges bigint)
+returns table (seq bigint, spent bigint, refunded bigint, credited bigint, refunded_after bigint,
+    unsettled bigint, known_from timestamptz, charges bigint, unsettled_charges bigint)
 language plpgsql stable
 security definer
 set search_path = pg_catalog, pg_temp
@@ -8419,7 +9014,9 @@ begin
         or cardinality(times) > 2001 then
         raise exception 'out of bounds: an argument of usage_before' using errcode = '22023';
     end if;
-    perform metered._require(cardinality(times) between 1 and 2001 and array_ndims(times) = 1 and array_lower(times, 1) = 1
+    perform metered._require(cardinality(times) between 1 and 2001
+        and array_ndims(times) = 1
+        and array_lower(times, 1) = 1
         and array_position(times, null) is null, 'times');
     open := case when tip.held > 0 then metered._unsettled_spends(of_scope, times, false) end;
     opens := case when open is not null then metered._unsettled_spends(of_scope, times, true) end;
@@ -8438,14 +9035,19 @@ begin
             refunded := tip.refunded;
             credited := tip.credited - coalesce(lapsed[i], 0);
             refunded_after := 0;
-            charges := tip.seq - coalesce(int8smaller(tip.others, tip.seq), 0) + coalesce(dues[i], 0) + coalesce(aparts[i], 0);
+            charges := tip.seq - coalesce(int8smaller(tip.others, tip.seq), 0) + coalesce(dues[i], 0)
+                + coalesce(aparts[i], 0);
             return next;
             continue;
         end if;
         select b.seq, b.spent, b.refunded into seq, spent, refunded
         from metered._base(of_scope, tip.seq, tip.epoch, until) b;
-        if seq is null and tip.epoch = 0 and (select l.at > until from metered.ledger l where l.scope = of_scope and l.seq = 1) then
-            seq := 0;       -- before the scope began: a purge leaves entry 1, which says when that was
+        if seq is null
+            and tip.epoch = 0
+            and (select l.at > until
+                from metered.ledger l where l.scope = of_scope and l.seq = 1) then
+            seq := 0;       -- before the scope began: a purge leaves
+                            -- entry 1, which says when that was
             spent := 0;
             refunded := 0;
         elsif seq is null then
@@ -8454,7 +9056,9 @@ begin
             return;
         end if;
         credited := case when tip.credited = 0 and tip.lots_end is null then 0 else
-            coalesce((select l.credited from metered.ledger l where l.scope = of_scope and l.seq = usage_before.seq), 0) end;
+            coalesce((select l.credited
+                    from metered.ledger l
+                    where l.scope = of_scope and l.seq = usage_before.seq), 0) end;
         -- The rows of refund_sum that a purge took are of charges before seq.
         refunded_after := case when refunded = tip.refunded then 0 when seq = 0 then tip.refunded
             else metered._refunds_after(of_scope, tip.seq, seq) end;
@@ -8466,8 +9070,8 @@ $$;
 
 -- usage_before without charges, for programs of version 1.
 create function metered.usage_at(of_scope text, times timestamptz[])
-returns table (seq bigint, spent bigint, refunded bigint, credited bigint, refunded_after bigint, unsettled bigint,
-    known_from timestamptz)
+returns table (seq bigint, spent bigint, refunded bigint, credited bigint, refunded_after bigint,
+    unsettled bigint, known_from timestamptz)
 language plpgsql stable
 security definer
 set search_path = pg_catalog, pg_temp
@@ -8482,14 +9086,17 @@ begin
         or cardinality(times) > 2001 then
         raise exception 'out of bounds: an argument of usage_at' using errcode = '22023';
     end if;
-    return query select u.seq, u.spent, u.refunded, u.credited, u.refunded_after, u.unsettled, u.known_from
+    return query select u.seq, u.spent, u.refunded, u.credited, u.refunded_after, u.unsettled,
+        u.known_from
         from metered.usage_before(of_scope, times) u;
 end
 $$;
 
--- How many units of a wallet have lapsed, unwritten, before each of the times, which ascend, less those that
--- began: 0 before its entry tip. From one event of the wallet to the next one it is the same.
-create function metered._lapsing_before(tip metered.ledger, times timestamptz[], clk timestamptz) returns bigint[]
+-- How many units of a wallet have lapsed, unwritten, before each of the times, which ascend, less
+-- those that began: 0 before its entry tip. From one event of the wallet to the next one it is the
+-- same.
+create function metered._lapsing_before(tip metered.ledger, times timestamptz[], clk timestamptz)
+    returns bigint[]
 language plpgsql stable
 as $$
 declare
@@ -8522,8 +9129,10 @@ begin
 end
 $$;
 
--- The minima of a scope's due lines, not freed yet, that count before each of the times (see _minima), or how many they are.
-create function metered._due_minima(tip metered.ledger, times timestamptz[], clk timestamptz, counting boolean) returns bigint[]
+-- The minima of a scope's due lines, not freed yet, that count before each of the times (see
+-- _minima), or how many they are.
+create function metered._due_minima(tip metered.ledger, times timestamptz[], clk timestamptz,
+    counting boolean) returns bigint[]
 language plpgsql stable
 as $$
 declare
@@ -8532,9 +9141,15 @@ declare
     line  record;
 begin
     for line in
-        select width_bucket(greatest(l.due, tip.at), times) as nth, sum(case when counting then 1 else l.at_least - l.captured end)::bigint as amount
+        select width_bucket(greatest(l.due, tip.at), times) as nth,
+            sum(case when counting then 1 else l.at_least - l.captured end)::bigint as amount
         from metered.hold_lines l
-        where l.scope = tip.scope and l.open > 0 and l.at_least > 0 and l.at_least > l.captured and l.due >= tip.next_due and l.due <= clk
+        where l.scope = tip.scope
+            and l.open > 0
+            and l.at_least > 0
+            and l.at_least > l.captured
+            and l.due >= tip.next_due
+            and l.due <= clk
         group by 1 order by 1
     loop
         if line.nth < cardinality(times) then
@@ -8549,8 +9164,10 @@ begin
 end
 $$;
 
--- The spends from the open leases of a scope, from each time on until the next one, or how many they are. It reads all of their spends.
-create function metered._unsettled_spends(of_scope text, times timestamptz[], counting boolean) returns bigint[]
+-- The spends from the open leases of a scope, from each time on until the next one, or how many
+-- they are. It reads all of their spends.
+create function metered._unsettled_spends(of_scope text, times timestamptz[], counting boolean)
+    returns bigint[]
 language plpgsql stable
 as $$
 declare
@@ -8558,11 +9175,16 @@ declare
     spend record;
 begin
     for spend in
-        select width_bucket(x.at, times) as nth, sum(case when counting then 1 else x.amount end)::bigint as amount
-        -- In order, or the planner may take the index of the history, and read all that was ever settled.
+        select width_bucket(x.at, times) as nth,
+            sum(case when counting then 1 else x.amount end)::bigint as amount
+        -- In order, or the planner may take the index of the history, and read all that was ever
+        -- settled.
         from (select y.no from metered.leases y
-              where y.scope = of_scope and y.settled_at is null and y.mode = 's' order by y.ends_at) l,
-             lateral (select s.at, s.amount from metered.lease_spends s where s.lease = l.no and s.at >= times[1] offset 0) x
+              where y.scope = of_scope and y.settled_at is null and y.mode = 's'
+              order by y.ends_at) l,
+             lateral (select s.at, s.amount
+                 from metered.lease_spends s
+                 where s.lease = l.no and s.at >= times[1] offset 0) x
         group by 1
     loop
         units[spend.nth] := spend.amount;
@@ -8571,8 +9193,8 @@ begin
 end
 $$;
 
--- Since when the usage of a scope is known whose entries a purge has taken: after the first entry that it left. That
--- entry counts no later than the clock repairs after it.
+-- Since when the usage of a scope is known whose entries a purge has taken: after the first entry
+-- that it left. That entry counts no later than the clock repairs after it.
 create function metered._usage_known_from(tip metered.ledger) returns timestamptz
 language plpgsql stable
 as $$
@@ -8580,20 +9202,24 @@ declare
     since timestamptz;
     first int;
 begin
-    select l.at, l.epoch into since, first from metered.ledger l where l.scope = tip.scope and l.seq > 1 order by l.seq limit 1;
+    select l.at, l.epoch into since, first
+    from metered.ledger l
+    where l.scope = tip.scope and l.seq > 1 order by l.seq limit 1;
     for e in first + 1..tip.epoch loop
         since := least(since, (select l.at from metered.ledger l
-            where l.scope = tip.scope and l.epoch = e and (l.seq & 15 = 1 or l.kind = 'k') order by l.at, l.seq limit 1));
+            where l.scope = tip.scope and l.epoch = e and (l.seq & 15 = 1 or l.kind = 'k')
+            order by l.at, l.seq limit 1));
     end loop;
     return since + interval '1 microsecond';
 end
 $$;
 
--- Scans up to look entries between two numbers, forwards or backwards, for entries with the texts of made_by.note, with
--- made_by.operation, and of a command of that name (null is any). It returns up to most + 1 of them, and always
--- the last entry that it looked at. more: there may be others after that.
-create function metered.search_entries(of_scope text, after_seq bigint, before_seq bigint, backwards boolean, look int, most int,
-    made_by metered.origin, named text)
+-- Scans up to look entries between two numbers, forwards or backwards, for entries with the texts
+-- of made_by.note, with made_by.operation, and of a command of that name (null is any). It returns
+-- up to most + 1 of them, and always the last entry that it looked at. more: there may be others
+-- after that.
+create function metered.search_entries(of_scope text, after_seq bigint, before_seq bigint,
+    backwards boolean, look int, most int, made_by metered.origin, named text)
 returns table (entry metered.ledger, matched boolean, more boolean)
 language plpgsql stable
 security definer
@@ -8611,32 +9237,44 @@ begin
         or pg_column_compression(made_by.note) is not null and octet_length(made_by.note::text) > 8192 then
         raise exception 'out of bounds: an argument of search_entries' using errcode = '22023';
     end if;
-    perform metered._require(look between 1 and 100000 and most between 1 and 1000 and backwards is not null, 'search');
+    perform metered._require(look between 1 and 100000
+        and most between 1 and 1000
+        and backwards is not null, 'search');
     if backwards then
         select min(x.seq), count(*) >= look into stop, more
         from (select l.seq from metered.ledger l
-              where l.scope = of_scope and l.seq > after_seq and l.seq < before_seq order by l.seq desc limit look) x;
+              where l.scope = of_scope and l.seq > after_seq and l.seq < before_seq
+              order by l.seq desc limit look) x;
         return query
         select l, m.ok, search_entries.more
-        from metered.ledger l, lateral (select coalesce((made_by.note is null or l.note @> made_by.note)
+        from metered.ledger l,
+            lateral (select coalesce((made_by.note is null or l.note @> made_by.note)
                 and (made_by.operation is null
-                    or l.operation = made_by.operation and coalesce(l.operation_tenant, '') = coalesce(made_by.tenant, ''))
+                    or l.operation = made_by.operation
+                        and coalesce(l.operation_tenant, '') = coalesce(made_by.tenant, ''))
                 and (named is null
-                    or named = (select o.name from metered.operations o where o.tenant = l.operation_tenant and o.id = l.operation)),
+                    or named = (select o.name
+                        from metered.operations o
+                        where o.tenant = l.operation_tenant and o.id = l.operation)),
             false) as ok) m
         where l.scope = of_scope and l.seq >= stop and l.seq < before_seq and (m.ok or l.seq = stop)
         order by l.seq desc limit most + 1;
     else
         select max(x.seq), count(*) >= look into stop, more
         from (select l.seq from metered.ledger l
-              where l.scope = of_scope and l.seq > after_seq and l.seq < before_seq order by l.seq limit look) x;
+              where l.scope = of_scope and l.seq > after_seq and l.seq < before_seq
+              order by l.seq limit look) x;
         return query
         select l, m.ok, search_entries.more
-        from metered.ledger l, lateral (select coalesce((made_by.note is null or l.note @> made_by.note)
+        from metered.ledger l,
+            lateral (select coalesce((made_by.note is null or l.note @> made_by.note)
                 and (made_by.operation is null
-                    or l.operation = made_by.operation and coalesce(l.operation_tenant, '') = coalesce(made_by.tenant, ''))
+                    or l.operation = made_by.operation
+                        and coalesce(l.operation_tenant, '') = coalesce(made_by.tenant, ''))
                 and (named is null
-                    or named = (select o.name from metered.operations o where o.tenant = l.operation_tenant and o.id = l.operation)),
+                    or named = (select o.name
+                        from metered.operations o
+                        where o.tenant = l.operation_tenant and o.id = l.operation)),
             false) as ok) m
         where l.scope = of_scope and l.seq > after_seq and l.seq <= stop and (m.ok or l.seq = stop)
         order by l.seq limit most + 1;
@@ -9117,20 +9755,22 @@ begin
 end
 $$;
 
--- Carving: a lease whose units a child scope spends. The child is credited with them, and is closed in
--- the end: the units that it charged are captured at the parent, and the rest is free there again. Until then all
--- of it counts as held at the parent.
+-- Carving: a lease whose units a child scope spends. The child is credited with them, and is closed
+-- in the end: the units that it charged are captured at the parent, and the rest is free there
+-- again. Until then all of it counts as held at the parent.
 --
--- A closed scope has -infinity as its last entry's next_due, which every later entry keeps. So the path
--- of a charge that is let in comes to _check_limits, which refuses it. Credit and refund ask
--- _refuse_closed. Units that were held before may still end, or be captured, and the settlement waits for them.
+-- A closed scope has -infinity as its last entry's next_due, which every later entry keeps. So the
+-- path of a charge that is let in comes to _check_limits, which refuses it. Credit and refund ask
+-- _refuse_closed. Units that were held before may still end, or be captured, and the settlement
+-- waits for them.
 --
--- Parent and child are locked by key, and then the lease's row. Nobody else locks the row of a carved
--- lease that is open, so the lock of spenders is not needed.
+-- Parent and child are locked by key, and then the lease's row. Nobody else locks the row of a
+-- carved lease that is open, so the lock of spenders is not needed.
 --
--- On another cluster the child has a row of its own, of mode g. The parent's row is of mode r, and settle_away settles it with the
--- units that the child used. Messages between the clusters can come again, and in any order. So a row of mode g stays, and answers each
--- message with the units used, until the parent's side is known to be settled (home_at) and its time is over.
+-- On another cluster the child has a row of its own, of mode g. The parent's row is of mode r, and
+-- settle_away settles it with the units that the child used. Messages between the clusters can come
+-- again, and in any order. So a row of mode g stays, and answers each message with the units used,
+-- until the parent's side is known to be settled (home_at) and its time is over.
 
 -- Refuses a new entry in a closed scope. entry is its last entry, or one that is to follow it.
 create function metered._refuse_closed(e metered.ledger) returns void
@@ -9138,7 +9778,8 @@ language plpgsql stable
 as $$
 begin
     if e.next_due = '-infinity' then
-        raise exception 'the scope is closed' using errcode = 'MT001', detail = metered._with_absent(null, e.scope, 'closed');
+        raise exception 'the scope is closed'
+            using errcode = 'MT001', detail = metered._with_absent(null, e.scope, 'closed');
     end if;
 end
 $$;
@@ -9175,10 +9816,12 @@ begin
 end
 $$;
 
--- Carves charge.amount units, judged by the charge's limits as a hold, for the child of terms, which has no
--- entries yet. status is carved, exists (it was carved before, equally), conflict (it was carved otherwise), used (the
--- child has entries) or refused. A child of a child ends no later than that one.
-create function metered.carve(charge metered.new_charge, terms metered.lease_terms, ahead interval, wait_ms int,
+-- Carves charge.amount units, judged by the charge's limits as a hold, for the child of terms,
+-- which has no entries yet. status is carved, exists (it was carved before, equally), conflict (it
+-- was carved otherwise), used (the child has entries) or refused. A child of a child ends no later
+-- than that one.
+create function metered.carve(charge metered.new_charge, terms metered.lease_terms, ahead interval,
+    wait_ms int,
     out status text, out lease metered.leases, out refused jsonb, out crossed jsonb)
 language plpgsql volatile
 security definer
@@ -9206,35 +9849,48 @@ begin
         or wait_ms > 3600000 then
         raise exception 'out of bounds: an argument of carve' using errcode = '22023';
     end if;
-    perform metered._require(terms.mode in ('carved', 'away') and octet_length(terms.child) between 1 and 255 and (away or terms.child <> charge.scope)
-        and terms.ttl between interval '1 millisecond' and interval '3660 days' and octet_length(terms.owner) between 1 and 255
+    perform metered._require(terms.mode in ('carved', 'away')
+        and octet_length(terms.child) between 1 and 255
+        and (away or terms.child <> charge.scope)
+        and terms.ttl between interval '1 millisecond' and interval '3660 days'
+        and octet_length(terms.owner) between 1 and 255
         and metered._key_fits(charge.key, charge.scope), 'carve');
-    perform metered._lock_all_scopes(array[charge.scope, case when not away then terms.child else charge.scope end], null, wait_ms);
-    select * into lease from metered.leases y where y.child = terms.child and y.mode <> 'g' and (y.mode = 'r') = away;
+    perform metered._lock_all_scopes(array[charge.scope,
+            case when not away then terms.child else charge.scope end], null, wait_ms);
+    select * into lease
+    from metered.leases y
+    where y.child = terms.child and y.mode <> 'g' and (y.mode = 'r') = away;
     if found then
-        status := case when lease.scope = charge.scope and lease.granted = charge.amount then 'exists' else 'conflict' end;
+        status := case when lease.scope = charge.scope
+            and lease.granted = charge.amount then 'exists' else 'conflict' end;
         return;
     end if;
     if not away then
         tip := metered._entry_for_write(terms.child);
-        if tip.seq > 0 or exists (select from metered.leases y where y.child = terms.child and y.mode = 'g') then
+        if tip.seq > 0 or exists (select from metered.leases y
+                where y.child = terms.child and y.mode = 'g') then
             status := 'used';
             return;
         end if;
     end if;
     own := metered._next_number('leases');
     charge.held := charge.amount;
-    posted := metered._write_charges(array[charge], ahead, wait_ms, null, 'answer', row('lease/' || own, interval '36500 days', null, null), false);
+    posted := metered._write_charges(array[charge], ahead, wait_ms, null, 'answer',
+        row('lease/' || own, interval '36500 days', null, null), false);
     if posted.refused is not null then
         status := 'refused';
         refused := posted.refused;
         return;
     end if;
-    select y.ends_at into ends from metered.leases y where y.child = charge.scope and y.mode in ('c', 'g') and y.settled_at is null;
-    insert into metered.leases (no, opened_at, ends_at, granted, fence, opened_seq, mode, scope, owner, child)
+    select y.ends_at into ends
+    from metered.leases y
+    where y.child = charge.scope and y.mode in ('c', 'g') and y.settled_at is null;
+    insert into metered.leases (no, opened_at, ends_at, granted, fence, opened_seq, mode, scope,
+        owner, child)
     overriding system value
     values (own, posted.at, least(posted.at + terms.ttl, ends),
-        charge.amount, metered._lease_key(own), posted.seqs[1], as_mode, charge.scope, terms.owner, terms.child)
+        charge.amount, metered._lease_key(own), posted.seqs[1], as_mode, charge.scope, terms.owner,
+        terms.child)
     on conflict do nothing
     returning * into lease;
     if not found then
@@ -9242,15 +9898,16 @@ begin
     end if;
     perform metered._add_leased(charge.scope, charge.amount);
     if not away then
-        perform metered.credit(terms.child, null, charge.amount, false, wait_ms, row(null, null, charge.note), true);
+        perform metered.credit(terms.child, null, charge.amount, false, wait_ms,
+            row(null, null, charge.note), true);
     end if;
     crossed := posted.crossed;
     status := 'carved';
 end
 $$;
 
--- Closes a child of this cluster, and settles it once it has no held units. status is settled, open (closed, with
--- held units), closed (it was settled before) or unknown.
+-- Closes a child of this cluster, and settles it once it has no held units. status is settled, open
+-- (closed, with held units), closed (it was settled before) or unknown.
 create function metered.end_child(of_child text, by_whom text, wait_ms int,
     out status text, out lease metered.leases, out held bigint)
 language plpgsql volatile
@@ -9276,7 +9933,8 @@ begin
     perform metered._lock_all_scopes(array[lease.scope, of_child], null, wait_ms);
     select * into lease from metered.leases y where y.no = lease.no for update;
     clk := metered.clock();
-    status := case when lease.no is null then 'unknown' when lease.settled_at is not null then 'closed' end;
+    status := case when lease.no is null then 'unknown'
+        when lease.settled_at is not null then 'closed' end;
     if status is not null then
         return;
     end if;
@@ -9291,19 +9949,25 @@ begin
     if held = 0 then
         status := 'settled';
         if lease.mode = 'c' then
-            perform metered._close_lease(lease, tip.spent - tip.refunded, by_whom, wait_ms, null, null, null, 1);
+            perform metered._close_lease(lease, tip.spent - tip.refunded, by_whom, wait_ms, null,
+                null, null, 1);
         else
-            update metered.leases y set settled_at = tip.at, spent = tip.spent - tip.refunded, settled_by = by_whom, settled_seq = tip.seq where y.no = lease.no;
+            update metered.leases y
+            set settled_at = tip.at, spent = tip.spent - tip.refunded, settled_by = by_whom,
+                settled_seq = tip.seq
+            where y.no = lease.no;
         end if;
         select * into lease from metered.leases y where y.no = lease.no;
     end if;
 end
 $$;
 
--- The child's side of units that were carved on another cluster: credits the child until ends. With units 0, or after ends, the child gets
--- nothing, now or later: the row says so, and the scope gets no entry. status is received, late, exists (a row of this child is
--- there) or used (the child has entries).
-create function metered.receive_child(of_child text, units bigint, ends timestamptz, by_whom text, note text, wait_ms int,
+-- The child's side of units that were carved on another cluster: credits the child until ends. With
+-- units 0, or after ends, the child gets nothing, now or later: the row says so, and the scope gets
+-- no entry. status is received, late, exists (a row of this child is there) or used (the child has
+-- entries).
+create function metered.receive_child(of_child text, units bigint, ends timestamptz, by_whom text,
+    note text, wait_ms int,
     out status text, out lease metered.leases)
 language plpgsql volatile
 security definer
@@ -9322,7 +9986,8 @@ begin
         or wait_ms > 3600000 then
         raise exception 'out of bounds: an argument of receive_child' using errcode = '22023';
     end if;
-    perform metered._require(octet_length(of_child) between 1 and 255 and octet_length(by_whom) between 1 and 255
+    perform metered._require(octet_length(of_child) between 1 and 255
+        and octet_length(by_whom) between 1 and 255
         and units between 0 and 9007199254740992 and ends is not null, 'receive_child');
     perform metered._lock_all_scopes(array[of_child], null, wait_ms);
     select * into lease from metered.leases y where y.child = of_child and y.mode in ('c', 'g');
@@ -9341,10 +10006,13 @@ begin
     if status = 'received' then
         perform metered.credit(of_child, null, units, false, wait_ms, row(null, null, json), true);
     end if;
-    insert into metered.leases (no, opened_at, ends_at, settled_at, granted, spent, fence, opened_seq, settled_seq, mode, scope, owner, settled_by, child)
+    insert into metered.leases (no, opened_at, ends_at, settled_at, granted, spent, fence,
+        opened_seq, settled_seq, mode, scope, owner, settled_by, child)
     overriding system value
-    values (own, clk, case when units = 0 then clk + interval '3660 days' else ends end, case when status = 'late' then clk end, case when status = 'late' then 0 else units end,
-        case when status = 'late' then 0 end, metered._lease_key(own), 1, case when status = 'late' then 1 end, 'g', of_child, by_whom,
+    values (own, clk, case when units = 0 then clk + interval '3660 days' else ends end,
+        case when status = 'late' then clk end, case when status = 'late' then 0 else units end,
+        case when status = 'late' then 0 end, metered._lease_key(own), 1,
+        case when status = 'late' then 1 end, 'g', of_child, by_whom,
         case when status = 'late' then by_whom end, of_child)
     on conflict do nothing
     returning * into lease;
@@ -9354,9 +10022,10 @@ begin
 end
 $$;
 
--- Settles the parent's side of units that were carved for another cluster. units is the number used there, or null for
--- all of them. status is settled, closed (it was settled before, and spent has the units captured then) or unknown. On the child's cluster it notes in the
--- child's row that the parent's side is settled: status is noted or unknown.
+-- Settles the parent's side of units that were carved for another cluster. units is the number used
+-- there, or null for all of them. status is settled, closed (it was settled before, and spent has
+-- the units captured then) or unknown. On the child's cluster it notes in the child's row that the
+-- parent's side is settled: status is noted or unknown.
 create function metered.settle_away(of_child text, units bigint, by_whom text, wait_ms int,
     out status text, out lease metered.leases)
 language plpgsql volatile
@@ -9372,29 +10041,38 @@ begin
         or wait_ms > 3600000 then
         raise exception 'out of bounds: an argument of settle_away' using errcode = '22023';
     end if;
-    perform metered._require(octet_length(by_whom) between 1 and 255 and coalesce(units between 0 and 9007199254740992, true), 'settle_away');
-    update metered.leases y set home_at = clk where y.child = of_child and y.mode = 'g' and y.settled_at is not null and y.home_at is null;
-    select * into lease from metered.leases y where y.child = of_child and (y.mode = 'r' or y.home_at is not null) order by y.mode = 'r' desc limit 1;
+    perform metered._require(octet_length(by_whom) between 1 and 255
+        and coalesce(units between 0 and 9007199254740992, true), 'settle_away');
+    update metered.leases y
+    set home_at = clk
+    where y.child = of_child and y.mode = 'g' and y.settled_at is not null and y.home_at is null;
+    select * into lease
+    from metered.leases y
+    where y.child = of_child and (y.mode = 'r' or y.home_at is not null)
+    order by y.mode = 'r' desc limit 1;
     status := case when lease.no is null then 'unknown' when lease.mode = 'g' then 'noted' end;
     if status is not null then
         return;
     end if;
     perform metered._lock_all_scopes(array[lease.scope], null, wait_ms);
     select * into lease from metered.leases y where y.no = lease.no for update;
-    status := case when lease.no is null then 'unknown' when lease.settled_at is not null then 'closed' else 'settled' end;
+    status := case when lease.no is null then 'unknown'
+        when lease.settled_at is not null then 'closed' else 'settled' end;
     if status = 'settled' then
-        perform metered._close_lease(lease, coalesce(units, lease.granted), by_whom, wait_ms, null, null, null, 1);
+        perform metered._close_lease(lease, coalesce(units, lease.granted), by_whom, wait_ms, null,
+            null, null, 1);
         select * into lease from metered.leases y where y.no = lease.no;
     end if;
 end
 $$;
 
 -- The registry: which scopes were declared to exist. Charges, credits and holds look here if they
--- demand it (must_exist), under their scopes' locks. A retirement takes the scope's lock, too: the answer of
--- a charge holds until it commits. At REPEATABLE READ and above its snapshot may be older
+-- demand it (must_exist), under their scopes' locks. A retirement takes the scope's lock, too: the
+-- answer of a charge holds until it commits. At REPEATABLE READ and above its snapshot may be older
 -- than the lock. There a lock of the row, or a write where there is none, meets the newer row.
 
--- The reason to refuse new charges of a scope that must exist: unknown, retired, or null for nothing.
+-- The reason to refuse new charges of a scope that must exist: unknown, retired, or null for
+-- nothing.
 create function metered._absence(of_scope text) returns text
 language plpgsql stable
 as $$
@@ -9402,7 +10080,8 @@ declare
     resource metered.resources;
 begin
     select * into resource from metered.resources x where x.scope = of_scope;
-    return case when resource.scope is null then 'unknown' when resource.retired_at is not null then 'retired' end;
+    return case when resource.scope is null then 'unknown'
+        when resource.retired_at is not null then 'retired' end;
 end
 $$;
 
@@ -9417,7 +10096,9 @@ begin
     select * into resource from metered.resources x where x.scope = of_scope for share;
     if not found and metered._one_snapshot() then
         begin   -- taken back by the block
-            insert into metered.resources (created_at, scope) values (metered.clock(), of_scope) on conflict do nothing;
+            insert into metered.resources (created_at, scope)
+            values (metered.clock(), of_scope)
+            on conflict do nothing;
             raise exception using errcode = 'MT100';
         exception when sqlstate 'MT100' then
             null;
@@ -9442,15 +10123,19 @@ $$;
 
 -- Checks a charge that seems out of bounds, or whose scope must exist. It returns refused, with the
 -- scope if it does not exist. looking: the scope is not locked.
-create function metered._admit(c metered.new_charge, refused jsonb, looking boolean, wait_ms int) returns jsonb
+create function metered._admit(c metered.new_charge, refused jsonb, looking boolean, wait_ms int)
+    returns jsonb
 language plpgsql volatile
 as $$
 declare
     absence text;
 begin
-    if (c.amount between 1 and 9007199254740992 and c.held between 0 and c.amount and octet_length(c.scope) between 1 and 255
+    if (c.amount between 1 and 9007199254740992
+            and c.held between 0 and c.amount
+            and octet_length(c.scope) between 1 and 255
         and coalesce(pg_column_size(c.note), 0) <= 8192
-        and (pg_column_compression(c.note) is null or octet_length(c.note::text) <= 8192) and coalesce(cardinality(c.limits), 0) <= 16) is not true then
+        and (pg_column_compression(c.note) is null or octet_length(c.note::text) <= 8192)
+        and coalesce(cardinality(c.limits), 0) <= 16) is not true then
         perform metered._no_amount();
     end if;
     -- If the key were another scope's, the charge would not read under the scope's lock.
@@ -9465,8 +10150,9 @@ begin
 end
 $$;
 
--- Declares that scopes exist, all or none. If some are retired, only these are returned, and nothing is
--- done. changed: the scope did not exist before. The answer holds until the transaction ends.
+-- Declares that scopes exist, all or none. If some are retired, only these are returned, and
+-- nothing is done. changed: the scope did not exist before. The answer holds until the transaction
+-- ends.
 create function metered.create_scopes(scopes text[], wait_ms int)
 returns table (scope text, created_at timestamptz, retired_at timestamptz, changed boolean)
 language plpgsql volatile
@@ -9493,10 +10179,14 @@ begin
         raise exception 'out of bounds: an argument of create_scopes' using errcode = '22023';
     end if;
     perform metered._require(cardinality(scopes) between 1 and 1000
-        and cardinality(scopes) = (select count(*) from unnest(scopes) u where octet_length(u) between 1 and 255), 'scopes');
+        and cardinality(scopes) = (select count(*)
+            from unnest(scopes) u where octet_length(u) between 1 and 255), 'scopes');
     begin
-        for scope_name in select distinct u from unnest(scopes) u order by u loop   -- in order: two creators do not deadlock
-            insert into metered.resources as x (created_at, scope) values (clk, scope_name) on conflict do nothing;
+        -- in order: two creators do not deadlock
+        for scope_name in select distinct u from unnest(scopes) u order by u loop
+            insert into metered.resources as x (created_at, scope)
+            values (clk, scope_name)
+            on conflict do nothing;
             made := made || found;
             select * into resource from metered.resources x where x.scope = scope_name for share;
             found_rows := found_rows || resource;
@@ -9510,16 +10200,18 @@ begin
     end;
     before := metered._unbound_lock_wait(before);
     return query select u.scope, u.created_at, u.retired_at, m.made
-        from unnest(found_rows) with ordinality u(created_at, retired_at, scope, n) join unnest(made) with ordinality m(made, n) on m.n = u.n
+        from unnest(found_rows) with ordinality u(created_at, retired_at, scope, n)
+        join unnest(made) with ordinality m(made, n) on m.n = u.n
         where not refused or u.retired_at is not null order by u.n;
 end
 $$;
 
--- Retires scopes, or takes that back (retiring is false), all or none. If some were never declared, only
--- these are returned, without created_at, and nothing is done. Takes the scopes' locks. held has
--- units of a scope's open holds, which go on.
+-- Retires scopes, or takes that back (retiring is false), all or none. If some were never declared,
+-- only these are returned, without created_at, and nothing is done. Takes the scopes' locks. held
+-- has units of a scope's open holds, which go on.
 create function metered.retire_scopes(scopes text[], retiring boolean, wait_ms int)
-returns table (scope text, created_at timestamptz, retired_at timestamptz, changed boolean, held bigint)
+returns table (scope text, created_at timestamptz, retired_at timestamptz, changed boolean,
+    held bigint)
 language plpgsql volatile
 security definer
 set search_path = pg_catalog, pg_temp
@@ -9543,10 +10235,14 @@ begin
         raise exception 'out of bounds: an argument of retire_scopes' using errcode = '22023';
     end if;
     perform metered._require(retiring is not null and cardinality(scopes) between 1 and 64
-        and cardinality(scopes) = (select count(*) from unnest(scopes) u where octet_length(u) between 1 and 255), 'scopes');
+        and cardinality(scopes) = (select count(*)
+            from unnest(scopes) u where octet_length(u) between 1 and 255), 'scopes');
     if retiring then
-        -- A spend from a lease takes no lock of its scope, so the leases end with the scope. A lease's lock comes before its scope's.
-        fences := array(select y.fence from metered.leases y where y.scope = any (scopes) and y.settled_at is null and y.mode = 's');
+        -- A spend from a lease takes no lock of its scope, so the leases end with the scope. A
+        -- lease's lock comes before its scope's.
+        fences := array(select y.fence
+            from metered.leases y
+            where y.scope = any (scopes) and y.settled_at is null and y.mode = 's');
         if fences <> '{}' then
             perform metered._lock_keys(fences, wait_ms);
         end if;
@@ -9554,13 +10250,23 @@ begin
     perform metered._lock_all_scopes(scopes, null, wait_ms);
     clk := metered.clock();
     if retiring then
-        if exists (select from metered.leases y where y.scope = any (scopes) and y.settled_at is null and y.mode = 's' and y.fence <> all (fences)) then
+        if exists (select from metered.leases y
+                where y.scope = any (scopes)
+                    and y.settled_at is null
+                    and y.mode = 's'
+                    and y.fence <> all (fences)) then
             perform metered._collided();     -- it was opened meanwhile
         end if;
         -- A spend with an older snapshot meets FOR UPDATE.
-        perform from metered.leases y where y.scope = any (scopes) and y.settled_at is null and y.mode in ('s', 'm') for update;
-        update metered.leases y set ends_at = clk + interval '1 microsecond'   -- later than each spend
-        where y.scope = any (scopes) and y.settled_at is null and y.mode in ('s', 'm') and y.ends_at > clk;
+        perform from metered.leases y
+        where y.scope = any (scopes) and y.settled_at is null and y.mode in ('s', 'm')
+        for update;
+        -- later than each spend
+        update metered.leases y set ends_at = clk + interval '1 microsecond'
+        where y.scope = any (scopes)
+            and y.settled_at is null
+            and y.mode in ('s', 'm')
+            and y.ends_at > clk;
     end if;
     for scope in select distinct u from unnest(scopes) u order by u loop
         resource := metered._resource_for_write(scope, wait_ms);
@@ -9572,7 +10278,8 @@ begin
     if missing then
         return;
     end if;
-    before := metered._bound_lock_wait(wait_ms);     -- a creator has locks of rows, and no scope's lock
+    before := metered._bound_lock_wait(wait_ms);     -- a creator has locks of
+                                                     -- rows, and no scope's lock
     for scope in select distinct u from unnest(scopes) u order by u loop
         update metered.resources x set retired_at = case when retiring then clk end
         where x.scope = retire_scopes.scope and (x.retired_at is null) = retiring;
@@ -9586,7 +10293,8 @@ begin
         if metered._one_snapshot() then
             perform metered._refuse_stale(array[tip]);
         end if;
-        held := tip.held - case when tip.next_due <= clk then metered._due_units(scope, tip.next_due, clk) else 0 end;
+        held := tip.held - case when tip.next_due <= clk
+            then metered._due_units(scope, tip.next_due, clk) else 0 end;
         return next;
     end loop;
     before := metered._unbound_lock_wait(before);
@@ -9595,12 +10303,13 @@ $$;
 
 -- Units come free when their lines fall due, whoever writes that down. The first writer that needs
 -- them does. Where few lines are due, it ends their holds. Where more are due than one step writes,
--- one entry frees their sum (_free_in_sum), however many they are, and their rows are left to sweeps.
+-- one entry frees their sum (_free_in_sum), however many they are, and their rows are left to
+-- sweeps.
 --
 -- So next_due of the last entry says which lines are still counted as held: those with open units
--- that are due at next_due or later. A line that is due before, or any line if next_due is null, was
--- freed with the sum. It is due at the last entry's time or before. Where next_due becomes earlier
--- than that, after the clock was set back, such lines are cleared first (_clear_freed_of).
+-- that are due at next_due or later. A line that is due before, or any line if next_due is null,
+-- was freed with the sum. It is due at the last entry's time or before. Where next_due becomes
+-- earlier than that, after the clock was set back, such lines are cleared first (_clear_freed_of).
 
 -- Units of a scope that due lines, not freed yet, still hold. since is next_due of the last entry.
 create function metered._due_units(of_scope text, since timestamptz, clk timestamptz) returns bigint
@@ -9613,7 +10322,8 @@ end
 $$;
 
 -- When the first line that is not due falls due.
-create function metered._first_due(of_scope text, since timestamptz, clk timestamptz) returns timestamptz
+create function metered._first_due(of_scope text, since timestamptz, clk timestamptz)
+    returns timestamptz
 language plpgsql stable
 as $$
 begin
@@ -9623,11 +10333,13 @@ begin
 end
 $$;
 
--- A new next_due of a scope, whose old one is since: when the first line falls due, but at most
--- 10 seconds after since or now, whichever is later. It reads past ended lines that would have
--- fallen due by then. A further look could read past all lines that were placed and ended meanwhile.
--- Volatile, though it writes nothing: into an insert from a select with a stable function, Citus 13 puts a condition without a column.
-create function metered._later_due(of_scope text, since timestamptz, clk timestamptz) returns timestamptz
+-- A new next_due of a scope, whose old one is since: when the first line falls due, but at most 10
+-- seconds after since or now, whichever is later. It reads past ended lines that would have fallen
+-- due by then. A further look could read past all lines that were placed and ended meanwhile.
+-- Volatile, though it writes nothing: into an insert from a select with a stable function, Citus 13
+-- puts a condition without a column.
+create function metered._later_due(of_scope text, since timestamptz, clk timestamptz)
+    returns timestamptz
 language plpgsql volatile
 as $$
 declare
@@ -9644,20 +10356,25 @@ $$;
 -- moves on once it has passed, and with two of 16 entries (a call may write two, and skip one of
 -- them), so that a search for the first due line need not read past many ended lines.
 -- That of a closed scope (carve.sql) stays. Inlined wherever it stands.
-create function metered._due_after(of_scope text, seq bigint, held bigint, next_due timestamptz, clk timestamptz)
+create function metered._due_after(of_scope text, seq bigint, held bigint, next_due timestamptz,
+    clk timestamptz)
 returns timestamptz
 language sql volatile
 as $$
     select case when held > 0 then
-        case when next_due > '-infinity' and (next_due <= clk or seq & 15 < 2) then metered._later_due(of_scope, next_due, clk) else next_due end
+        case when next_due > '-infinity'
+            and (next_due <= clk or seq & 15 < 2) then metered._later_due(of_scope, next_due,
+                clk) else next_due end
     when next_due = '-infinity' then next_due end
 $$;
 
--- Frees the units that holds still keep of their scopes, or of only_scopes, which are all locked, by one
--- entry for each scope. Expiring holds free the units that they do not capture, when the last of them fell due. In a
--- wallet each ends with an entry of its own (_settle).
-create function metered._release_lines(nos bigint[], only_scopes text[], as_kind "char", clk timestamptz,
-    of_hold text, origin metered.origin) returns void
+-- The end of holds: whoever ends one, or finds it due, frees its units.
+
+-- Frees the units that holds still keep of their scopes, or of only_scopes, which are all locked,
+-- by one entry for each scope. Expiring holds free the units that they do not capture, when the
+-- last of them fell due. In a wallet each ends with an entry of its own (_settle).
+create function metered._release_lines(nos bigint[], only_scopes text[], as_kind "char",
+    clk timestamptz, of_hold text, origin metered.origin) returns void
 language plpgsql volatile
 as $$
 declare
@@ -9675,24 +10392,33 @@ begin
     if as_kind = 'x' then   -- in wallets, ends are written in the order of their times
         for wallet_line in
             select l.scope, max(l.due) as due from metered.hold_lines l
-            where l.hold = any (nos) and l.open <> 0 and (only_scopes is null or l.scope = any (only_scopes)) group by l.scope order by l.scope
+            where l.hold = any (nos)
+                and l.open <> 0
+                and (only_scopes is null or l.scope = any (only_scopes))
+                    group by l.scope order by l.scope
         loop
             tip := metered._entry_for_write(wallet_line.scope);
             if tip.lots_end is not null then
-                tip := metered._settle(tip, least(wallet_line.due, clk), metered._ends_per_call(), 0, null);
+                tip := metered._settle(tip, least(wallet_line.due, clk), metered._ends_per_call(),
+                    0, null);
                 perform metered._clear_freed(nos, array[wallet_line.scope]);      -- freed with a sum
             end if;
         end loop;
     end if;
-    select array_agg(f.scope), array_agg(f.units), bool_or(f.minima), array_agg(f.due), array_agg(f.first) into scopes, sums, minima, dues, firsts
-    from (select l.scope, sum(l.open)::bigint as units, bool_or(l.at_least > l.captured) as minima, max(l.due) as due, min(l.due) as first from metered.hold_lines l
-          where l.hold = any (nos) and l.open <> 0 and (only_scopes is null or l.scope = any (only_scopes))
+    select array_agg(f.scope), array_agg(f.units), bool_or(f.minima), array_agg(f.due),
+        array_agg(f.first) into scopes, sums, minima, dues, firsts
+    from (select l.scope, sum(l.open)::bigint as units, bool_or(l.at_least > l.captured) as minima,
+        max(l.due) as due, min(l.due) as first from metered.hold_lines l
+          where l.hold = any (nos)
+              and l.open <> 0
+              and (only_scopes is null or l.scope = any (only_scopes))
           group by l.scope order by l.scope) f;
     if scopes is null then
         return;
     elsif minima and as_kind = 'x' then
         perform metered._capture_minima(nos, only_scopes, null, clk);
-        perform metered._release_lines(nos, only_scopes, as_kind, clk, of_hold, origin);   -- of the others
+        -- of the others
+        perform metered._release_lines(nos, only_scopes, as_kind, clk, of_hold, origin);
         return;
     end if;
     perform metered._fold_of(scopes);       -- else tallies would count at this entry's time
@@ -9702,12 +10428,17 @@ begin
     insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed, tallied, others)
     select t.seq + 1, f.units, greatest(case when as_kind = 'x' then least(f.due, clk) else clk end, t.at), t.spent, t.refunded, t.credited, t.held - f.units, t.epoch, as_kind, f.scope, metered._due_after(f.scope, t.seq, t.held - f.units, t.next_due, clk), of_hold, origin.tenant, origin.operation, origin.note, t.anchor_at, t.anchor_spent, t.lots_end, t.crossed, t.tallied, coalesce(int8smaller(t.others, t.seq), 0) + 1
     from unnest(scopes, sums, dues, firsts) f(scope, units, due, first),
-         lateral (select * from metered.ledger l where l.scope = f.scope order by l.seq desc limit 1 for key share) t
-    where (t.lots_end <= greatest(clk, t.at) or t.next_due <= clk and (t.lots_end is not null or as_kind <> 'x')) is not true
+         lateral (select *
+             from metered.ledger l where l.scope = f.scope order by l.seq desc limit 1
+             for key share) t
+    where (t.lots_end <= greatest(clk, t.at)
+        or t.next_due <= clk and (t.lots_end is not null or as_kind <> 'x')) is not true
       and f.first >= t.next_due     -- else it was freed before the clock was set back
     on conflict do nothing
     returning y.scope, y.lots_end is not null as wallet)
-    select array_agg(m.scope), array_agg(m.scope) filter (where m.wallet) into written, wallets from made m;
+    select array_agg(m.scope), array_agg(m.scope) filter (where m.wallet)
+    into written, wallets
+    from made m;
     for i in 1..coalesce(cardinality(written), 0) loop
         marked := metered._mark_freed(written[i]);
     end loop;
@@ -9717,16 +10448,24 @@ begin
     if coalesce(cardinality(written), 0) < cardinality(scopes) then
         if as_kind <> 'x' then
             if 0 < (select count(*) from unnest(scopes) f(scope),
-                         lateral (select y.next_due, y.lots_end from metered.ledger y where y.scope = f.scope order by y.seq desc limit 1) t
-                    where (f.scope = any (written)) is not true and t.lots_end is null and (t.next_due <= clk) is not true) then
-                perform metered._collided();     -- nothing is due, so another writer has made the next entry
+                         lateral (select y.next_due, y.lots_end
+                             from metered.ledger y where y.scope = f.scope order by y.seq desc
+                             limit 1) t
+                    where (f.scope = any (written)) is not true
+                        and t.lots_end is null
+                        and (t.next_due <= clk) is not true) then
+                perform metered._collided();     -- nothing is due, so another
+                                                 -- writer has made the next entry
             end if;
-            perform metered._end_minima(array(select f from unnest(scopes) f where (f = any (written)) is not true), null, clk, null);
+            perform metered._end_minima(array(select f
+                    from unnest(scopes) f
+                    where (f = any (written)) is not true), null, clk, null);
         end if;
         for i in 1..cardinality(scopes) loop    -- in which something is due before
             continue when scopes[i] = any (written);
             tip := metered._entry_for_write(scopes[i]);
-            if tip.lots_end is not null and (tip.lots_end <= greatest(clk, tip.at) or tip.next_due <= clk) then
+            if tip.lots_end is not null
+                and (tip.lots_end <= greatest(clk, tip.at) or tip.next_due <= clk) then
                 tip := metered._settle(tip, clk, metered._ends_per_call(), 0, null);
             elsif as_kind = 'x' or tip.lots_end is not null then
                 perform metered._collided();
@@ -9775,12 +10514,14 @@ begin
 end
 $$;
 
--- Frees the units of due lines of a scope by one entry after tip: minima are captured before it, each
--- at its time. Where more of these are due than one step writes, a call fails (_refuse_behind), and a
--- step of catch_up leaves the others, with all that falls due after the first of them. The scope is
--- locked. An old snapshot may not see that a hold was extended: then the lock of its row fails with 40001.
--- nos are the holds whose minima it captured. more: a call would fail still.
-create function metered._free_in_sum(tip metered.ledger, clk timestamptz, in_step boolean, wait_ms int,
+-- Frees the units of due lines of a scope by one entry after tip: minima are captured before it,
+-- each at its time. Where more of these are due than one step writes, a call fails
+-- (_refuse_behind), and a step of catch_up leaves the others, with all that falls due after the
+-- first of them. The scope is locked. An old snapshot may not see that a hold was extended: then
+-- the lock of its row fails with 40001. nos are the holds whose minima it captured. more: a call
+-- would fail still.
+create function metered._free_in_sum(tip metered.ledger, clk timestamptz, in_step boolean,
+    wait_ms int,
     out nos bigint[], out more boolean)
 language plpgsql volatile
 as $$
@@ -9796,7 +10537,8 @@ begin
     end if;
     if metered._one_snapshot() then
         before := metered._bound_lock_wait(wait_ms);
-        perform from metered.holds h where h.no = any (minima.nos || array(select l.hold from metered.hold_lines l
+        perform from metered.holds h
+        where h.no = any (minima.nos || array(select l.hold from metered.hold_lines l
             where l.scope = tip.scope and l.open > 0 and l.due >= since and l.due < until))
         order by h.no for share;
         before := metered._unbound_lock_wait(before);
@@ -9821,8 +10563,8 @@ begin
 end
 $$;
 
--- Clears all rows of lines of a scope that were freed with a sum, before its next_due becomes earlier. The scope
--- is locked.
+-- Clears all rows of lines of a scope that were freed with a sum, before its next_due becomes
+-- earlier. The scope is locked.
 create function metered._clear_freed_of(tip metered.ledger) returns void
 language plpgsql volatile
 as $$
@@ -9835,8 +10577,8 @@ begin
 end
 $$;
 
--- Frees the units of all due lines of the scopes, which are locked. A caller saw some. next_due of a
--- closed scope says nothing: its holds are ended, however many they are.
+-- Frees the units of all due lines of the scopes, which are locked. A caller saw some. next_due of
+-- a closed scope says nothing: its holds are ended, however many they are.
 create function metered._end_due(scopes text[], clk timestamptz, wait_ms int) returns void
 language plpgsql volatile
 as $$
@@ -9877,7 +10619,8 @@ begin
         return;
     end if;
     before := metered._bound_lock_wait(wait_ms);
-    -- A caller that holds another lock than the scope's may find that a hold was extended meanwhile.
+    -- A caller that holds another lock than the scope's may find that a hold was extended
+    -- meanwhile.
     nos := array(select y.no from (
         select h.no from metered.holds h
         where h.no = any (nos) and (h.due <= clk) is true order by h.no for no key update) y);
@@ -9893,7 +10636,8 @@ $$;
 -- Ends one hold that is due, if it still has this deadline, frees its units, and notifies
 -- listeners: status is expired. Otherwise nothing is done: due_later, extended, captured,
 -- released, or ended (it expired, and was announced before).
-create function metered.expire_hold(of_tenant text, of_id text, issued timestamptz, of_deadline timestamptz, wait_ms int, note text, channel text,
+create function metered.expire_hold(of_tenant text, of_id text, issued timestamptz,
+    of_deadline timestamptz, wait_ms int, note text, channel text,
     out status text, out hold json)
 language plpgsql volatile
 security definer
@@ -9915,17 +10659,22 @@ begin
         or octet_length(channel) > 64 then
         raise exception 'out of bounds: an argument of expire_hold' using errcode = '22023';
     end if;
-    select y.no, y.keys into of_no, keys from metered.holds y where y.tenant = of_tenant and y.id = of_id;
+    select y.no, y.keys into of_no, keys
+    from metered.holds y
+    where y.tenant = of_tenant and y.id = of_id;
     if not found then
         status := metered._missing_hold(of_tenant, of_id, issued, wait_ms);
         return;
     end if;
     perform metered._lock_keys(keys, wait_ms);
     before := metered._bound_lock_wait(wait_ms);
-    select y.state, y.due, y.deadline, y.pending into this_hold from metered.holds y where y.no = of_no for no key update;
+    select y.state, y.due, y.deadline, y.pending into this_hold
+    from metered.holds y
+    where y.no = of_no for no key update;
     before := metered._unbound_lock_wait(before);
     if this_hold.state is null then     -- purged while this waited
-        status := case when issued <= (select z.at from metered.holds_horizon z where z.one) then 'retired' else 'unknown' end;
+        status := case when issued <= (select z.at
+                from metered.holds_horizon z where z.one) then 'retired' else 'unknown' end;
         return;
     end if;
     clk := metered.clock();
@@ -9942,7 +10691,9 @@ begin
             where l.hold = of_no and l.open <> 0), of_no, clk, wait_ms);
         perform metered._clear_freed(array[of_no], null);
         perform metered._release_lines(array[of_no], null, 'x', clk, of_id, origin);
-        update metered.holds y set pending = false where y.no = of_no returning y.version into this_hold;
+        update metered.holds y
+        set pending = false
+        where y.no = of_no returning y.version into this_hold;
         if channel is not null then
             perform metered._announce(channel, of_tenant, of_id, this_hold.version, 'expired');
         end if;
@@ -9952,10 +10703,12 @@ begin
 end
 $$;
 
--- Holds that are held, or that expired and are not announced, in the order in which they fall due, after after_due and
--- after_no, and before a time: of one tenant or of all (null), with a scope that begins with prefix. It looks at no more than 10,000
--- and returns max_rows. Go on after last_due and last_no, which are null at the end. clk counts as now.
-create function metered.due_holds(of_tenant text, prefix text, after_due timestamptz, after_no bigint, before timestamptz,
+-- Holds that are held, or that expired and are not announced, in the order in which they fall due,
+-- after after_due and after_no, and before a time: of one tenant or of all (null), with a scope
+-- that begins with prefix. It looks at no more than 10,000 and returns max_rows. Go on after
+-- last_due and last_no, which are null at the end. clk counts as now.
+create function metered.due_holds(of_tenant text, prefix text, after_due timestamptz,
+    after_no bigint, before timestamptz,
     clk timestamptz, max_rows int, out holds json[], out last_due timestamptz, out last_no bigint)
 language plpgsql stable
 set search_path = pg_catalog, pg_temp
@@ -9980,7 +10733,8 @@ begin
     loop
         seen := seen + 1;
         if this_hold.tenant = coalesce(of_tenant, this_hold.tenant) and (prefix = '' or exists (
-            select from metered.hold_lines l where l.hold = this_hold.no and starts_with(l.scope, prefix))) then
+            select from metered.hold_lines l
+            where l.hold = this_hold.no and starts_with(l.scope, prefix))) then
             holds := holds || metered.hold_json(this_hold.no, clk);
         end if;
         if seen = 10000 or cardinality(holds) = max_rows then
@@ -10010,7 +10764,9 @@ begin
     end if;
     perform metered._require(cardinality(nos) <= 10000, 'nos');
     -- Not one that still keeps units, which a purge would lose.
-    update metered.holds h set pending = false where h.no = any (nos) and h.state = 'x' and h.pending
+    update metered.holds h
+    set pending = false
+    where h.no = any (nos) and h.state = 'x' and h.pending
         and 0 = (select count(*) from metered.hold_lines l where l.hold = h.no and l.open <> 0);
     if channel is not null then
         perform metered._announce(channel, h.tenant, h.id, h.version, 'expired')
@@ -10025,7 +10781,8 @@ $$;
 --
 -- Purges use no bitmaps and sorts: with a plan from a time of few rows, each batch would
 -- read all rows that are to be deleted.
-create function metered.purge_holds(after timestamptz, cutoff timestamptz, max_rows int, wait_ms int, out deleted bigint, out last timestamptz)
+create function metered.purge_holds(after timestamptz, cutoff timestamptz, max_rows int,
+    wait_ms int, out deleted bigint, out last timestamptz)
 language plpgsql volatile
 security definer
 set search_path = pg_catalog, pg_temp
@@ -10045,12 +10802,16 @@ begin
     end if;
     perform metered._require(max_rows between 1 and 10000, 'max_rows');
     cutoff := least(cutoff, metered.clock());
-    perform from metered.holds_horizon z where z.one for no key update;     -- before rows of holds, as place does
+    -- before rows of holds, as place does
+    perform from metered.holds_horizon z where z.one for no key update;
     before := metered._unbound_lock_wait(before);
     select array_agg(d.no), max(d.ended_at), max(d.issued_at) into nos, last, latest from (
         select h.no, h.ended_at, h.issued_at from metered.holds h
         where h.ended_at is not null and (h.claim is null or h.state <> 'c' or h.returned)
-          and h.ended_at >= coalesce(after, '-infinity') and h.ended_at < cutoff and not h.pending and coalesce(h.issued_at, h.ended_at) < cutoff
+          and h.ended_at >= coalesce(after, '-infinity')
+          and h.ended_at < cutoff
+          and not h.pending
+          and coalesce(h.issued_at, h.ended_at) < cutoff
         order by h.ended_at limit max_rows for update skip locked) d;
     delete from metered.hold_events e where e.hold = any (nos);
     delete from metered.hold_lines l where l.hold = any (nos);
@@ -10387,9 +11148,9 @@ begin
 end
 $$;
 
--- Sweeps of holds. A transaction that ends holds of many scopes keeps their locks until it commits. So
--- a scope with more due than one step writes (it is behind) is no part of it. It is swept alone, a
--- step a transaction, and nobody else waits for its backlog.
+-- Sweeps of holds. A transaction that ends holds of many scopes keeps their locks until it commits.
+-- So a scope with more due than one step writes (it is behind) is no part of it. It is swept alone,
+-- a step a transaction, and nobody else waits for its backlog.
 
 -- How many due events one step writes at most, about. Inlined wherever it stands.
 create function metered._events_per_step() returns int
@@ -10398,7 +11159,8 @@ as $$
     select 25
 $$;
 
--- When the nth of more due lines of a scope fell due, or clk if no more are due. tip is the last entry.
+-- When the nth of more due lines of a scope fell due, or clk if no more are due. tip is the last
+-- entry.
 create function metered._nth_due(tip metered.ledger, clk timestamptz, nth int) returns timestamptz
 language plpgsql stable
 as $$
@@ -10412,13 +11174,15 @@ end
 $$;
 
 -- The time up to which a step writes what is due in a scope: clk, or earlier if about most events
--- are due by then. tip is the last entry. Events of one instant count as one, and so does what idle plans bring.
+-- are due by then. tip is the last entry. Events of one instant count as one, and so does what idle
+-- plans bring.
 create function metered._step_until(tip metered.ledger, clk timestamptz, most int)
 returns timestamptz
 language plpgsql stable
 as $$
 begin
-    return metered._lots_until(tip, case when tip.next_due <= clk then metered._nth_due(tip, clk, most)
+    return metered._lots_until(tip,
+        case when tip.next_due <= clk then metered._nth_due(tip, clk, most)
         else clk end, most);
 end
 $$;
@@ -10482,7 +11246,8 @@ begin
 end
 $$;
 
--- Whether more is due in a scope than one step writes, or than it reads: a wallet that nobody touched for long.
+-- Whether more is due in a scope than one step writes, or than it reads: a wallet that nobody
+-- touched for long.
 create function metered._behind(of_scope text, clk timestamptz) returns boolean
 language plpgsql stable
 as $$
@@ -10492,8 +11257,8 @@ begin
 end
 $$;
 
--- Those of due holds, whose rows are locked, that a sweep can end whole, or but for lines of scopes that
--- are behind. The locked scopes are not behind, and nothing is due in the idle ones.
+-- Those of due holds, whose rows are locked, that a sweep can end whole, or but for lines of scopes
+-- that are behind. The locked scopes are not behind, and nothing is due in the idle ones.
 create function metered._sweepable(due_nos bigint[], locked text[], idle text[], behind text[])
 returns bigint[]
 language plpgsql volatile
@@ -10506,7 +11271,8 @@ begin
     due_nos := array(
         select y.no
         from unnest(due_nos) y(no), lateral (
-            select count(*) as lines, count(*) filter (where l.scope = any (locked || idle)) as mine,
+            select count(*) as lines,
+                count(*) filter (where l.scope = any (locked || idle)) as mine,
                 count(*) filter (where l.scope = any (behind)) as later
             from metered.hold_lines l where l.hold = y.no and l.open <> 0) x
         where x.lines = x.mine + x.later and (x.lines = 0 or x.mine > 0));
@@ -10550,7 +11316,8 @@ declare
     looked  bigint[];
     ended   bigint[];
     locked  text[] := '{}';
-    idle    text[] := '{}';     -- in which nothing is due but rows of lines that were freed with a sum
+    idle    text[] := '{}';     -- in which nothing is due but rows of
+                                -- lines that were freed with a sum
     tip     metered.ledger;
     wallets text[];
     one     record;
@@ -10619,8 +11386,9 @@ begin
 end
 $$;
 
--- Clears rows of lines that were freed with a sum, and their parts of lots, of some holds, whose rows are
--- locked: in only_scopes, or in all. Wallets are locked. Other scopes need not be: what was freed stays freed.
+-- Clears rows of lines that were freed with a sum, and their parts of lots, of some holds, whose
+-- rows are locked: in only_scopes, or in all. Wallets are locked. Other scopes need not be: what
+-- was freed stays freed.
 create function metered._clear_freed(nos bigint[], only_scopes text[]) returns void
 language plpgsql volatile
 as $$
@@ -10652,8 +11420,8 @@ begin
 end
 $$;
 
--- Ends the rows of swept holds, whose lines have ended, and returns those that keep no units. Unless
--- subscribers still shall hear of them, they are marked as announced.
+-- Ends the rows of swept holds, whose lines have ended, and returns those that keep no units.
+-- Unless subscribers still shall hear of them, they are marked as announced.
 create function metered._end_swept(swept bigint[], clk timestamptz, keep_pending boolean,
     channel text) returns bigint[]
 language plpgsql volatile
@@ -10684,12 +11452,12 @@ begin
 end
 $$;
 
--- Takes one step in a scope that is behind. A step clears the rows of up to max_holds lines that were
--- freed with a sum, and locks no scope. Where there are none, it frees what is due, if the scope's
--- lock is free: by a sum, as catch_up does it, or, in a wallet or a closed scope, the first lines one
--- by one. Then it takes the step that sweep_wallet takes, which may end lots and no line. freed counts
--- lines that it ended: null if it did nothing, since others have the locks. nos are holds that ended
--- whole with them, as sweep_due has it. more: rows of others are left.
+-- Takes one step in a scope that is behind. A step clears the rows of up to max_holds lines that
+-- were freed with a sum, and locks no scope. Where there are none, it frees what is due, if the
+-- scope's lock is free: by a sum, as catch_up does it, or, in a wallet or a closed scope, the first
+-- lines one by one. Then it takes the step that sweep_wallet takes, which may end lots and no line.
+-- freed counts lines that it ended: null if it did nothing, since others have the locks. nos are
+-- holds that ended whole with them, as sweep_due has it. more: rows of others are left.
 create function metered.sweep_scope(of_scope metered.scope_name, max_holds int,
     keep_pending boolean, channel text,
     out nos bigint[], out freed int, out more boolean)
@@ -10750,8 +11518,8 @@ end
 $$;
 
 -- Ends the first due lines, at most most, of a wallet or a closed scope, which is locked: up to the
--- first whose hold another call has locked, since it may capture something. In a wallet, what is due by
--- then is written. Returns the holds: null if the first one is locked.
+-- first whose hold another call has locked, since it may capture something. In a wallet, what is
+-- due by then is written. Returns the holds: null if the first one is locked.
 create function metered._free_first(tip metered.ledger, clk timestamptz, most int) returns bigint[]
 language plpgsql volatile
 as $$
@@ -11147,29 +11915,39 @@ begin
 end
 $$;
 
--- A hold as JSON, which is also on the record of a command: without what is empty, null or false. One that is due
--- has expired, whether that is written down or not. reason is that of its release or return. A ceiling
--- of infinity is none. Inlined wherever it stands.
-create function metered._hold_as_json(h metered.holds, lines json, clk timestamptz, reason text) returns json
+-- Holds as JSON.
+
+-- A hold as JSON, which is also on the record of a command: without what is empty, null or false.
+-- One that is due has expired, whether that is written down or not. reason is that of its release
+-- or return. A ceiling of infinity is none. Inlined wherever it stands.
+create function metered._hold_as_json(h metered.holds, lines json, clk timestamptz, reason text)
+    returns json
 language sql stable
 as $$
-    select concat('{"tenant":', to_json(h.tenant), ',"id":', to_json(h.id), case when h.holder <> '' then ',"holder":' || to_json(h.holder)::text end,
-        ',"state":"', case when h.state = 'h' and h.due <= clk then 'x' else h.state end, '","version":', h.version,
-        ',"placed_at":', to_json(h.placed_at), ',"deadline":', to_json(h.deadline), ',"due":', to_json(h.due),
-        ',"ceiling":' || to_json(nullif(h.ceiling, 'infinity'))::text,
-        ',"ended_at":' || to_json(case when h.state = 'h' and h.due <= clk then h.due else h.ended_at end)::text,
-        ',"now":', to_json(clk), ',"claim":' || to_json(h.claim)::text, ',"entity":' || to_json(h.entity)::text,
+    select concat('{"tenant":', to_json(h.tenant), ',"id":', to_json(h.id),
+        case when h.holder <> '' then ',"holder":' || to_json(h.holder)::text end,
+        ',"state":"', case when h.state = 'h' and h.due <= clk then 'x' else h.state end,
+        '","version":', h.version,
+        ',"placed_at":', to_json(h.placed_at), ',"deadline":', to_json(h.deadline), ',"due":',
+        to_json(h.due), ',"ceiling":' || to_json(nullif(h.ceiling, 'infinity'))::text,
+        ',"ended_at":' || to_json(case when h.state = 'h' and h.due <= clk then h.due
+                else h.ended_at end)::text,
+        ',"now":', to_json(clk), ',"claim":' || to_json(h.claim)::text,
+        ',"entity":' || to_json(h.entity)::text,
         case when h.returned then ',"returned":true' end, ',"reason":' || to_json(reason)::text,
         ',"metadata":' || h.metadata::text, ',"lines":' || lines::text, '}')::json
 $$;
 
 -- A line of a hold as JSON. open is 0 if the hold has ended, also where the line has
 -- not been freed yet. Inlined wherever it stands.
-create function metered._line_json(of_scope text, amount bigint, captured bigint, open bigint, refunded bigint, at_least bigint) returns json
+create function metered._line_json(of_scope text, amount bigint, captured bigint, open bigint,
+    refunded bigint, at_least bigint) returns json
 language sql stable
 as $$
-    select concat('{"scope":', to_json(of_scope), ',"amount":', amount, ',"captured":', captured, ',"open":', open,
-        case when refunded > 0 then ',"refunded":' || refunded end, case when at_least > 0 then ',"at_least":' || at_least end, '}')::json
+    select concat('{"scope":', to_json(of_scope), ',"amount":', amount, ',"captured":', captured,
+        ',"open":', open,
+        case when refunded > 0 then ',"refunded":' || refunded end,
+        case when at_least > 0 then ',"at_least":' || at_least end, '}')::json
 $$;
 
 -- The hold of that no.
@@ -11184,11 +11962,15 @@ begin
     return (
         select metered._hold_as_json(row(h.*)::metered.holds, (
             select json_agg(metered._line_json(l.scope, l.amount,
-                case when h.state = 'x' or h.state = 'h' and h.due <= clk then greatest(l.captured, l.at_least) else l.captured end,
-                case when h.state = 'h' and h.due > clk then l.open else 0 end, l.refunded, l.at_least) order by l.scope)
+                case when h.state = 'x' or h.state = 'h'
+                    and h.due <= clk then greatest(l.captured, l.at_least) else l.captured end,
+                case when h.state = 'h' and h.due > clk then l.open else 0 end, l.refunded,
+                l.at_least) order by l.scope)
             from metered.hold_lines l where l.hold = h.no), clk,
             case when h.state = 'r' or h.returned then (      -- its last transition
-                select e.note ->> 'reason' from metered.hold_events e where e.hold = h.no and e.version = h.version) end)
+                select e.note ->> 'reason'
+                from metered.hold_events e
+                where e.hold = h.no and e.version = h.version) end)
         from metered.holds h where h.no = of_no);
 end
 $$;
@@ -11200,9 +11982,12 @@ language plpgsql volatile
 as $$
 begin
     return set_config('metered_tx.holds',
-        concat_ws(chr(30), nullif(current_setting('metered_tx.holds', true), ''), hold::text), true);
+        concat_ws(chr(30), nullif(current_setting('metered_tx.holds', true), ''),
+            hold::text), true);
 end
 $$;
+
+-- Placing holds, and the locks of a command that does several things.
 
 -- Takes the locks of a command that does several things to scopes and holds, in the one
 -- order: all scopes, by key, with those of the named holds, unless these are
@@ -11212,7 +11997,8 @@ $$;
 --
 -- A hold that was not there before the locks, and is there after them, was placed while this
 -- waited. Its scopes are not locked, and would be locked late: the whole is to be tried again.
-create function metered.lock_all(keys bigint[], id_keys bigint[], scopes text[], named metered.hold_ids[], wait_ms int) returns void
+create function metered.lock_all(keys bigint[], id_keys bigint[], scopes text[],
+    named metered.hold_ids[], wait_ms int) returns void
 language plpgsql volatile
 security definer
 set search_path = pg_catalog, pg_temp
@@ -11247,31 +12033,40 @@ begin
         or wait_ms > 3600000 then
         raise exception 'out of bounds: an argument of lock_all' using errcode = '22023';
     end if;
-    if (cardinality(keys) + cardinality(id_keys) + cardinality(scopes) < 10000 and cardinality(named) < 1000) is not true then
+    if (cardinality(keys) + cardinality(id_keys) + cardinality(scopes) < 10000
+            and cardinality(named) < 1000) is not true then
         perform metered._require(false, 'locks');
     end if;
     nos := metered._named_holds(named);
     if nos is not null then
         select array_agg(k.key order by k.key) into keys
-        from (select unnest(h.keys) from metered.holds h where h.no = any (nos) union select unnest(keys)) k(key);
+        from (select unnest(h.keys)
+            from metered.holds h where h.no = any (nos) union select unnest(keys)) k(key);
     end if;
     if metered._lock_keys(keys || id_keys, wait_ms) then
-        before := set_config('metered_tx.waited', 'true', true);    -- so sums have tallies from now on
+        -- so sums have tallies from now on
+        before := set_config('metered_tx.waited', 'true', true);
     end if;
     if cardinality(named) > 0 then
         there := metered._named_holds(named);
         if not coalesce(there, '{}') <@ coalesce(nos, '{}') then
-            raise exception 'could not serialize access: a hold was placed meanwhile' using errcode = '40001';
+            raise exception 'could not serialize access: a hold was placed meanwhile'
+                using errcode = '40001';
         end if;
     end if;
     clk := metered.clock();
-    -- As many as _end_due would take. If another one falls due before it looks, that one is locked out
-    -- of order.
+    -- As many as _end_due would take. If another one falls due before it looks, that one is locked
+    -- out of order.
     select array_agg(d.hold) into due
     from unnest(scopes) s(scope),
-         lateral (select l.next_due from metered.ledger l where l.scope = s.scope order by l.seq desc limit 1) t,
+         lateral (select l.next_due
+             from metered.ledger l where l.scope = s.scope order by l.seq desc limit 1) t,
          lateral (select l.hold from metered.hold_lines l
-          where t.next_due <= clk and l.scope = s.scope and l.open > 0 and l.due >= t.next_due and l.due <= clk
+          where t.next_due <= clk
+              and l.scope = s.scope
+              and l.open > 0
+              and l.due >= t.next_due
+              and l.due <= clk
           order by l.due limit metered._events_per_step()) d;
     nos := nos || due;
     if nos is not null then
@@ -11290,20 +12085,23 @@ begin
     return (
         select array_agg(h.no)
         from unnest(named) n, lateral unnest(n.ids) i(id),
-             lateral (select x.no, x.holder from metered.holds x where x.tenant = n.tenant and x.id = i.id limit 1) h
+             lateral (select x.no, x.holder
+                 from metered.holds x where x.tenant = n.tenant and x.id = i.id limit 1) h
         where n.holder = '' or h.holder = n.holder);
 end
 $$;
 
--- Notifies the listeners of the channel of a hold's transition. Every build reads the first
--- fields: more may be added, and none may change. With a + after the channel's name, the actor and
--- the present hold are added. Postgres takes less than 8,000 bytes. So the note is sent if it fits, and as
--- many lines, by scope. cut says that these are not all.
-create function metered._announce(channel text, of_tenant text, of_id text, of_version int, of_kind text) returns void
+-- Notifies the listeners of the channel of a hold's transition. Every build reads the first fields:
+-- more may be added, and none may change. With a + after the channel's name, the actor and the
+-- present hold are added. Postgres takes less than 8,000 bytes. So the note is sent if it fits, and
+-- as many lines, by scope. cut says that these are not all.
+create function metered._announce(channel text, of_tenant text, of_id text, of_version int,
+    of_kind text) returns void
 language plpgsql volatile
 as $$
 declare
-    said      text := json_build_object('tenant', of_tenant, 'id', of_id, 'version', of_version, 'kind', of_kind);
+    said      text := json_build_object('tenant', of_tenant, 'id', of_id, 'version', of_version,
+        'kind', of_kind);
     this_hold record;
     fitting   record;
     cut       boolean;
@@ -11311,30 +12109,42 @@ begin
     if right(channel, 1) = '+' then
         channel := left(channel, -1);
         -- Four texts of 255 bytes, of which JSON makes 6,120 at most.
-        select y.no, y.state, json_build_object('state', case when y.returned then 'b' else y.state end, 'holder', y.holder, 'deadline', y.deadline,
-                'at', e.at, 'claim', y.claim)::text as stands,
-            case when e.note is not null then json_strip_nulls(json_build_object('actor', e.note ->> 'actor', 'tenant', e.note ->> 'tenant',
-                'correlation', e.note ->> 'correlation', 'reason', e.note ->> 'reason'))::text end as note
-        into this_hold from metered.holds y left join metered.hold_events e on e.hold = y.no and e.version = of_version
+        select y.no, y.state, json_build_object('state',
+            case when y.returned then 'b' else y.state end, 'holder', y.holder, 'deadline',
+            y.deadline, 'at', e.at, 'claim', y.claim)::text as stands,
+            case when e.note is not null
+                then json_strip_nulls(json_build_object('actor', e.note ->> 'actor', 'tenant',
+                        e.note ->> 'tenant',
+                'correlation', e.note ->> 'correlation', 'reason',
+                e.note ->> 'reason'))::text end as note
+        into this_hold
+        from metered.holds y
+        left join metered.hold_events e on e.hold = y.no and e.version = of_version
         where y.tenant = of_tenant and y.id = of_id;
         said := left(said, -1) || ', ' || right(this_hold.stands, -1);
         cut := coalesce(octet_length(said) + octet_length(this_hold.note) >= 7900, false);
         if not cut and this_hold.note is not null then
             said := left(said, -1) || ', "note" : ' || this_hold.note || '}';
         end if;
-        select coalesce(string_agg(x.line, ', ' order by x.scope) filter (where x.bytes < 7900), '') as sent, bool_or(x.bytes >= 7900) as cut into fitting
-        from (select y.scope, j.line, octet_length(said) + sum(octet_length(j.line) + 2) over (order by y.scope) as bytes
-              from metered.hold_lines y, lateral (select metered._line_json(y.scope, y.amount, y.captured,
-                  case when this_hold.state = 'h' then y.open else 0 end, y.refunded, y.at_least)::text) j(line)
+        select coalesce(string_agg(x.line, ', ' order by x.scope) filter (where x.bytes < 7900),
+            '') as sent, bool_or(x.bytes >= 7900) as cut into fitting
+        from (select y.scope, j.line,
+            octet_length(said) + sum(octet_length(j.line) + 2) over (order by y.scope) as bytes
+              from metered.hold_lines y,
+                  lateral (select metered._line_json(y.scope, y.amount, y.captured,
+                  case when this_hold.state = 'h' then y.open else 0 end, y.refunded,
+                  y.at_least)::text) j(line)
               where y.hold = this_hold.no) x;
-        said := left(said, -1) || ', "lines" : [' || fitting.sent || ']' || case when cut or fitting.cut then ', "cut" : true}' else '}' end;
+        said := left(said, -1) || ', "lines" : [' || fitting.sent || ']' || case when cut
+            or fitting.cut then ', "cut" : true}' else '}' end;
     end if;
     perform pg_notify(channel, said);
 end
 $$;
 
 -- Takes the locks of a placement: its scopes, by key, and then the id that the caller chose.
-create function metered._lock_place(charges metered.new_charge[], id_key bigint, wait_ms int) returns boolean
+create function metered._lock_place(charges metered.new_charge[], id_key bigint, wait_ms int)
+    returns boolean
 language plpgsql volatile
 as $$
 begin
@@ -11342,15 +12152,19 @@ begin
        and (id_key is null or metered._try_lock(id_key)) then
         return false;
     end if;
-    return metered._lock_charges(charges, wait_ms) or id_key is not null and metered._lock_keys(array[id_key], wait_ms);
+    return metered._lock_charges(charges, wait_ms)
+        or id_key is not null and metered._lock_keys(array[id_key], wait_ms);
 end
 $$;
 
--- The refusal of place at this moment, without a lock, in a command that has begun (it is no replay). status is taken, refused, or null. Null means
--- that place would not refuse, or that only place can decide: the hold was placed before, or the snapshot may be old.
--- stored is the hold of a taken claim, if reveal.
-create function metered.look_place(hold metered.new_hold, charges metered.new_charge[], ahead interval, reveal boolean,
-    out status text, out at timestamptz, out deadline timestamptz, out refused jsonb, out stored json)
+-- The refusal of place at this moment, without a lock, in a command that has begun (it is no
+-- replay). status is taken, refused, or null. Null means that place would not refuse, or that only
+-- place can decide: the hold was placed before, or the snapshot may be old. stored is the hold of a
+-- taken claim, if reveal.
+create function metered.look_place(hold metered.new_hold, charges metered.new_charge[],
+    ahead interval, reveal boolean,
+    out status text, out at timestamptz, out deadline timestamptz, out refused jsonb,
+    out stored json)
 language plpgsql stable
 security definer
 set search_path = pg_catalog, pg_temp
@@ -11376,13 +12190,18 @@ begin
         or pg_column_size(charges) > 1400 and not metered._fits(charges) then
         raise exception 'out of bounds: an argument of look_place' using errcode = '22023';
     end if;
-    if coalesce(current_setting('metered_tx.command', true), '') = '' or metered._one_snapshot() or hold.chosen and exists (select from metered.holds h where h.tenant = hold.tenant and h.id = hold.id) then
+    if coalesce(current_setting('metered_tx.command', true), '') = ''
+        or metered._one_snapshot()
+        or hold.chosen and exists (select from metered.holds h
+            where h.tenant = hold.tenant and h.id = hold.id) then
         return;
     end if;
     if hold.claim is not null then
         at := metered.clock();
         select h.no, h.state, h.holder, h.due into was
-        from metered.holds h where h.claim = hold.claim and (h.state = 'h' and h.due > at or h.state = 'c' and not h.returned);
+        from metered.holds h
+        where h.claim = hold.claim
+            and (h.state = 'h' and h.due > at or h.state = 'c' and not h.returned);
         if found then
             if was.state = 'c' or was.holder <> hold.holder then
                 status := 'taken';
@@ -11397,10 +12216,11 @@ begin
 end
 $$;
 
--- Places a hold of the units that the charges hold, and charges the rest of their amounts, all or none.
--- status is placed, same (placed before, with the same content, which stored has), conflict (with other
--- content), retired, taken (of a claim: another holder has it, until deadline if that is not
--- null, and stored is their hold, if reveal) or refused. Of a hold up to so much (see new_hold) stored is the hold.
+-- Places a hold of the units that the charges hold, and charges the rest of their amounts, all or
+-- none. status is placed, same (placed before, with the same content, which stored has), conflict
+-- (with other content), retired, taken (of a claim: another holder has it, until deadline if that
+-- is not null, and stored is their hold, if reveal) or refused. Of a hold up to so much (see
+-- new_hold) stored is the hold.
 --
 -- If the caller chose the id, it is locked after the scopes: a call that places the same id
 -- on other scopes waits there, as long as for a scope, and then sees the first one. An
@@ -11560,9 +12380,11 @@ begin
 end
 $$;
 
--- The hold that place answers with where _hold_before has a status: the one that was placed before, or the
--- one that has the claim, if that is revealed. If raising, all but a hold that is still placed is an exception.
-create function metered._answer_before(of_id text, of_no bigint, status text, state text, retry interval, clk timestamptz,
+-- The hold that place answers with where _hold_before has a status: the one that was placed before,
+-- or the one that has the claim, if that is revealed. If raising, all but a hold that is still
+-- placed is an exception.
+create function metered._answer_before(of_id text, of_no bigint, status text, state text,
+    retry interval, clk timestamptz,
     origin metered.origin, raising boolean, reveal boolean) returns json
 language plpgsql volatile
 as $$
@@ -11574,11 +12396,13 @@ begin
         stored := metered.hold_json(of_no, clk);
     end if;
     if raising and status <> 'same' then
-        raise exception 'the hold cannot be placed' using errcode = 'MT007', detail = json_build_object('status', status,
+        raise exception 'the hold cannot be placed'
+            using errcode = 'MT007', detail = json_build_object('status', status,
             'id', of_id, 'retry_us', (extract(epoch from retry) * 1000000)::bigint, 'hold', stored);
     elsif status = 'same' then
         if raising and state <> 'h' then
-            perform metered._refuse_hold(true, json_build_object('status', 'state', 'id', of_id, 'state', state, 'hold', stored));
+            perform metered._refuse_hold(true,
+                json_build_object('status', 'state', 'id', of_id, 'state', state, 'hold', stored));
         end if;
         unused := case when origin.operation is not null then metered._remember_hold(stored) end;
     end if;
@@ -11591,15 +12415,19 @@ create function metered._with_keys(charges metered.new_charge[]) returns metered
 language plpgsql stable
 as $$
 begin
-    return array(select row(c.scope, coalesce(c.key, metered._scope_key(c.scope)), c.amount, c.held, c.limits, c.note, c.must_exist, null, null)::metered.new_charge
-        from unnest(charges) with ordinality c(scope, key, amount, held, limits, note, must_exist, lease, lease_offset, n) order by c.n);
+    return array(select row(c.scope, coalesce(c.key, metered._scope_key(c.scope)), c.amount, c.held,
+            c.limits, c.note, c.must_exist, null, null)::metered.new_charge
+        from unnest(charges) with ordinality c(scope, key, amount, held, limits, note, must_exist,
+            lease, lease_offset, n) order by c.n);
 end
 $$;
 
--- The hold that was placed before: with this id, if the caller chose it, or of this claim. status as place
--- has it, or null: none is in the way. state is its present state. over is a hold of the claim that is due.
+-- The hold that was placed before: with this id, if the caller chose it, or of this claim. status
+-- as place has it, or null: none is in the way. state is its present state. over is a hold of the
+-- claim that is due.
 create function metered._hold_before(hold metered.new_hold, clk timestamptz, wait_ms int,
-    out status text, out no bigint, out state text, out deadline timestamptz, out at timestamptz, out over bigint)
+    out status text, out no bigint, out state text, out deadline timestamptz, out at timestamptz,
+    out over bigint)
 language plpgsql volatile
 as $$
 declare
@@ -11611,7 +12439,8 @@ begin
         from metered.holds h where h.tenant = hold.tenant and h.id = hold.id;
     else
         select h.no, h.fingerprint, h.state, h.holder, h.due into was
-        from metered.holds h where h.claim = hold.claim and (h.state = 'h' or h.state = 'c' and not h.returned);
+        from metered.holds h
+        where h.claim = hold.claim and (h.state = 'h' or h.state = 'c' and not h.returned);
     end if;
     no := was.no;
     if no is null then
@@ -11623,7 +12452,8 @@ begin
             perform from metered.holds_horizon z where z.one for share;
             before := metered._unbound_lock_wait(before);
         end if;
-        if hold.chosen and hold.issued_at <= (select z.at from metered.holds_horizon z where z.one) then
+        if hold.chosen and hold.issued_at <= (select z.at
+                from metered.holds_horizon z where z.one) then
             status := 'retired';
         end if;
         return;
@@ -11642,7 +12472,8 @@ begin
             end if;
         end if;
     end if;
-    status := coalesce(status, case when was.fingerprint = hold.fingerprint then 'same' else 'conflict' end);
+    status := coalesce(status,
+        case when was.fingerprint = hold.fingerprint then 'same' else 'conflict' end);
     if status = 'same' or metered._one_snapshot() then
         -- A snapshot that is too old for the hold's present state fails here.
         before := metered._bound_lock_wait(wait_ms);
@@ -11656,22 +12487,27 @@ end
 $$;
 
 -- A hold that was just placed, with the other charges of its request.
-create function metered._created_json(hold json, charges metered.new_charge[], seqs bigint[], ats timestamptz[]) returns json
+create function metered._created_json(hold json, charges metered.new_charge[], seqs bigint[],
+    ats timestamptz[]) returns json
 language plpgsql stable
 as $$
 begin
     return ('{"created":true,' || coalesce('"charges":' || (
-        select json_agg(json_build_object('scope', s.scope, 'seq', q.seq, 'amount', s.amount - s.held, 'at', q.at) order by s.n)
-        from unnest(charges) with ordinality s(scope, key, amount, held, limits, note, must_exist, lease, lease_offset, n)
+        select json_agg(json_build_object('scope', s.scope, 'seq', q.seq, 'amount',
+                s.amount - s.held, 'at', q.at) order by s.n)
+        from unnest(charges) with ordinality s(scope, key, amount, held, limits, note, must_exist,
+            lease, lease_offset, n)
              join unnest(seqs, ats) with ordinality q(seq, at, n) on q.n = s.n
         where s.amount > s.held)::text || ',', '') || substr(hold::text, 2))::json;
 end
 $$;
 
--- Why there is no hold with this id: retired or unknown. An old snapshot may miss a hold that was placed since: then an insertion fails with 40001.
--- The block takes it back. So a caller that names a holder may learn that somebody has placed the id since its snapshot, and no
--- more: its next try finds another's hold as unknown as none.
-create function metered._missing_hold(of_tenant text, of_id text, issued timestamptz, wait_ms int) returns text
+-- Why there is no hold with this id: retired or unknown. An old snapshot may miss a hold that was
+-- placed since: then an insertion fails with 40001. The block takes it back. So a caller that names
+-- a holder may learn that somebody has placed the id since its snapshot, and no more: its next try
+-- finds another's hold as unknown as none.
+create function metered._missing_hold(of_tenant text, of_id text, issued timestamptz, wait_ms int)
+    returns text
 language plpgsql volatile
 as $$
 begin
@@ -11684,7 +12520,8 @@ begin
     if metered._one_snapshot() then
         begin
             perform metered._bound_lock_wait(wait_ms);
-            insert into metered.holds (placed_at, deadline, due, ceiling, version, state, tenant, id, holder, fingerprint, keys)
+            insert into metered.holds (placed_at, deadline, due, ceiling, version, state, tenant,
+                id, holder, fingerprint, keys)
             values ('epoch', 'epoch', 'epoch', 'epoch', 0, 'x', of_tenant, of_id, '', '', '{}')
             on conflict do nothing;
             raise exception using errcode = 'MT100';
@@ -11696,13 +12533,17 @@ begin
 end
 $$;
 
--- Locks holds of a tenant for a transition: the scopes of their lines, by key, and then their rows, by no. nos are in the order of ids. needs is
--- the state that they must be in, c or h, or * for either. An h must not be due. States and clk are read under the locks. If a hold
--- does not fit, failed is its id and status says why: unknown, retired, holder (which callers must not tell from unknown) or state.
+-- Locks holds of a tenant for a transition: the scopes of their lines, by key, and then their rows,
+-- by no. nos are in the order of ids. needs is the state that they must be in, c or h, or * for
+-- either. An h must not be due. States and clk are read under the locks. If a hold does not fit,
+-- failed is its id and status says why: unknown, retired, holder (which callers must not tell from
+-- unknown) or state.
 --
--- A hold's holder never changes, and is looked at before anything is locked: a lock, a wait, or a 40001 would tell another's hold from none.
+-- A hold's holder never changes, and is looked at before anything is locked: a lock, a wait, or a
+-- 40001 would tell another's hold from none.
 create function metered._lock_holds(named metered.hold_ids, needs "char", wait_ms int,
-    out nos bigint[], out keys bigint[], out clk timestamptz, out status text, out failed text, out stands "char", out failed_no bigint)
+    out nos bigint[], out keys bigint[], out clk timestamptz, out status text, out failed text,
+    out stands "char", out failed_no bigint)
 language plpgsql volatile
 as $$
 declare
@@ -11725,22 +12566,30 @@ begin
         for no key update skip locked;
         if found then
             clk := metered.clock();     -- after the lock
-            if (this_hold.state = needs or needs = '*' and this_hold.state in ('h', 'c')) and (this_hold.state <> 'h' or this_hold.due > clk) then
+            if (this_hold.state = needs or needs = '*' and this_hold.state in ('h', 'c'))
+                and (this_hold.state <> 'h' or this_hold.due > clk) then
                 nos := array[this_hold.no];
                 keys := this_hold.keys;
                 return;
             end if;
         end if;
     end if;
-    perform metered._require(array_lower(ids, 1) = 1 and cardinality(ids) <= 100 and cardinality(ids) = (select count(distinct id) from unnest(ids) id), 'ids');
+    perform metered._require(array_lower(ids, 1) = 1
+        and cardinality(ids) <= 100
+        and cardinality(ids) = (select count(distinct id) from unnest(ids) id), 'ids');
     keys := '{}';
     for i in 1..cardinality(ids) loop
-        select y.no, y.keys, y.holder into this_hold from metered.holds y where y.tenant = of_tenant and y.id = ids[i];
+        select y.no, y.keys, y.holder into this_hold
+        from metered.holds y
+        where y.tenant = of_tenant and y.id = ids[i];
         if this_hold.no is null or of_holder <> '' and this_hold.holder <> of_holder then
-            -- An id that does not exist would be retired with such an id, and so is another tenant's.
+            -- An id that does not exist would be retired with such an id, and so is another
+            -- tenant's.
             status := case
-                when this_hold.no is null then metered._missing_hold(of_tenant, ids[i], named.issued[i], wait_ms)
-                when named.issued[i] <= (select z.at from metered.holds_horizon z where z.one) then 'retired'
+                when this_hold.no is null
+                    then metered._missing_hold(of_tenant, ids[i], named.issued[i], wait_ms)
+                when named.issued[i] <= (select z.at
+                    from metered.holds_horizon z where z.one) then 'retired'
                 else 'holder' end;
             failed := ids[i];
             return;
@@ -11748,7 +12597,8 @@ begin
         seen := seen || this_hold.no;
         keys := keys || this_hold.keys;
     end loop;
-    select coalesce(array_agg(k.key order by k.key), '{}') into keys from (select distinct unnest(keys)) k(key);
+    select coalesce(array_agg(k.key order by k.key), '{}') into keys
+    from (select distinct unnest(keys)) k(key);
     waited := metered._lock_keys(keys, wait_ms);
     before := metered._bound_lock_wait(wait_ms);
     perform from metered.holds y where y.no = any (seen) order by y.no for no key update;
@@ -11758,16 +12608,19 @@ begin
         -- One that took the id of one purged while this waited is not locked: it comes too late.
         select y.no, y.state, y.due into this_hold from metered.holds y
         where y.tenant = of_tenant and y.id = ids[i] and y.no = any (seen);
-        if (this_hold.state = needs or needs = '*' and this_hold.state in ('h', 'c')) and (this_hold.state <> 'h' or this_hold.due > clk) then
+        if (this_hold.state = needs or needs = '*' and this_hold.state in ('h', 'c'))
+            and (this_hold.state <> 'h' or this_hold.due > clk) then
             nos[i] := this_hold.no;
             continue;
         end if;
         failed := ids[i];
         if this_hold.no is null then
-            status := case when named.issued[i] <= (select z.at from metered.holds_horizon z where z.one) then 'retired' else 'unknown' end;
+            status := case when named.issued[i] <= (select z.at
+                    from metered.holds_horizon z where z.one) then 'retired' else 'unknown' end;
         else
             status := 'state';
-            stands := case when this_hold.state = 'h' and this_hold.due <= clk then 'x' else this_hold.state end;
+            stands := case when this_hold.state = 'h' and this_hold.due <= clk then 'x'
+                else this_hold.state end;
             failed_no := this_hold.no;
         end if;
         return;
@@ -11789,12 +12642,14 @@ end
 $$;
 
 -- Captures holds, all or none: spends all their units (used is null), or units of the scopes of one
--- hold. A scope whose amount is null spends all, and its limits only report thresholds. refused is null, or why nothing was written.
+-- hold. A scope whose amount is null spends all, and its limits only report thresholds. refused is
+-- null, or why nothing was written.
 --
--- Thresholds on spending alone are judged twice: first for all units, so that nothing is written if the caller does not report. Then for the covered
--- units, after the excess.
+-- Thresholds on spending alone are judged twice: first for all units, so that nothing is written if
+-- the caller does not report. Then for the covered units, after the excess.
 create function metered.capture_holds(named metered.hold_ids, used metered.used_units[],
-    terms metered.capture_terms, ahead interval, wait_ms int, origin metered.origin, channel text, raising boolean,
+    terms metered.capture_terms, ahead interval, wait_ms int, origin metered.origin, channel text,
+    raising boolean,
     out refused json, out holds json[], out crossed jsonb)
 language plpgsql volatile
 security definer
@@ -11849,12 +12704,14 @@ begin
         raise exception 'out of bounds: an argument of capture_holds' using errcode = '22023';
     end if;
     if (terms.closing and terms.policy in ('refuse', 'fit', 'upto', 'even', 'allow')
-        and (used is null or cardinality(named.ids) = 1) or not terms.closing and used is not null) is not true then
+        and (used is null or cardinality(named.ids) = 1)
+        or not terms.closing and used is not null) is not true then
         perform metered._require(false, 'terms');
     end if;
     locked := metered._lock_holds(named, 'h', wait_ms);
     if locked.status is not null then
-        refused := metered._refuse_hold(raising, json_build_object('status', locked.status, 'id', locked.failed,
+        refused := metered._refuse_hold(raising,
+            json_build_object('status', locked.status, 'id', locked.failed,
             'state', locked.stands, 'hold', metered.hold_json(locked.failed_no, locked.clk)));
         return;
     end if;
@@ -11915,8 +12772,8 @@ begin
         end loop;
     end if;
     if excess is not null then
-        beyond := metered._charge_excess(excess, scopes, units, terms.policy, ahead, wait_ms, origin,
-            row(named.ids[1], null, locked.nos, locked.clk), raising);
+        beyond := metered._charge_excess(excess, scopes, units, terms.policy, ahead, wait_ms,
+            origin, row(named.ids[1], null, locked.nos, locked.clk), raising);
         refused := beyond.refused;
         if refused is not null then
             return;
@@ -11929,18 +12786,23 @@ begin
         detail := '[]';
         lines := '{}';
         for line in
-            select y.scope, y.amount, y.captured, y.open, y.due, y.opened_seq, y.refunded as given_back, y.at_least,
+            select y.scope, y.amount, y.captured, y.open, y.due, y.opened_seq,
+                y.refunded as given_back, y.at_least,
                 t.seq, t.at, t.spent, t.refunded, t.credited, t.held, t.epoch, t.next_due,
                 t.anchor_at, t.anchor_spent, t.lots_end, t.crossed, t.tallied, t.others
             from metered.hold_lines y left join lateral (
-                select * from metered.ledger e where e.scope = y.scope order by e.seq desc limit 1 for key share) t on true
+                select *
+                from metered.ledger e
+                where e.scope = y.scope order by e.seq desc limit 1 for key share) t on true
             where y.hold = locked.nos[i] order by y.scope
         loop
-            take := case when whole then line.open else coalesce(units[array_position(scopes, line.scope)], 0) end;
+            take := case when whole then line.open
+                else coalesce(units[array_position(scopes, line.scope)], 0) end;
             covered := least(take, line.open);
             if covered > 0 or terms.closing and line.open > 0 then
                 -- The latter was freed before the clock was set back.
-                if line.seq is null or line.open > 0 and (line.due >= line.next_due) is not true then
+                if line.seq is null or line.open > 0
+                    and (line.due >= line.next_due) is not true then
                     perform metered._collided();
                 end if;
                 if line.next_due <= locked.clk and line.lots_end is null then
@@ -12016,14 +12878,17 @@ begin
                 where y.hold = locked.nos[i] and y.scope = line.scope;
             end if;
         end loop;
-        update metered.holds y set version = y.version + 1, entity = coalesce(terms.entity, y.entity),
+        update metered.holds y
+        set version = y.version + 1, entity = coalesce(terms.entity, y.entity),
             state = case when terms.closing then 'c' else 'h' end::"char",
             ended_at = case when terms.closing then locked.clk end, pending = not terms.closing
         where y.no = locked.nos[i] returning y.* into row_now;
         hold := metered._hold_as_json(row_now, array_to_json(lines), locked.clk, null);
         holds[i] := hold;
-        insert into metered.hold_events (hold, at, version, kind, entity, detail, note, operation_tenant, operation)
-        values (locked.nos[i], locked.clk, row_now.version, case when terms.closing then 'c' else 'p' end, terms.entity,
+        insert into metered.hold_events (hold, at, version, kind, entity, detail, note,
+            operation_tenant, operation)
+        values (locked.nos[i], locked.clk, row_now.version,
+            case when terms.closing then 'c' else 'p' end, terms.entity,
             detail, origin.note, origin.tenant, origin.operation);
         if channel is not null then
             perform metered._announce(channel, named.tenant, named.ids[i], row_now.version,
@@ -12034,11 +12899,14 @@ begin
 end
 $$;
 
--- Charges what a capture takes beyond the held units of its lines, by its policy, and before it takes these:
--- held units and units spent of them count the same. It returns what was charged (excess, seqs, ats), the units
--- of each scope that the capture takes then, or why the policy refuses.
-create function metered._charge_excess(inout excess metered.new_charge[], scopes text[], inout units bigint[],
-    policy text, ahead interval, wait_ms int, origin metered.origin, terms metered.hold_terms, raising boolean,
+-- Charges what a capture takes beyond the held units of its lines, by its policy, and before it
+-- takes these: held units and units spent of them count the same. It returns what was charged
+-- (excess, seqs, ats), the units of each scope that the capture takes then, or why the policy
+-- refuses.
+create function metered._charge_excess(inout excess metered.new_charge[], scopes text[],
+    inout units bigint[],
+    policy text, ahead interval, wait_ms int, origin metered.origin, terms metered.hold_terms,
+    raising boolean,
     out seqs bigint[], out ats timestamptz[], out crossed jsonb, out refused json)
 language plpgsql volatile
 as $$
@@ -12051,7 +12919,8 @@ begin
         if policy = 'allow' then
             posted := metered._charge_anyway(excess, ahead, wait_ms, origin, terms);
         else
-            posted := metered._write_charges(excess, ahead, wait_ms, origin, 'answer', terms, false);
+            posted := metered._write_charges(excess, ahead, wait_ms, origin, 'answer', terms,
+                false);
         end if;
         seqs := posted.seqs;
         ats := posted.ats;
@@ -12061,9 +12930,11 @@ begin
             perform metered._refuse_unreported();
         end if;
         fitting := case when policy in ('upto', 'even') and not posted.refused -> 0 ? 'crossing'
-            then metered._as_far_as_admitted(excess, posted.refused, policy = 'even') else excess end;
+            then metered._as_far_as_admitted(excess, posted.refused,
+                policy = 'even') else excess end;
         if fitting = excess then
-            refused := metered._refuse_hold(raising, json_build_object('status', 'refused', 'refused', posted.refused,
+            refused := metered._refuse_hold(raising,
+                json_build_object('status', 'refused', 'refused', posted.refused,
                 'scopes', (select json_agg(e.scope) from unnest(excess) e),
                 'units', (select json_agg(e.amount) from unnest(excess) e)));
             return;
@@ -12072,16 +12943,20 @@ begin
     end loop;
     if policy in ('upto', 'even') then
         for which in 1..cardinality(scopes) loop
-            select y.open into covered from metered.hold_lines y where y.hold = terms.nos[1] and y.scope = scopes[which];
+            select y.open into covered
+            from metered.hold_lines y
+            where y.hold = terms.nos[1] and y.scope = scopes[which];
             units[which] := least(units[which],
-                covered + coalesce((select e.amount from unnest(excess) e where e.scope = scopes[which]), 0));
+                covered + coalesce((select e.amount
+                        from unnest(excess) e where e.scope = scopes[which]), 0));
         end loop;
     end if;
 end
 $$;
 
 -- Releases holds, all or none.
-create function metered.release_holds(named metered.hold_ids, wait_ms int, origin metered.origin, channel text, raising boolean,
+create function metered.release_holds(named metered.hold_ids, wait_ms int, origin metered.origin,
+    channel text, raising boolean,
     out refused json, out holds json[])
 language plpgsql volatile
 security definer
@@ -12112,31 +12987,38 @@ begin
     end if;
     locked := metered._lock_holds(named, 'h', wait_ms);
     if locked.status is not null then
-        refused := metered._refuse_hold(raising, json_build_object('status', locked.status, 'id', locked.failed, 'state', locked.stands,
+        refused := metered._refuse_hold(raising,
+            json_build_object('status', locked.status, 'id', locked.failed, 'state', locked.stands,
             'hold', metered.hold_json(locked.failed_no, locked.clk)));
         return;
     end if;
-    perform metered._release_lines(locked.nos, null, 'l', locked.clk, case when cardinality(named.ids) = 1 then named.ids[1] end, origin);
+    perform metered._release_lines(locked.nos, null, 'l', locked.clk,
+        case when cardinality(named.ids) = 1 then named.ids[1] end, origin);
     for i in 1..cardinality(named.ids) loop
-        update metered.holds y set version = y.version + 1, state = 'r', ended_at = locked.clk, pending = false
+        update metered.holds y
+        set version = y.version + 1, state = 'r', ended_at = locked.clk, pending = false
         where y.no = locked.nos[i] returning y.* into row_now;
-        select json_agg(metered._line_json(l.scope, l.amount, l.captured, 0, l.refunded, l.at_least) order by l.scope) into hold
+        select json_agg(metered._line_json(l.scope, l.amount, l.captured, 0, l.refunded,
+                l.at_least) order by l.scope) into hold
         from metered.hold_lines l where l.hold = locked.nos[i];
         hold := metered._hold_as_json(row_now, hold, locked.clk, origin.note ->> 'reason');
         holds[i] := hold;
         insert into metered.hold_events (hold, at, version, kind, note, operation_tenant, operation)
-        values (locked.nos[i], locked.clk, row_now.version, 'r', origin.note, origin.tenant, origin.operation);
+        values (locked.nos[i], locked.clk, row_now.version, 'r', origin.note, origin.tenant,
+            origin.operation);
         if channel is not null then
-            perform metered._announce(channel, named.tenant, named.ids[i], row_now.version, 'released');
+            perform metered._announce(channel, named.tenant, named.ids[i], row_now.version,
+                'released');
         end if;
         unused := case when origin.operation is not null then metered._remember_hold(hold) end;
     end loop;
 end
 $$;
 
--- Extends holds, all or none: each deadline by "by", no deadline past its ceiling, nor so far that JSON has no such year.
-create function metered.extend_holds(named metered.hold_ids, by interval, wait_ms int, origin metered.origin,
-    channel text, raising boolean,
+-- Extends holds, all or none: each deadline by "by", no deadline past its ceiling, nor so far that
+-- JSON has no such year.
+create function metered.extend_holds(named metered.hold_ids, by interval, wait_ms int,
+    origin metered.origin, channel text, raising boolean,
     out refused json, out holds json[])
 language plpgsql volatile
 security definer
@@ -12173,20 +13055,29 @@ begin
     end if;
     locked := metered._lock_holds(named, 'h', wait_ms);
     if locked.status is not null then
-        refused := metered._refuse_hold(raising, json_build_object('status', locked.status, 'id', locked.failed, 'state', locked.stands,
+        refused := metered._refuse_hold(raising,
+            json_build_object('status', locked.status, 'id', locked.failed, 'state', locked.stands,
             'hold', metered.hold_json(locked.failed_no, locked.clk)));
         return;
     end if;
     for i in 1..cardinality(named.ids) loop
-        select y.deadline, y.due, least(y.ceiling, '9980-01-01 00:00:00+00') as ceiling into this_hold from metered.holds y where y.no = locked.nos[i];
+        select y.deadline, y.due, least(y.ceiling, '9980-01-01 00:00:00+00') as ceiling
+        into this_hold
+        from metered.holds y
+        where y.no = locked.nos[i];
         if this_hold.deadline <= locked.clk then     -- in its grace, which is for captures
-            refused := metered._refuse_hold(raising, json_build_object('status', 'state', 'id', named.ids[i], 'state', 'x',
+            refused := metered._refuse_hold(raising,
+                json_build_object('status', 'state', 'id', named.ids[i], 'state', 'x',
                 'hold', metered.hold_json(locked.nos[i], locked.clk)));
-        elsif this_hold.deadline + by <= this_hold.deadline or this_hold.due + by < this_hold.deadline + by then    -- a month can be shorter than 30 days
+        -- a month can be shorter than 30 days
+        elsif this_hold.deadline + by <= this_hold.deadline
+            or this_hold.due + by < this_hold.deadline + by then
             perform metered._require(false, 'by');
         elsif this_hold.deadline + by > this_hold.ceiling then
-            refused := metered._refuse_hold(raising, json_build_object('status', 'ceiling', 'id', named.ids[i],
-                'left_us', (extract(epoch from this_hold.ceiling - this_hold.deadline) * 1000000)::bigint));
+            refused := metered._refuse_hold(raising,
+                json_build_object('status', 'ceiling', 'id', named.ids[i],
+                'left_us', (extract(epoch from this_hold.ceiling - this_hold.deadline)
+                    * 1000000)::bigint));
         end if;
         if refused is not null then
             return;
@@ -12196,17 +13087,22 @@ begin
     end loop;
     perform metered._collided() from metered.hold_lines l   -- freed before the clock was set back
     where l.hold = any (locked.nos) and l.open <> 0 and (l.due >= (
-        select t.next_due from metered.ledger t where t.scope = l.scope order by t.seq desc limit 1)) is not true;
+        select t.next_due
+        from metered.ledger t
+        where t.scope = l.scope order by t.seq desc limit 1)) is not true;
     for i in 1..cardinality(named.ids) loop
         ends := deadlines[i];
         due_at := dues[i];
         update metered.holds y set version = y.version + 1, deadline = ends, due = due_at
         where y.no = locked.nos[i] returning y.version, y.deadline, y.due into this_hold;
         update metered.hold_lines l set due = this_hold.due where l.hold = locked.nos[i];
-        insert into metered.hold_events (hold, at, deadline, version, kind, note, operation_tenant, operation)
-        values (locked.nos[i], locked.clk, this_hold.deadline, this_hold.version, 'e', origin.note, origin.tenant, origin.operation);
+        insert into metered.hold_events (hold, at, deadline, version, kind, note, operation_tenant,
+            operation)
+        values (locked.nos[i], locked.clk, this_hold.deadline, this_hold.version, 'e', origin.note,
+            origin.tenant, origin.operation);
         if channel is not null then
-            perform metered._announce(channel, named.tenant, named.ids[i], this_hold.version, 'extended');
+            perform metered._announce(channel, named.tenant, named.ids[i], this_hold.version,
+                'extended');
         end if;
         holds[i] := metered.hold_json(locked.nos[i], locked.clk);
         unused := case when origin.operation is not null then metered._remember_hold(holds[i]) end;
@@ -12216,13 +13112,13 @@ $$;
 
 -- Refunds of captured units: in full or in part, and together with the release of held ones.
 
--- Gives back the units that captured holds spent, all or none, as refunds of their charges: all units that
--- are left (used is null), or so many units of the scopes of one hold. skip_purged leaves out
--- purged charges, but refuses for a claim's own unit, which would stay taken. refused is as _lock_holds
--- has it, or returned (all was given back before), purged, left (fewer captured units are
--- left) or claim (a claim's own unit is given back with all the rest, or not at all).
-create function metered.return_holds(named metered.hold_ids, used metered.used_units[], skip_purged boolean, wait_ms int,
-    origin metered.origin, channel text, raising boolean,
+-- Gives back the units that captured holds spent, all or none, as refunds of their charges: all
+-- units that are left (used is null), or so many units of the scopes of one hold. skip_purged
+-- leaves out purged charges, but refuses for a claim's own unit, which would stay taken. refused is
+-- as _lock_holds has it, or returned (all was given back before), purged, left (fewer captured
+-- units are left) or claim (a claim's own unit is given back with all the rest, or not at all).
+create function metered.return_holds(named metered.hold_ids, used metered.used_units[],
+    skip_purged boolean, wait_ms int, origin metered.origin, channel text, raising boolean,
     out refused json, out holds json[])
 language plpgsql volatile
 security definer
@@ -12254,14 +13150,17 @@ begin
         or octet_length(channel) > 64 then
         raise exception 'out of bounds: an argument of return_holds' using errcode = '22023';
     end if;
-    perform metered._require(skip_purged is not null and (used is null or cardinality(named.ids) = 1 and cardinality(used) > 0), 'used');
+    perform metered._require(skip_purged is not null
+        and (used is null or cardinality(named.ids) = 1 and cardinality(used) > 0), 'used');
     locked := metered._lock_holds(named, 'c', wait_ms);
-    if locked.status is null and exists (select from metered.holds h where h.no = any (locked.nos) and h.returned) then
+    if locked.status is null
+        and exists (select from metered.holds h where h.no = any (locked.nos) and h.returned) then
         select 'returned', h.id, h.no into locked.status, locked.failed, locked.failed_no
         from metered.holds h where h.no = any (locked.nos) and h.returned order by h.no limit 1;
     end if;
     if locked.status is not null then
-        refused := metered._refuse_hold(raising, json_build_object('status', locked.status, 'id', locked.failed, 'state', locked.stands,
+        refused := metered._refuse_hold(raising,
+            json_build_object('status', locked.status, 'id', locked.failed, 'state', locked.stands,
             'hold', metered.hold_json(locked.failed_no, locked.clk)));
         return;
     end if;
@@ -12269,7 +13168,8 @@ begin
     -- 000: such a one would catch its whole class, and with it the errors of _refuse_hold.
     begin
         for i in 1..cardinality(named.ids) loop
-            refused := metered._refund_hold(locked.nos[i], named.ids[i], used, skip_purged, locked.clk, wait_ms, origin);
+            refused := metered._refund_hold(locked.nos[i], named.ids[i], used, skip_purged,
+                locked.clk, wait_ms, origin);
             if refused is not null then
                 refused := metered._refuse_hold(raising, refused);
                 raise exception using errcode = 'MT100';
@@ -12277,10 +13177,12 @@ begin
             holds[i] := metered.hold_json(locked.nos[i], locked.clk);
             if channel is not null then
                 -- Not out of the JSON, in which the caller's may be that no operator reads.
-                perform metered._announce(channel, h.tenant, h.id, h.version, case when h.returned then 'returned' else 'returned_part' end)
+                perform metered._announce(channel, h.tenant, h.id, h.version,
+                    case when h.returned then 'returned' else 'returned_part' end)
                 from metered.holds h where h.no = locked.nos[i];
             end if;
-            unused := case when origin.operation is not null then metered._remember_hold(holds[i]) end;
+            unused := case when origin.operation is not null
+                then metered._remember_hold(holds[i]) end;
         end loop;
     exception when sqlstate 'MT100' then
         holds := null;
@@ -12288,9 +13190,10 @@ begin
 end
 $$;
 
--- Gives back the units that one captured hold spent: see return_holds. Its scopes and its row are locked.
-create function metered._refund_hold(of_no bigint, of_id text, used metered.used_units[], skip_purged boolean,
-    clk timestamptz, wait_ms int, origin metered.origin) returns json
+-- Gives back the units that one captured hold spent: see return_holds. Its scopes and its row are
+-- locked.
+create function metered._refund_hold(of_no bigint, of_id text, used metered.used_units[],
+    skip_purged boolean, clk timestamptz, wait_ms int, origin metered.origin) returns json
 language plpgsql volatile
 as $$
 declare
@@ -12309,44 +13212,64 @@ declare
 begin
     select h.claim into own from metered.holds h where h.no = of_no;
     foreach asked in array coalesce(used, '{}') loop
-        perform metered._require(asked.amount between 1 and 9007199254740992 and not wanted ? asked.scope, 'used');
+        perform metered._require(asked.amount between 1 and 9007199254740992
+            and not wanted ? asked.scope, 'used');
         wanted := wanted || jsonb_build_object(asked.scope, asked.amount);
     end loop;
     for entry in select d.scope, d.amount, d.seq, d.at, l.key, (
                  -- The number in a scope that was forgotten may be another's by now. Not
                  -- EXISTS, which Postgres 18 answers from a hash of the whole ledger.
-                 select c.seq from metered.ledger c where c.scope = d.scope and c.seq = d.seq and c.at = d.at and c.hold = of_id
+                 select c.seq
+                 from metered.ledger c
+                 where c.scope = d.scope and c.seq = d.seq and c.at = d.at and c.hold = of_id
              ) is not null as there
-             from metered.hold_events y, lateral jsonb_to_recordset(y.detail) d(scope text, amount bigint, seq bigint, at timestamptz),
-                  lateral (select z.key from metered.hold_lines z where z.hold = y.hold and z.scope = d.scope) l
+             from metered.hold_events y,
+                 lateral jsonb_to_recordset(y.detail) d(scope text, amount bigint, seq bigint,
+                     at timestamptz),
+                  lateral (select z.key
+                      from metered.hold_lines z where z.hold = y.hold and z.scope = d.scope) l
              where y.hold = of_no and y.kind in ('p', 'c') order by d.scope, d.seq loop
         -- A purge takes the sum of refunds, and not the history.
         left_over := entry.amount - greatest(
-            coalesce((select r.amount from metered.refund_sum r where r.scope = entry.scope and r.level = 0 and r.block = entry.seq), 0),
-            coalesce((select sum(x.amount) from metered.hold_events y, lateral jsonb_to_recordset(y.detail) x(scope text, amount bigint, seq bigint)
-                where y.hold = of_no and y.kind = 'g' and x.scope = entry.scope and x.seq = entry.seq), 0));
+            coalesce((select r.amount
+                    from metered.refund_sum r
+                    where r.scope = entry.scope and r.level = 0 and r.block = entry.seq), 0),
+            coalesce((select sum(x.amount)
+                    from metered.hold_events y,
+                        lateral jsonb_to_recordset(y.detail) x(scope text, amount bigint,
+                            seq bigint)
+                where y.hold = of_no
+                    and y.kind = 'g'
+                    and x.scope = entry.scope
+                    and x.seq = entry.seq), 0));
         continue when left_over <= 0;
-        want := case when used is null then left_over else least(left_over, coalesce((wanted ->> entry.scope)::bigint, 0)) end;
+        want := case when used is null then left_over
+            else least(left_over, coalesce((wanted ->> entry.scope)::bigint, 0)) end;
         answer := case when not entry.there then 'purged' when want = 0 then 'ok' else
-            (metered.refund(entry.scope, entry.key, entry.seq, want, wait_ms, origin, false)).status end;
+            (metered.refund(entry.scope, entry.key, entry.seq, want, wait_ms, origin,
+                    false)).status end;
         if answer = 'ok' then
             whole := whole and want = left_over;
             own_returned := own_returned or entry.scope = own and want > 0;
             if want > 0 then
-                given := given || jsonb_build_object('scope', entry.scope, 'amount', want, 'seq', entry.seq, 'at', entry.at);
-                wanted := wanted || jsonb_build_object(entry.scope, coalesce((wanted ->> entry.scope)::bigint, want) - want);
+                given := given || jsonb_build_object('scope', entry.scope, 'amount', want, 'seq',
+                    entry.seq, 'at', entry.at);
+                wanted := wanted || jsonb_build_object(entry.scope,
+                    coalesce((wanted ->> entry.scope)::bigint, want) - want);
             end if;
-        elsif answer = 'purged' and (used is not null or skip_purged and entry.scope is distinct from own) then
+        elsif answer = 'purged' and (used is not null
+                or skip_purged and entry.scope is distinct from own) then
             whole := whole and used is null;
-            kept := coalesce(kept, '[]') || jsonb_build_object('scope', entry.scope, 'amount', left_over, 'seq', entry.seq, 'at', entry.at);
+            kept := coalesce(kept, '[]') || jsonb_build_object('scope', entry.scope, 'amount',
+                left_over, 'seq', entry.seq, 'at', entry.at);
         else
             return json_build_object('status', answer, 'id', of_id, 'scope', entry.scope);
         end if;
     end loop;
     foreach asked in array coalesce(used, '{}') loop
         if (wanted ->> asked.scope)::bigint > 0 then
-            return json_build_object('status', 'left', 'id', of_id, 'scope', asked.scope, 'requested', asked.amount,
-                'open', asked.amount - (wanted ->> asked.scope)::bigint);
+            return json_build_object('status', 'left', 'id', of_id, 'scope', asked.scope,
+                'requested', asked.amount, 'open', asked.amount - (wanted ->> asked.scope)::bigint);
         end if;
     end loop;
     if own_returned and not whole then
@@ -12354,20 +13277,28 @@ begin
     end if;
     update metered.hold_lines l set refunded = case
         when whole then greatest(l.refunded,
-            l.captured - coalesce((select sum(x.amount) from jsonb_to_recordset(kept) x(scope text, amount bigint) where x.scope = l.scope), 0))
-        else l.refunded + coalesce((select sum(x.amount) from jsonb_to_recordset(given) x(scope text, amount bigint) where x.scope = l.scope), 0) end
+            l.captured - coalesce((select sum(x.amount)
+                    from jsonb_to_recordset(kept) x(scope text, amount bigint)
+                    where x.scope = l.scope), 0))
+        else l.refunded + coalesce((select sum(x.amount)
+                from jsonb_to_recordset(given) x(scope text, amount bigint)
+                where x.scope = l.scope), 0) end
     where l.hold = of_no;
-    update metered.holds h set version = h.version + 1, returned = whole where h.no = of_no returning h.version into new_version;
-    insert into metered.hold_events (hold, at, version, kind, detail, note, operation_tenant, operation)
-    values (of_no, clk, new_version, case when whole then 'b' else 'g' end, case when whole then kept else given end,
-        origin.note, origin.tenant, origin.operation);
+    update metered.holds h
+    set version = h.version + 1, returned = whole
+    where h.no = of_no returning h.version into new_version;
+    insert into metered.hold_events (hold, at, version, kind, detail, note, operation_tenant,
+        operation)
+    values (of_no, clk, new_version, case when whole then 'b' else 'g' end,
+        case when whole then kept else given end, origin.note, origin.tenant, origin.operation);
     return null;
 end
 $$;
 
 -- Releases holds, all or none: those that are held, and those that were captured, whose spending is
 -- given back as return_holds does.
-create function metered.release_captured(named metered.hold_ids, wait_ms int, origin metered.origin, channel text, raising boolean,
+create function metered.release_captured(named metered.hold_ids, wait_ms int, origin metered.origin,
+    channel text, raising boolean,
     out refused json, out holds json[])
 language plpgsql volatile
 security definer
@@ -12397,7 +13328,8 @@ begin
     end if;
     locked := metered._lock_holds(named, '*', wait_ms);
     if locked.status is not null then
-        refused := metered._refuse_hold(raising, json_build_object('status', locked.status, 'id', locked.failed, 'state', locked.stands,
+        refused := metered._refuse_hold(raising,
+            json_build_object('status', locked.status, 'id', locked.failed, 'state', locked.stands,
             'hold', metered.hold_json(locked.failed_no, locked.clk)));
         return;
     end if;
@@ -12739,9 +13671,10 @@ $$;
 -- it would make any two SERIALIZABLE claimants each other's conflict. So a
 -- repeated key uses up a number of River's sequence, as River's own unique jobs
 -- do.
-create function metered.claim_job_key(of_queue text, of_key text, of_kind text, of_tenant text, of_digest bytea,
-    new_id bigint, wait_ms int,
-    out id bigint, out created boolean, out first_kind text, out first_tenant text, out first_digest bytea)
+create function metered.claim_job_key(of_queue text, of_key text, of_kind text, of_tenant text,
+    of_digest bytea, new_id bigint, wait_ms int,
+    out id bigint, out created boolean, out first_kind text, out first_tenant text,
+    out first_digest bytea)
 language plpgsql volatile
 security definer
 set search_path = pg_catalog, pg_temp
@@ -12750,7 +13683,8 @@ set plan_cache_mode = force_generic_plan
 as $$
 declare
     before  text := current_setting('lock_timeout');
-    left_ms int := wait_ms - (extract(epoch from clock_timestamp() - statement_timestamp()) * 1000)::int;
+    left_ms int := wait_ms - (extract(epoch from clock_timestamp() - statement_timestamp())
+        * 1000)::int;
     unused  text;   -- set_config in an assignment is cheaper than in perform
 begin
     if greatest(octet_length(of_queue), octet_length(of_key), octet_length(of_kind), octet_length(of_tenant)) > 255
@@ -12768,7 +13702,8 @@ begin
         on conflict (queue, key) do nothing;
         created := found;
         if created then
-            id := new_id; first_kind := of_kind; first_tenant := of_tenant; first_digest := of_digest;
+            id := new_id; first_kind := of_kind; first_tenant := of_tenant; first_digest :=
+                of_digest;
             exit;
         end if;
         select k.job_id, k.kind, k.tenant, k.digest into id, first_kind, first_tenant, first_digest
@@ -12829,10 +13764,11 @@ begin
 end
 $$;
 
--- Jobs that wait for budget. A job whose hold does not fit is parked: it is a row here, and River has no row of it, or between
--- attempts one that no worker takes. It waits in the line of the first scope that refused it. A transaction that frees units of a scope
--- marks the scope's line (_mark_freed). A releaser then places the holds of jobs that fit, in
--- order, and returns these jobs. The statement around it inserts them into river_job with its caller's privileges.
+-- Jobs that wait for budget. A job whose hold does not fit is parked: it is a row here, and River
+-- has no row of it, or between attempts one that no worker takes. It waits in the line of the first
+-- scope that refused it. A transaction that frees units of a scope marks the scope's line
+-- (_mark_freed). A releaser then places the holds of jobs that fit, in order, and returns these
+-- jobs. The statement around it inserts them into river_job with its caller's privileges.
 
 -- The channel on which releasers hear that a line is marked.
 create function metered._parked_channel() returns text
@@ -12841,33 +13777,43 @@ as $$
     select left(substr('metered/parked/metered', 16), 56) || '_parked'
 $$;
 
--- Wakes the releasers, except in a statement from another node of Citus, which may be prepared: then NOTIFY is forbidden.
+-- Wakes the releasers, except in a statement from another node of Citus, which may be prepared:
+-- then NOTIFY is forbidden.
 create function metered._wake_releasers() returns void
 language plpgsql volatile
 as $$
 begin
-    if not metered._sharded() or not starts_with(current_setting('application_name'), 'citus_internal') then
+    if not metered._sharded()
+        or not starts_with(current_setting('application_name'), 'citus_internal') then
         perform pg_notify(metered._parked_channel(), '');
     end if;
 end
 $$;
 
--- Marks the line, if there is one, of a scope whose units were freed, and says whether it did. Whoever appends an entry that can let a
--- job in calls it: credits, refunds, releases, expiries, clock repairs and scheduled lots can, and so can a capture, whose units leave a
--- window sooner than its hold would fall due (a trigger of the ledger, whose condition is parsed from text at each insert, would cost
--- each charge a tenth). At READ COMMITTED this sees each line, since jobs are parked under the scope's lock. An older snapshot may miss a
--- line: then an insert collides with it, with 40001, and the block takes the insert back.
+-- Marks the line, if there is one, of a scope whose units were freed, and says whether it did.
+-- Whoever appends an entry that can let a job in calls it: credits, refunds, releases, expiries,
+-- clock repairs and scheduled lots can, and so can a capture, whose units leave a window sooner
+-- than its hold would fall due (a trigger of the ledger, whose condition is parsed from text at
+-- each insert, would cost each charge a tenth). At READ COMMITTED this sees each line, since jobs
+-- are parked under the scope's lock. An older snapshot may miss a line: then an insert collides
+-- with it, with 40001, and the block takes the insert back.
 create function metered._mark_freed(of_scope text) returns boolean
 language plpgsql volatile
 as $$
 begin
-    if exists (select from metered.parked_scopes p where p.scope = of_scope and not (p.again and p.wake_at = '-infinity')) then
-        update metered.parked_scopes p set wake_at = '-infinity', again = true where p.scope = of_scope;
+    if exists (select from metered.parked_scopes p
+            where p.scope = of_scope and not (p.again and p.wake_at = '-infinity')) then
+        update metered.parked_scopes p
+        set wake_at = '-infinity', again = true
+        where p.scope = of_scope;
         perform metered._wake_releasers();
         return true;
-    elsif metered._one_snapshot() and not exists (select from metered.parked_scopes p where p.scope = of_scope) then
+    elsif metered._one_snapshot()
+        and not exists (select from metered.parked_scopes p where p.scope = of_scope) then
         begin
-            insert into metered.parked_scopes (scope, key, wake_at, waiting) values (of_scope, 0, 'infinity', 0) on conflict do nothing;
+            insert into metered.parked_scopes (scope, key, wake_at, waiting)
+            values (of_scope, 0, 'infinity', 0)
+            on conflict do nothing;
             raise exception using errcode = 'MT100';
         exception when sqlstate 'MT100' then
             null;
@@ -12878,14 +13824,17 @@ end
 $$;
 
 -- The charge of a scope among those of a job.
-create function metered._charge_of(of_scope text, charges metered.new_charge[]) returns metered.new_charge[]
+create function metered._charge_of(of_scope text, charges metered.new_charge[])
+    returns metered.new_charge[]
 language sql immutable
 as $$
-    select array(select row(c.*)::metered.new_charge from unnest(charges) c where c.scope = of_scope)
+    select array(select row(c.*)::metered.new_charge
+        from unnest(charges) c where c.scope = of_scope)
 $$;
 
--- The class of a charge: where one does not fit, none of its class does that is as large. Credit for a use lets in those for this use alone.
--- Sessions of other styles give the same class, and _hold_text the same text.
+-- The class of a charge: where one does not fit, none of its class does that is as large. Credit
+-- for a use lets in those for this use alone. Sessions of other styles give the same class, and
+-- _hold_text the same text.
 create function metered._class_of(charge metered.new_charge) returns bigint
 language sql immutable
 set datestyle = 'ISO, MDY' set intervalstyle = postgres set timezone = 'UTC'
@@ -12893,9 +13842,11 @@ as $$
     select hashtextextended(row(charge.limits, charge.note ->> 'use', charge.must_exist)::text, 0)
 $$;
 
--- The scope that refused, own or else the first, and how long from now it will refuse, or null if nobody knows. scope is null if neither time nor
--- credit ends the refusal: a scope is absent or closed, or (unless hopeful) the job wants more units than the limit has.
-create function metered._refusing(charges metered.new_charge[], refused jsonb, own text, hopeful boolean,
+-- The scope that refused, own or else the first, and how long from now it will refuse, or null if
+-- nobody knows. scope is null if neither time nor credit ends the refusal: a scope is absent or
+-- closed, or (unless hopeful) the job wants more units than the limit has.
+create function metered._refusing(charges metered.new_charge[], refused jsonb, own text,
+    hopeful boolean,
     out scope text, out retry interval)
 language plpgsql immutable
 as $$
@@ -12910,10 +13861,13 @@ begin
     foreach charge in array charges loop
         us := null;
         foreach lim in array charge.limits loop
-            refusal := jsonb_path_query_first(refused, '$[*] ? (@.limit == $n)', jsonb_build_object('n', nth_limit));
+            refusal := jsonb_path_query_first(refused, '$[*] ? (@.limit == $n)',
+                jsonb_build_object('n', nth_limit));
             nth_limit := nth_limit + 1;
             continue when refusal is null;
-            if not hopeful and charge.amount > lim.max and lim.win is distinct from interval '0' then
+            if not hopeful
+                and charge.amount > lim.max
+                and lim.win is distinct from interval '0' then
                 scope := null;
                 return;
             end if;
@@ -12929,30 +13883,37 @@ begin
 end
 $$;
 
--- The turn of a job that joins a line: one round after the last job of its key (fair), and after the round that
--- is being released. So a key with one job waits for at most one round, however many jobs others have in the line.
+-- The turn of a job that joins a line: one round after the last job of its key (fair), and after
+-- the round that is being released. So a key with one job waits for at most one round, however many
+-- jobs others have in the line.
 create function metered._turn(of_scope text, of_priority int, of_fair text) returns bigint
 language plpgsql volatile
 as $$
 begin
     return 1 + greatest(0,
         (select p.turns[of_priority] from metered.parked_scopes p where p.scope = of_scope),
-        (select j.turn from metered.parked_jobs j where j.scope = of_scope and j.priority = of_priority and j.fair = of_fair
+        (select j.turn
+            from metered.parked_jobs j
+            where j.scope = of_scope and j.priority = of_priority and j.fair = of_fair
          order by j.turn desc limit 1));
 end
 $$;
 
--- When the next lot of a wallet begins, or infinity: no entry is written at that time. If one has begun and is not written yet, it
--- counts already, and the next is unknown: then a minute from now.
+-- When the next lot of a wallet begins, or infinity: no entry is written at that time. If one has
+-- begun and is not written yet, it counts already, and the next is unknown: then a minute from now.
 create function metered._lot_begins(of_scope text, clk timestamptz) returns timestamptz
 language sql stable
 as $$
-    select coalesce((select case when y.starts_at > clk then y.starts_at else clk + interval '1 minute' end
-        from metered.lots y where y.scope = of_scope and y.pending > 0 order by y.starts_at limit 1), 'infinity')
+    select coalesce((select case when y.starts_at > clk then y.starts_at
+                else clk + interval '1 minute' end
+        from metered.lots y
+        where y.scope = of_scope and y.pending > 0 order by y.starts_at
+        limit 1), 'infinity')
 $$;
 
--- Counts a job in a line, and has releasers look at the line by wake, even if a look is under way that has passed the job's
--- place. The scope is locked. Releasers are woken if wake is earlier than the line's time.
+-- Counts a job in a line, and has releasers look at the line by wake, even if a look is under way
+-- that has passed the job's place. The scope is locked. Releasers are woken if wake is earlier than
+-- the line's time.
 create function metered._join_line(of_scope text, of_key bigint, wake timestamptz) returns void
 language plpgsql volatile
 as $$
@@ -12962,7 +13923,8 @@ begin
     wake := least(wake, metered._lot_begins(of_scope, metered.clock()));
     insert into metered.parked_scopes as p (scope, key, wake_at, again, waiting, since)
     values (of_scope, of_key, wake, wake = '-infinity', 1, metered.clock())
-    on conflict (scope) do update set waiting = p.waiting + 1, wake_at = least(p.wake_at, excluded.wake_at),
+    on conflict (scope) do update
+        set waiting = p.waiting + 1, wake_at = least(p.wake_at, excluded.wake_at),
         next_at = least(p.next_at, excluded.wake_at), again = p.again or excluded.again;
     if wake < coalesce(before, 'infinity') then
         perform metered._wake_releasers();
@@ -12970,13 +13932,16 @@ begin
 end
 $$;
 
--- Has releasers look at a line again, if there is one: a job that came from it leaves the line to which it went.
+-- Has releasers look at a line again, if there is one: a job that came from it leaves the line to
+-- which it went.
 create function metered._look_again(of_scope text) returns void
 language plpgsql volatile
 as $$
 begin
     if of_scope is not null then
-        update metered.parked_scopes y set wake_at = '-infinity', again = true where y.scope = of_scope and not (y.again and y.wake_at = '-infinity');
+        update metered.parked_scopes y
+        set wake_at = '-infinity', again = true
+        where y.scope = of_scope and not (y.again and y.wake_at = '-infinity');
     end if;
 end
 $$;
@@ -12999,34 +13964,53 @@ begin
 end
 $$;
 
+-- Parking a job: what a job to be parked has to say, and who decides that it waits.
+
 -- A parked job as callers see it.
 create function metered._parked_json(job metered.parked_jobs) returns jsonb
 language sql stable
 as $$
-    select jsonb_build_object('job_id', job.job_id, 'queue', job.job ->> 'queue', 'kind', job.job ->> 'kind', 'key', coalesce(job.job -> 'metadata' ->> 'metered:key', ''),
-        'tenant', job.tenant, 'fair', job.fair, 'priority', job.priority, 'scope', job.scope, 'amount', job.amount, 'parked_at', job.parked_at, 'drop_at', job.drop_at,
-        'args', job.job -> 'args', 'not_before', job.not_before, 'hold', job.job -> 'metadata' ->> 'metered:hold', 'trouble', job.trouble)
+    select jsonb_build_object('job_id', job.job_id, 'queue', job.job ->> 'queue', 'kind',
+        job.job ->> 'kind', 'key', coalesce(job.job -> 'metadata' ->> 'metered:key', ''),
+        'tenant', job.tenant, 'fair', job.fair, 'priority', job.priority, 'scope', job.scope,
+        'amount', job.amount, 'parked_at', job.parked_at, 'drop_at', job.drop_at,
+        'args', job.job -> 'args', 'not_before', job.not_before, 'hold',
+        job.job -> 'metadata' ->> 'metered:hold', 'trouble', job.trouble)
 $$;
 
--- Whether a job is one that River takes, and that the releaser can read: SQL would cast more than it does.
+-- Whether a job is one that River takes, and that the releaser can read: SQL would cast more than
+-- it does.
 create function metered._is_job(job jsonb) returns boolean
 language sql immutable
 as $$
-    select jsonb_typeof(job) = 'object' and jsonb_typeof(job -> 'args') is not null and jsonb_typeof(job -> 'metadata') = 'object'
-        and jsonb_typeof(job -> 'kind') = 'string' and jsonb_typeof(job -> 'queue') = 'string' and jsonb_typeof(job -> 'job_id') = 'number'
-        and jsonb_typeof(job -> 'priority') = 'number' and jsonb_typeof(job -> 'max_attempts') = 'number'
+    select jsonb_typeof(job) = 'object'
+        and jsonb_typeof(job -> 'args') is not null
+        and jsonb_typeof(job -> 'metadata') = 'object'
+        and jsonb_typeof(job -> 'kind') = 'string'
+        and jsonb_typeof(job -> 'queue') = 'string'
+        and jsonb_typeof(job -> 'job_id') = 'number'
+        and jsonb_typeof(job -> 'priority') = 'number'
+        and jsonb_typeof(job -> 'max_attempts') = 'number'
         and not jsonb_path_exists(job -> 'tags', 'strict $[*] ? (@.type() <> "string")', '{}', true)
-        and char_length(job ->> 'kind') between 1 and 127 and char_length(job ->> 'queue') between 1 and 64
-        and (job ->> 'priority')::int between 1 and 4 and (job ->> 'max_attempts')::int between 1 and 32767 and (job ->> 'job_id')::bigint > 0
-        and jsonb_typeof(job -> 'tags') = 'array' and octet_length(coalesce(job ->> 'fair', '')) <= 255
-        and job -> 'metadata' ->> 'metered:hold' ~ ('^job/' || (job ->> 'job_id') || '/[0-9a-f]{16}$')
+        and char_length(job ->> 'kind') between 1 and 127
+        and char_length(job ->> 'queue') between 1 and 64
+        and (job ->> 'priority')::int between 1 and 4
+        and (job ->> 'max_attempts')::int between 1 and 32767
+        and (job ->> 'job_id')::bigint > 0
+        and jsonb_typeof(job -> 'tags') = 'array'
+        and octet_length(coalesce(job ->> 'fair', '')) <= 255
+        and job -> 'metadata' ->> 'metered:hold' ~ ('^job/' || (job ->> 'job_id')
+            || '/[0-9a-f]{16}$')
         and octet_length(job ->> 'charges') <= 65536 and octet_length(job ->> 'hold') <= 131072
-        and coalesce((job ->> 'most')::bigint > 0, true) and coalesce((job ->> 'wait_us')::bigint between 1 and 315576000000000, true)
+        and coalesce((job ->> 'most')::bigint > 0, true)
+        and coalesce((job ->> 'wait_us')::bigint between 1 and 315576000000000, true)
         and coalesce((job ->> 'rest_us')::bigint between 0 and 315576000000000, true)
-        and coalesce(octet_length(job -> 'burst' ->> 'charges') <= 65536 and octet_length(job -> 'burst' ->> 'hold') <= 131072, not job ? 'burst')
+        and coalesce(octet_length(job -> 'burst' ->> 'charges') <= 65536
+            and octet_length(job -> 'burst' ->> 'hold') <= 131072, not job ? 'burst')
 $$;
 
--- The keys of the scopes of a job's charges, of both choices. Conditions are no statements, which cost more: a job that fits is enqueued by few.
+-- The keys of the scopes of a job's charges, of both choices. Conditions are no statements, which
+-- cost more: a job that fits is enqueued by few.
 create function metered._keys_of_job(job jsonb) returns bigint[]
 language plpgsql volatile
 as $$
@@ -13046,7 +14030,8 @@ begin
         end if;
         keys := keys || charge.key;
     end loop;
-    return case when job ? 'burst' then keys || metered._keys_of_job((job || (job -> 'burst')) - 'burst') else keys end;
+    return case when job ? 'burst'
+        then keys || metered._keys_of_job((job || (job -> 'burst')) - 'burst') else keys end;
 end
 $$;
 
@@ -13073,8 +14058,10 @@ as $$
     select hold::text
 $$;
 
--- Holds the units of a job that starts, and charges the others: as place, also for a job that holds nothing. Then due is null.
-create function metered._start_job(hold metered.new_hold, charges metered.new_charge[], ahead interval, wait_ms int, origin metered.origin, channel text,
+-- Holds the units of a job that starts, and charges the others: as place, also for a job that holds
+-- nothing. Then due is null.
+create function metered._start_job(hold metered.new_hold, charges metered.new_charge[],
+    ahead interval, wait_ms int, origin metered.origin, channel text,
     out started boolean, out refused jsonb, out due timestamptz)
 language plpgsql volatile
 as $$
@@ -13097,15 +14084,18 @@ begin
 end
 $$;
 
--- Enqueues jobs whose units are held until they end, all or none. status is started (the hold is placed, and the caller
--- inserts job), parked (until the units fit), refused (they never fit), or full (its line has most jobs).
--- With raising, the last two are SQLSTATE MT001 and MT013. A job that fits is parked too if others wait for one
--- of its scopes.
+-- Enqueues jobs whose units are held until they end, all or none. status is started (the hold is
+-- placed, and the caller inserts job), parked (until the units fit), refused (they never fit), or
+-- full (its line has most jobs). With raising, the last two are SQLSTATE MT001 and MT013. A job
+-- that fits is parked too if others wait for one of its scopes.
 --
--- Each element of parking has River's columns of the job, with its job_id; the hold and the charges of place, as text; the key
--- of its turn (fair), the most jobs in its line (most), how long it waits (wait_us), and whether its limits may be raised (hopeful).
--- burst is another hold and its charges, for a job whose own do not fit: it starts with the first that fits, and waits in the lines of both.
-create function metered.park_jobs(parking jsonb, ahead interval, wait_ms int, origin metered.origin, channel text, raising boolean)
+-- Each element of parking has River's columns of the job, with its job_id; the hold and the charges
+-- of place, as text; the key of its turn (fair), the most jobs in its line (most), how long it
+-- waits (wait_us), and whether its limits may be raised (hopeful). burst is another hold and its
+-- charges, for a job whose own do not fit: it starts with the first that fits, and waits in the
+-- lines of both.
+create function metered.park_jobs(parking jsonb, ahead interval, wait_ms int, origin metered.origin,
+    channel text, raising boolean)
 returns table (nth int, status text, job jsonb, refused jsonb, scope text, retry_us bigint)
 language plpgsql volatile
 security definer
@@ -13139,7 +14129,8 @@ begin
         or octet_length(channel) > 64 then
         raise exception 'out of bounds: an argument of park_jobs' using errcode = '22023';
     end if;
-    if (jsonb_typeof(parking) = 'array' and jsonb_array_length(parking) between 1 and 1000) is not true then
+    if (jsonb_typeof(parking) = 'array'
+            and jsonb_array_length(parking) between 1 and 1000) is not true then
         perform metered._require(false, 'parking');
     end if;
     for i in 0..jsonb_array_length(parking) - 1 loop
@@ -13157,7 +14148,10 @@ begin
         loop
             cs := (parked ->> 'charges')::metered.new_charge[];
             hold := metered._hold_of_job(parked);
-            busy := (select y.scope from unnest(cs) x, lateral (select z.scope from metered.parked_scopes z where z.scope = x.scope) y limit 1);
+            busy := (select y.scope
+                from unnest(cs) x, lateral (select z.scope
+                    from metered.parked_scopes z where z.scope = x.scope) y
+                limit 1);
             if busy is null then
                 started := metered._start_job(hold, cs, ahead, wait_ms, origin, channel);
                 if started.started then
@@ -13168,7 +14162,8 @@ begin
             else
                 no := (metered.check_charge(cs, ahead)).refused;
                 if metered._one_snapshot() then
-                    perform metered._refuse_stale(array(select metered._last_entry(x.scope) from unnest(cs) x));
+                    perform metered._refuse_stale(array(select metered._last_entry(x.scope)
+                            from unnest(cs) x));
                 end if;
             end if;
             refused := coalesce(refused, no);
@@ -13176,14 +14171,21 @@ begin
             clk := metered.clock();
             if no is null or refusing.scope is not null then
                 charge := (metered._charge_of(coalesce(refusing.scope, busy), cs))[1];
-                waits := waits || row((parked ->> 'job_id')::bigint, 0, charge.amount, metered._class_of(charge), clk,
-                    clk + (parked ->> 'wait_us')::bigint * interval '1 microsecond', null, null, null, null, (parked ->> 'priority')::int, cardinality(waits), charge.scope,
-                    coalesce(parked ->> 'fair', ''), hold.tenant, parked - '{hold,charges,fair,most,wait_us,hopeful,burst}'::text[], metered._hold_text(hold), parked ->> 'charges', null, null)::metered.parked_jobs;
+                waits := waits || row((parked ->> 'job_id')::bigint, 0, charge.amount,
+                    metered._class_of(charge), clk,
+                    clk + (parked ->> 'wait_us')::bigint * interval '1 microsecond', null, null,
+                    null, null, (parked ->> 'priority')::int, cardinality(waits), charge.scope,
+                    coalesce(parked ->> 'fair', ''), hold.tenant,
+                    parked - '{hold,charges,fair,most,wait_us,hopeful,burst}'::text[],
+                    metered._hold_text(hold), parked ->> 'charges', null,
+                    null)::metered.parked_jobs;
                 line_keys := line_keys || charge.key;
-                wakes := wakes || case when no is null then '-infinity' else coalesce(clk + refusing.retry, 'infinity') end;
+                wakes := wakes || case when no is null then '-infinity'
+                    else coalesce(clk + refusing.retry, 'infinity') end;
                 if scope is null then
                     scope := charge.scope;
-                    retry_us := case when no is not null then extract(epoch from refusing.retry) * 1000000 end;
+                    retry_us := case when no is not null
+                        then extract(epoch from refusing.retry) * 1000000 end;
                 end if;
             end if;
             exit when not parked ? 'burst';
@@ -13205,7 +14207,9 @@ begin
         if most <= (select y.waiting from metered.parked_scopes y where y.scope = park_jobs.scope) then
             status := 'full';
             if raising then
-                raise exception 'too many jobs wait' using errcode = 'MT013', detail = jsonb_build_object('scope', scope, 'most', most);
+                raise exception 'too many jobs wait'
+                    using errcode = 'MT013',
+                    detail = jsonb_build_object('scope', scope, 'most', most);
             end if;
             return next;
             continue;
@@ -13224,8 +14228,9 @@ begin
 end
 $$;
 
--- Parks jobs until their next attempt, each for rest_us, whose hold the caller releases in this transaction. They are in no line until then.
--- Each element is as in park_jobs, and its hold is a new one.
+-- Parks jobs until their next attempt, each for rest_us, whose hold the caller releases in this
+-- transaction. They are in no line until then. Each element is as in park_jobs, and its hold is a
+-- new one.
 create function metered.rest_jobs(resting jsonb) returns setof bigint
 language plpgsql volatile
 security definer
@@ -13244,16 +14249,22 @@ begin
         or pg_column_compression(resting) is not null and octet_length(resting::text) > 16777216 then
         raise exception 'out of bounds: an argument of rest_jobs' using errcode = '22023';
     end if;
-    perform metered._require(jsonb_typeof(resting) = 'array' and jsonb_array_length(resting) between 1 and 1000, 'resting');
+    perform metered._require(jsonb_typeof(resting) = 'array'
+        and jsonb_array_length(resting) between 1 and 1000, 'resting');
     for parked in select x from jsonb_array_elements(resting) x loop
         keys := metered._keys_of_job(parked);
         due := clk + (parked ->> 'rest_us')::bigint * interval '1 microsecond';
         for of_lane in 0..1 loop
             held := metered._hold_of_job(parked);
-            insert into metered.parked_jobs (job_id, turn, amount, class, parked_at, not_before, drop_at, priority, lane, scope, fair, tenant, job, hold, charges)
-            values ((parked ->> 'job_id')::bigint, 0, 0, 0, clk, due, due + (parked ->> 'wait_us')::bigint * interval '1 microsecond', (parked ->> 'priority')::int,
-                of_lane, '', coalesce(parked ->> 'fair', ''), held.tenant, (parked - '{hold,charges,fair,wait_us,rest_us,burst}'::text[])
-                || case when of_lane = 1 or parked ? 'burst' then '{"burst": true}' else '{}' end::jsonb, metered._hold_text(held), parked ->> 'charges');
+            insert into metered.parked_jobs (job_id, turn, amount, class, parked_at, not_before,
+                drop_at, priority, lane, scope, fair, tenant, job, hold, charges)
+            values ((parked ->> 'job_id')::bigint, 0, 0, 0, clk, due,
+                due + (parked ->> 'wait_us')::bigint * interval '1 microsecond',
+                (parked ->> 'priority')::int,
+                of_lane, '', coalesce(parked ->> 'fair', ''), held.tenant,
+                (parked - '{hold,charges,fair,wait_us,rest_us,burst}'::text[])
+                || case when of_lane = 1 or parked ? 'burst' then '{"burst": true}'
+                    else '{}' end::jsonb, metered._hold_text(held), parked ->> 'charges');
             exit when not parked ? 'burst';
             parked := (parked || (parked -> 'burst')) - 'burst';
         end loop;
@@ -13266,15 +14277,19 @@ create function metered._explain_charges(of_charges text, ahead interval) return
 language plpgsql stable
 as $$
 begin
-    return jsonb_build_object('refused', (metered.check_charge(of_charges::metered.new_charge[], ahead)).refused,
-        'charges', (select jsonb_agg(jsonb_build_object('scope', c.scope, 'amount', c.amount, 'limits', (
-            select jsonb_agg(jsonb_build_object('max', l.max, 'window_us', extract(epoch from l.win) * 1000000)) from unnest(c.limits) l)))
+    return jsonb_build_object('refused',
+        (metered.check_charge(of_charges::metered.new_charge[], ahead)).refused,
+        'charges', (select jsonb_agg(jsonb_build_object('scope', c.scope, 'amount', c.amount,
+                    'limits', (
+            select jsonb_agg(jsonb_build_object('max', l.max, 'window_us',
+                    extract(epoch from l.win) * 1000000)) from unnest(c.limits) l)))
             from unnest(of_charges::metered.new_charge[]) c));
 end
 $$;
 
--- A parked job, with its place in its line (no further than 10,000; none while it is in no line), when the line is looked at, and the answers of check_charge for
--- its charges, and for those of its second choice. null: it is not parked.
+-- A parked job, with its place in its line (no further than 10,000; none while it is in no line),
+-- when the line is looked at, and the answers of check_charge for its charges, and for those of its
+-- second choice. null: it is not parked.
 create function metered.explain_parked(of_job bigint, ahead interval) returns jsonb
 language plpgsql stable
 security definer
@@ -13291,21 +14306,29 @@ begin
         return null;
     end if;
     select * into line from metered.parked_scopes y where y.scope = parked.scope;
-    return metered._parked_json(parked) || metered._explain_charges(parked.charges, ahead) || jsonb_build_object(
-        'waiting', line.waiting, 'wake_at', nullif(greatest(case when parked.scope = '' then parked.retry_at else line.wake_at end, '0001-01-01Z'), 'infinity'),
+    return metered._parked_json(parked) || metered._explain_charges(parked.charges, ahead)
+        || jsonb_build_object(
+        'waiting', line.waiting, 'wake_at',
+        nullif(greatest(case when parked.scope = '' then parked.retry_at else line.wake_at end,
+                '0001-01-01Z'), 'infinity'),
         'trouble', coalesce(parked.trouble, line.trouble),
-        'now', metered.clock(), 'burst', (select metered._explain_charges(x.charges, ahead) from metered.parked_jobs x where x.job_id = of_job and x.lane = 1),
-        'position', case when parked.scope <> '' then 1 end + (select count(*) from (select from metered.parked_jobs x
-            where x.scope = parked.scope and (x.priority, x.turn, x.job_id) < (parked.priority, parked.turn, parked.job_id)
+        'now', metered.clock(), 'burst', (select metered._explain_charges(x.charges, ahead)
+            from metered.parked_jobs x where x.job_id = of_job and x.lane = 1),
+        'position', case when parked.scope <> '' then 1 end + (select count(*)
+            from (select from metered.parked_jobs x
+            where x.scope = parked.scope
+                and (x.priority, x.turn, x.job_id) < (parked.priority, parked.turn, parked.job_id)
             order by x.priority desc, x.turn desc, x.job_id desc limit 9999) y));
 end
 $$;
 
 -- The order of parked jobs: which of a line may fit at all, and which line comes before another.
 
--- Asks for the smallest job of each class of a line (jobs with equal limits and the same use): if it does not fit, none of its class does. closed has the
--- amounts that were refused, by class, and next is when the first of these may fit. whole: no class fits.
-create function metered._closed_classes(of_scope text, given jsonb, ahead interval, clk timestamptz, out closed jsonb, out whole boolean, out next timestamptz)
+-- Asks for the smallest job of each class of a line (jobs with equal limits and the same use): if
+-- it does not fit, none of its class does. closed has the amounts that were refused, by class, and
+-- next is when the first of these may fit. whole: no class fits.
+create function metered._closed_classes(of_scope text, given jsonb, ahead interval, clk timestamptz,
+    out closed jsonb, out whole boolean, out next timestamptz)
 language plpgsql volatile
 as $$
 declare
@@ -13318,13 +14341,17 @@ begin
     closed := '{}'; whole := false; next := 'infinity';
     for i in 1..64 loop
         select * into parked from metered.parked_jobs j
-        where j.scope = of_scope and j.class > coalesce(last_class, -9223372036854775808) order by j.class, j.amount limit 1;
+        where j.scope = of_scope and j.class > coalesce(last_class, -9223372036854775808)
+        order by j.class, j.amount limit 1;
         whole := not found;
         exit when whole;
         last_class := parked.class;
-        charge := (metered._under_limits(metered._charge_of(of_scope, parked.charges::metered.new_charge[]), given))[1];
-        refusing := metered._refusing(array[charge], (metered.check_charge(array[charge], ahead)).refused, of_scope, true);
-        if refusing.scope is null then     -- it fits, or the scope is absent or closed: place will say
+        charge := (metered._under_limits(metered._charge_of(of_scope,
+                    parked.charges::metered.new_charge[]), given))[1];
+        refusing := metered._refusing(array[charge],
+            (metered.check_charge(array[charge], ahead)).refused, of_scope, true);
+        -- it fits, or the scope is absent or closed: place will say
+        if refusing.scope is null then
             open := true;
         else
             closed := closed || jsonb_build_object(last_class, parked.amount);
@@ -13341,8 +14368,10 @@ language plpgsql volatile
 as $$
 begin
     for p in 1..of_priority loop
-        if exists (select from metered.parked_jobs x where x.scope = of_scope and x.priority = p and x.fair < of_fair)
-            or exists (select from metered.parked_jobs x where x.scope = of_scope and x.priority = p and x.fair > of_fair)
+        if exists (select from metered.parked_jobs x
+                where x.scope = of_scope and x.priority = p and x.fair < of_fair)
+            or exists (select from metered.parked_jobs x
+                where x.scope = of_scope and x.priority = p and x.fair > of_fair)
         then
             return true;
         end if;
@@ -13351,9 +14380,11 @@ begin
 end
 $$;
 
--- The charge of the scope whose line a job is to join before it starts, since others wait there: else a tenant whose own line frees first would pass
--- them. From a line that others share, too, a job goes to those behind it alone, and never back to where it came from.
-create function metered._line_before(job metered.parked_jobs, charges metered.new_charge[]) returns metered.new_charge
+-- The charge of the scope whose line a job is to join before it starts, since others wait there:
+-- else a tenant whose own line frees first would pass them. From a line that others share, too, a
+-- job goes to those behind it alone, and never back to where it came from.
+create function metered._line_before(job metered.parked_jobs, charges metered.new_charge[])
+    returns metered.new_charge
 language plpgsql volatile
 as $$
 declare
@@ -13364,7 +14395,8 @@ begin
         foreach charge in array charges loop
             if charge.scope = job.scope then
                 behind := true;
-            elsif charge.scope is distinct from job.passed and metered._others_wait(charge.scope, job.priority, job.fair)
+            elsif charge.scope is distinct from job.passed
+                and metered._others_wait(charge.scope, job.priority, job.fair)
                 and (behind or not metered._others_wait(job.scope, 4, job.fair))
             then
                 return charge;
@@ -13375,29 +14407,39 @@ begin
 end
 $$;
 
--- Has a job join the line of a charge: it is refused there, or (passing) it fits where it is, and others wait there.
-create function metered._change_lines(parked metered.parked_jobs, charge metered.new_charge, wake timestamptz, passing boolean) returns void
+-- Has a job join the line of a charge: it is refused there, or (passing) it fits where it is, and
+-- others wait there.
+create function metered._change_lines(parked metered.parked_jobs, charge metered.new_charge,
+    wake timestamptz, passing boolean) returns void
 language plpgsql volatile
 as $$
 begin
-    update metered.parked_jobs j set scope = charge.scope, amount = charge.amount, class = metered._class_of(charge), turn = metered._turn(charge.scope, parked.priority, parked.fair),
-        passed = case when passing then parked.scope end, passed_amount = case when passing then parked.amount end
+    update metered.parked_jobs j
+    set scope = charge.scope, amount = charge.amount, class = metered._class_of(charge),
+        turn = metered._turn(charge.scope, parked.priority, parked.fair),
+        passed = case when passing then parked.scope end,
+        passed_amount = case when passing then parked.amount end
     where j.job_id = parked.job_id and j.lane = parked.lane;
-    perform metered._join_line(charge.scope, charge.key, wake), metered._look_again(nullif(parked.passed, charge.scope));
+    perform metered._join_line(charge.scope, charge.key, wake),
+        metered._look_again(nullif(parked.passed, charge.scope));
 end
 $$;
 
--- Parked jobs whose units are free are released: they become jobs of River. See dropped.sql for those that are not.
+-- Parked jobs whose units are free are released: they become jobs of River. See dropped.sql for
+-- those that are not.
 
--- Charges with the present limits of their scopes: given has these as text by scope. A charge keeps its own if given is null, as a whole or
--- for the scope. The result is null if given lacks a scope, or has an object for it: why its limits are not known (trouble).
-create function metered._under_limits(charges metered.new_charge[], given jsonb) returns metered.new_charge[]
+-- Charges with the present limits of their scopes: given has these as text by scope. A charge keeps
+-- its own if given is null, as a whole or for the scope. The result is null if given lacks a scope,
+-- or has an object for it: why its limits are not known (trouble).
+create function metered._under_limits(charges metered.new_charge[], given jsonb)
+    returns metered.new_charge[]
 language plpgsql immutable
 as $$
 begin
     if given is not null then
         for i in 1..cardinality(charges) loop
-            if not given ? charges[i].scope or jsonb_typeof(given -> charges[i].scope) = 'object' then
+            if not given ? charges[i].scope
+                or jsonb_typeof(given -> charges[i].scope) = 'object' then
                 return null;
             elsif given ->> charges[i].scope is not null then
                 charges[i].limits := (given ->> charges[i].scope)::metered.charge_limit[];
@@ -13412,16 +14454,21 @@ $$;
 create function metered._limits_trouble(scopes text[], given jsonb) returns text
 language sql immutable
 as $$
-    select format('limits of "%s": %s', x, given -> x ->> 'trouble') from unnest(scopes) x where jsonb_typeof(given -> x) = 'object' limit 1
+    select format('limits of "%s": %s', x, given -> x ->> 'trouble')
+    from unnest(scopes) x
+    where jsonb_typeof(given -> x) = 'object' limit 1
 $$;
 
--- _start_job, but started is null after an error, such as of a window that reaches purged entries. why is the error.
-create function metered._try_start_job(this_hold metered.new_hold, charges metered.new_charge[], ahead interval, wait_ms int, origin metered.origin, channel text,
+-- _start_job, but started is null after an error, such as of a window that reaches purged entries.
+-- why is the error.
+create function metered._try_start_job(this_hold metered.new_hold, charges metered.new_charge[],
+    ahead interval, wait_ms int, origin metered.origin, channel text,
     out started boolean, out refused jsonb, out due timestamptz, out why text)
 language plpgsql volatile
 as $$
 begin
-    select p.started, p.refused, p.due into started, refused, due from metered._start_job(this_hold, charges, ahead, wait_ms, origin, channel) p;
+    select p.started, p.refused, p.due into started, refused, due
+    from metered._start_job(this_hold, charges, ahead, wait_ms, origin, channel) p;
 exception
     when serialization_failure or deadlock_detected or lock_not_available then
         raise;
@@ -13431,9 +14478,10 @@ exception
 end
 $$;
 
--- For a job in two lines: its row in the other one, the charges of its first choice, which is tried first, and the keys that starting it
--- locks beside those of r's charges.
-create function metered._other_lane(job metered.parked_jobs, given jsonb, out other metered.parked_jobs, out first metered.new_charge[], out keys bigint[])
+-- For a job in two lines: its row in the other one, the charges of its first choice, which is tried
+-- first, and the keys that starting it locks beside those of r's charges.
+create function metered._other_lane(job metered.parked_jobs, given jsonb,
+    out other metered.parked_jobs, out first metered.new_charge[], out keys bigint[])
 language plpgsql volatile
 as $$
 begin
@@ -13441,22 +14489,28 @@ begin
     if not job.job ? 'burst' then
         return;
     end if;
-    select x.* into other from metered.parked_jobs x where x.job_id = job.job_id and x.lane <> job.lane;
+    select x.* into other
+    from metered.parked_jobs x
+    where x.job_id = job.job_id and x.lane <> job.lane;
     if other.job_id is null then
         return;
     end if;
     keys := array(select y.key from metered.parked_scopes y where y.scope = other.scope);
     if job.lane = 1 then
         first := metered._under_limits(other.charges::metered.new_charge[], given);
-        keys := case when first is not null then keys || array(select c.key from unnest(first) c) end;
+        keys := case when first is not null
+            then keys || array(select c.key from unnest(first) c) end;
     end if;
 end
 $$;
 
--- Starts a job of a line, or says why not. outcome is started, passes (it is to join the line of onward), refused, failed (in a careful look) or limits (both say why), unknown (given
--- lacks a scope), or busy (another has one of its locks, or moves it). other is its row in another line.
-create function metered._release_job(job metered.parked_jobs, given jsonb, ahead interval, wait_ms int, origin metered.origin, channel text, careful boolean,
-    out outcome text, out charges metered.new_charge[], out refused jsonb, out due timestamptz, out why text, out other metered.parked_jobs, out onward metered.new_charge)
+-- Starts a job of a line, or says why not. outcome is started, passes (it is to join the line of
+-- onward), refused, failed (in a careful look) or limits (both say why), unknown (given lacks a
+-- scope), or busy (another has one of its locks, or moves it). other is its row in another line.
+create function metered._release_job(job metered.parked_jobs, given jsonb, ahead interval,
+    wait_ms int, origin metered.origin, channel text, careful boolean,
+    out outcome text, out charges metered.new_charge[], out refused jsonb, out due timestamptz,
+    out why text, out other metered.parked_jobs, out onward metered.new_charge)
 language plpgsql volatile
 as $$
 declare
@@ -13469,22 +14523,27 @@ begin
     other := lane.other;
     if charges is null or lane.keys is null then
         why := metered._limits_trouble(array(
-            select c.scope from unnest(job.charges::metered.new_charge[] || coalesce(other.charges, '{}')::metered.new_charge[]) c), given);
+            select c.scope
+            from unnest(job.charges::metered.new_charge[]
+                || coalesce(other.charges, '{}')::metered.new_charge[]) c), given);
         outcome := case when why is null then 'unknown' else 'limits' end;
         return;
-    elsif not metered._try_each(array(select x.key from unnest(charges) x union select unnest(lane.keys) order by 1)) then
+    elsif not metered._try_each(array(select x.key
+                from unnest(charges) x union select unnest(lane.keys) order by 1)) then
         outcome := 'busy';
         return;
     elsif other.job_id is not null then    -- another releaser may have moved it since, or do so now
         perform from metered.parked_jobs x
-        where x.job_id = job.job_id and x.lane = other.lane and x.scope = other.scope for update skip locked;
+        where x.job_id = job.job_id and x.lane = other.lane and x.scope = other.scope
+        for update skip locked;
         if not found then
             outcome := 'busy';
             return;
         end if;
     end if;
     if lane.first is not null then
-        started := metered._try_start_job(other.hold::metered.new_hold, lane.first, ahead, wait_ms, origin, channel);
+        started := metered._try_start_job(other.hold::metered.new_hold, lane.first, ahead, wait_ms,
+            origin, channel);
         if started.started then
             outcome := 'started'; due := started.due;
             return;
@@ -13495,30 +14554,39 @@ begin
     end if;
     if onward.scope is not null then
         own := (metered._charge_of(job.scope, charges))[1];
-        select own.amount + coalesce(sum(x.passed_amount), 0) into own.amount from metered.parked_jobs x where x.passed = job.scope;
+        select own.amount + coalesce(sum(x.passed_amount), 0) into own.amount
+        from metered.parked_jobs x
+        where x.passed = job.scope;
         refused := (metered.check_charge(array[own], ahead)).refused;
         charges := array[own];
         outcome := case when refused is null then 'passes' else 'refused' end;
-        due := metered.clock() + interval '1 minute';   -- jobs that came from here will have left their line, or not
+        -- jobs that came from here will have left their line, or not
+        due := metered.clock() + interval '1 minute';
         return;
     end if;
     if careful then
-        started := metered._try_start_job(job.hold::metered.new_hold, charges, ahead, wait_ms, origin, channel);
+        started := metered._try_start_job(job.hold::metered.new_hold, charges, ahead, wait_ms,
+            origin, channel);
         why := started.why;
     else
-        started := metered._start_job(job.hold::metered.new_hold, charges, ahead, wait_ms, origin, channel);
+        started := metered._start_job(job.hold::metered.new_hold, charges, ahead, wait_ms, origin,
+            channel);
     end if;
     refused := started.refused; due := started.due;
-    outcome := case when started.started is null then 'failed' when started.started then 'started' else 'refused' end;
+    outcome := case when started.started is null then 'failed' when started.started then 'started'
+        else 'refused' end;
 end
 $$;
 
--- Takes jobs that fit out of the line of one scope, which is locked, and starts them, at most room jobs. A job that
--- another scope refuses moves to the line of that scope. If a lock of a job's other scopes is not free, the job stays, and the line
--- is looked at again soon. A job that could not be inserted leaves the line until it is tried again.
+-- Takes jobs that fit out of the line of one scope, which is locked, and starts them, at most room
+-- jobs. A job that another scope refuses moves to the line of that scope. If a lock of a job's
+-- other scopes is not free, the job stays, and the line is looked at again soon. A job that could
+-- not be inserted leaves the line until it is tried again.
 --
--- A look goes through at most 500 jobs, and the next one goes on after these. A careful look tries each job, and passes jobs that fail.
-create function metered._release_line(of_scope text, given jsonb, room int, ahead interval, wait_ms int, origin metered.origin, channel text, careful boolean) returns jsonb[]
+-- A look goes through at most 500 jobs, and the next one goes on after these. A careful look tries
+-- each job, and passes jobs that fail.
+create function metered._release_line(of_scope text, given jsonb, room int, ahead interval,
+    wait_ms int, origin metered.origin, channel text, careful boolean) returns jsonb[]
 language plpgsql volatile
 as $$
 declare
@@ -13628,7 +14696,9 @@ begin
     if whole then
         line.wake_at := greatest(least(line.next_at, metered._lot_begins(of_scope, clk)), clk + interval '1 millisecond');
     end if;
-    update metered.parked_scopes y set waiting = line.waiting, turns = line.turns, next_at = line.next_at, trouble = line.trouble, started = line.started, since = line.since,
+    update metered.parked_scopes y
+    set waiting = line.waiting, turns = line.turns, next_at = line.next_at, trouble = line.trouble,
+        started = line.started, since = line.since,
         after = case when whole then null else line.after end,
         wake_at = case when not whole or y.again then '-infinity' else line.wake_at end
     where y.scope = of_scope;
@@ -13636,8 +14706,11 @@ begin
 end
 $$;
 
--- Lines to look at: those of only_scopes, or else all that are marked or whose time has come. Jobs whose next attempt or try may begin join their
--- lines first, at most 64: then a null says that more may be due. If the lock of such a scope is not free, the scope is returned too.
+-- Which lines are looked at, by which call, and when. See releases.sql for a look at one.
+
+-- Lines to look at: those of only_scopes, or else all that are marked or whose time has come. Jobs
+-- whose next attempt or try may begin join their lines first, at most 64: then a null says that
+-- more may be due. If the lock of such a scope is not free, the scope is returned too.
 create function metered._lines(only_scopes text[], most int) returns table (scope text, key bigint)
 language plpgsql volatile
 as $$
@@ -13651,14 +14724,16 @@ begin
     for parked in
         select x.* from metered.parked_jobs x
         where x.scope = '' and greatest(x.not_before, x.retry_at) <= metered.clock()
-          and (only_scopes is null or ((x.charges::metered.new_charge[])[1]).scope = any (only_scopes))
+          and (only_scopes is null
+              or ((x.charges::metered.new_charge[])[1]).scope = any (only_scopes))
         order by greatest(x.not_before, x.retry_at) limit 10000
     loop
         charge := (parked.charges::metered.new_charge[])[1];
         continue when charge.scope = any (locked);
         if metered._try_lock(charge.key) then
             select x.* into parked from metered.parked_jobs x
-            where x.job_id = parked.job_id and x.lane = parked.lane and x.scope = '' for update skip locked;
+            where x.job_id = parked.job_id and x.lane = parked.lane and x.scope = ''
+            for update skip locked;
             continue when not found;
             joined := joined + 1;
             if metered._one_snapshot() then     -- nobody marked the line in which the job was not
@@ -13666,7 +14741,9 @@ begin
             end if;
             parked.class := metered._class_of(charge);
             parked.turn := metered._turn(charge.scope, parked.priority, parked.fair);
-            update metered.parked_jobs x set scope = charge.scope, amount = charge.amount, class = parked.class, turn = parked.turn
+            update metered.parked_jobs x
+            set scope = charge.scope, amount = charge.amount, class = parked.class,
+                turn = parked.turn
             where x.job_id = parked.job_id and x.lane = parked.lane;
             perform metered._join_line(charge.scope, charge.key, '-infinity');
             if joined = 64 then
@@ -13684,9 +14761,13 @@ begin
         end if;
     end loop;
     if only_scopes is null then
-        return query select y.scope, y.key from metered.parked_scopes y where y.wake_at <= metered.clock() order by y.wake_at limit most;
+        return query select y.scope, y.key
+            from metered.parked_scopes y
+            where y.wake_at <= metered.clock() order by y.wake_at limit most;
     else
-        return query select y.scope, y.key from metered.parked_scopes y where y.scope = any (only_scopes);
+        return query select y.scope, y.key
+            from metered.parked_scopes y
+            where y.scope = any (only_scopes);
     end if;
 end
 $$;
@@ -13722,9 +14803,13 @@ begin
             select distinct c.scope from (
                 select j.job_id, j.lane from metered.parked_jobs j, metered.parked_scopes y
                 where y.scope = line.scope and j.scope = line.scope
-                  and (j.priority, j.turn, j.job_id) > (coalesce(y.after[1], -1), coalesce(y.after[2], -1), coalesce(y.after[3], -1))
+                  and (j.priority, j.turn, j.job_id) > (coalesce(y.after[1], -1),
+                      coalesce(y.after[2], -1), coalesce(y.after[3], -1))
                 order by j.priority, j.turn, j.job_id limit max_jobs) f,
-                lateral (select x.charges from metered.parked_jobs x where x.job_id = f.job_id and x.lane <= f.lane) a, unnest(a.charges::metered.new_charge[]) c
+                lateral (select x.charges
+                    from metered.parked_jobs x
+                    where x.job_id = f.job_id
+                        and x.lane <= f.lane) a, unnest(a.charges::metered.new_charge[]) c
             where pg_try_advisory_xact_lock(c.key));
     end loop;
     return array(select distinct x from unnest(judged) x);
@@ -13732,11 +14817,14 @@ end
 $$;
 
 -- Releases parked jobs that fit, at most max_jobs: of only_scopes, whose locks it waits for, or of
--- lines that are marked or whose time has come, if their locks are free. A row is released (the caller inserts job),
--- busy (the scope's lock was not free), trouble (why the line cannot be looked at), or more (call again).
+-- lines that are marked or whose time has come, if their locks are free. A row is released (the
+-- caller inserts job), busy (the scope's lock was not free), trouble (why the line cannot be looked
+-- at), or more (call again).
 --
--- Jobs count with their own limits, or with those of given, text by scope. Jobs and lines with a scope that given lacks are left for later.
-create function metered.release_jobs(only_scopes text[], given jsonb, wait_ms int, max_jobs int, ahead interval, origin metered.origin, channel text)
+-- Jobs count with their own limits, or with those of given, text by scope. Jobs and lines with a
+-- scope that given lacks are left for later.
+create function metered.release_jobs(only_scopes text[], given jsonb, wait_ms int, max_jobs int,
+    ahead interval, origin metered.origin, channel text)
 returns table (status text, job jsonb, scope text)
 language plpgsql volatile
 security definer
@@ -13790,7 +14878,9 @@ begin
         if jsonb_typeof(given -> line.scope) = 'object' then
             failed := metered._limits_trouble(array[line.scope], given);
             soon := metered.clock() + interval '10 seconds';
-            update metered.parked_scopes y set wake_at = soon, after = null, trouble = failed where y.scope = line.scope;
+            update metered.parked_scopes y
+            set wake_at = soon, after = null, trouble = failed
+            where y.scope = line.scope;
             status := 'trouble'; job := to_jsonb(failed);
             return next;
             continue;
@@ -13802,7 +14892,8 @@ begin
             continue;
         end if;
         begin
-            jobs := metered._release_line(line.scope, given, left_, ahead, wait_ms, origin, channel, false);
+            jobs := metered._release_line(line.scope, given, left_, ahead, wait_ms, origin, channel,
+                false);
             failed := null;
         exception
             when serialization_failure or deadlock_detected or lock_not_available then
@@ -13814,14 +14905,17 @@ begin
             status := 'trouble'; job := to_jsonb(failed);
             return next;
             begin
-                jobs := metered._release_line(line.scope, given, left_, ahead, wait_ms, origin, channel, true);
+                jobs := metered._release_line(line.scope, given, left_, ahead, wait_ms, origin,
+                    channel, true);
             exception
                 when serialization_failure or deadlock_detected or lock_not_available then
                     raise;
                 when others then
                     failed := sqlerrm;
                     soon := metered.clock() + interval '10 seconds';
-                    update metered.parked_scopes y set wake_at = soon, after = null, trouble = failed where y.scope = line.scope;
+                    update metered.parked_scopes y
+                    set wake_at = soon, after = null, trouble = failed
+                    where y.scope = line.scope;
                     continue;
             end;
         end if;
@@ -13830,10 +14924,12 @@ begin
             left_ := left_ - 1;
             return next;
         end loop;
-        more := more or exists (select from metered.parked_scopes y where y.scope = line.scope and y.wake_at <= metered.clock());
+        more := more or exists (select from metered.parked_scopes y
+            where y.scope = line.scope and y.wake_at <= metered.clock());
     end loop;
     more := more or only_scopes is null and exists (    -- a job has joined another line
-        select from metered.parked_scopes y where y.wake_at = '-infinity' and y.scope <> all (busy));
+        select from metered.parked_scopes y
+        where y.wake_at = '-infinity' and y.scope <> all (busy));
     if more then
         status := 'more'; job := null; scope := null;
         return next;
@@ -13841,7 +14937,8 @@ begin
 end
 $$;
 
--- Microseconds until a line is to be looked at or a parked job to be dropped, 0 if one is due, or null if no time is known.
+-- Microseconds until a line is to be looked at or a parked job to be dropped, 0 if one is due, or
+-- null if no time is known.
 create function metered.next_release() returns bigint
 language plpgsql stable
 set search_path = pg_catalog, pg_temp
@@ -13853,31 +14950,42 @@ as $$
 declare
     next timestamptz := least(
         (select y.wake_at from metered.parked_scopes y order by y.wake_at limit 1),
-        (select greatest(j.not_before, j.retry_at) from metered.parked_jobs j where j.scope = '' order by greatest(j.not_before, j.retry_at) limit 1),
-        (select greatest(j.drop_at, j.retry_at) from metered.parked_jobs j where j.drop_at is not null order by greatest(j.drop_at, j.retry_at) limit 1));
+        (select greatest(j.not_before, j.retry_at)
+            from metered.parked_jobs j where j.scope = ''
+            order by greatest(j.not_before, j.retry_at) limit 1),
+        (select greatest(j.drop_at, j.retry_at)
+            from metered.parked_jobs j where j.drop_at is not null
+            order by greatest(j.drop_at, j.retry_at) limit 1));
 begin
-    return case when next < 'infinity' then greatest(0, case when next > '-infinity' then extract(epoch from next - metered.clock()) * 1000000 else 0 end)::bigint end;
+    return case when next < 'infinity'
+        then greatest(0, case when next > '-infinity'
+                then extract(epoch from next - metered.clock()) * 1000000 else 0 end)::bigint end;
 end
 $$;
 
--- Parked jobs that are not released: they are in trouble, they are dropped, or somebody takes them out of their lines.
+-- Parked jobs that are not released: they are in trouble, they are dropped, or somebody takes them
+-- out of their lines.
 
--- Notes why the last try of a parked job failed, and reports whether it is parked. It leaves its lines as they are looked at. It is tried again after 10
--- seconds, then after as long as the trouble has lasted, an hour at most.
+-- Notes why the last try of a parked job failed, and reports whether it is parked. It leaves its
+-- lines as they are looked at. It is tried again after 10 seconds, then after as long as the
+-- trouble has lasted, an hour at most.
 create function metered._trouble_job(of_job bigint, reason text) returns boolean
 language plpgsql volatile
 as $$
 declare
     clk timestamptz := metered.clock();
 begin
-    update metered.parked_jobs j set trouble = left(reason, 1000), troubled_at = coalesce(j.troubled_at, clk),
-        retry_at = clk + least(greatest(clk - j.troubled_at, interval '10 seconds'), interval '1 hour')
+    update metered.parked_jobs j
+    set trouble = left(reason, 1000), troubled_at = coalesce(j.troubled_at, clk),
+        retry_at = clk + least(greatest(clk - j.troubled_at, interval '10 seconds'),
+            interval '1 hour')
     where j.job_id = of_job;
     return found;
 end
 $$;
 
--- Puts parked jobs in trouble that the caller could not insert or drop, each for the reason of the same number. Returns how many there were.
+-- Puts parked jobs in trouble that the caller could not insert or drop, each for the reason of the
+-- same number. Returns how many there were.
 create function metered.trouble_jobs(jobs bigint[], reasons text[]) returns int
 language plpgsql volatile
 security definer
@@ -13907,7 +15015,8 @@ begin
 end
 $$;
 
--- Drops parked jobs whose time to wait is over, at most max_rows, as far as their lines are not locked. Returns them.
+-- Drops parked jobs whose time to wait is over, at most max_rows, as far as their lines are not
+-- locked. Returns them.
 create function metered.drop_parked(max_rows int) returns setof jsonb
 language plpgsql volatile
 security definer
@@ -13925,14 +15034,22 @@ begin
     perform metered._require(max_rows between 1 and 1000, 'max_rows');
     for parked in
         select x.job_id, l.scopes, l.keys from metered.parked_jobs x, lateral (
-            select array_agg(z.scope order by z.lane) as scopes, array_agg(y.key order by y.key) filter (where z.scope <> '') as keys
-            from metered.parked_jobs z left join metered.parked_scopes y on y.scope = z.scope where z.job_id = x.job_id) l
-        where x.drop_at is not null and greatest(x.drop_at, x.retry_at) <= metered.clock() and x.lane = 0
+            select array_agg(z.scope order by z.lane) as scopes,
+                array_agg(y.key order by y.key) filter (where z.scope <> '') as keys
+            from metered.parked_jobs z
+            left join metered.parked_scopes y on y.scope = z.scope
+            where z.job_id = x.job_id) l
+        where x.drop_at is not null
+            and greatest(x.drop_at, x.retry_at) <= metered.clock()
+            and x.lane = 0
         order by greatest(x.drop_at, x.retry_at) limit 10000
     loop
-        continue when array_position(parked.keys, null) is not null or not metered._try_each(coalesce(parked.keys, '{}'));
+        continue when array_position(parked.keys, null) is not null
+            or not metered._try_each(coalesce(parked.keys, '{}'));
         continue when parked.scopes is distinct from array(select z.scope from (
-            select x.scope, x.lane from metered.parked_jobs x where x.job_id = parked.job_id for update skip locked) z order by z.lane);
+            select x.scope, x.lane
+            from metered.parked_jobs x
+            where x.job_id = parked.job_id for update skip locked) z order by z.lane);
         return next metered._leave_line(parked.job_id);
         dropped := dropped + 1;
         exit when dropped = max_rows;
@@ -13940,8 +15057,8 @@ begin
 end
 $$;
 
--- Takes a parked job out of its line for good, or changes its priority, and returns it. null: it is not parked. A job in trouble
--- that gets a priority is tried again now.
+-- Takes a parked job out of its line for good, or changes its priority, and returns it. null: it is
+-- not parked. A job in trouble that gets a priority is tried again now.
 create function metered.change_parked(of_job bigint, of_priority int, wait_ms int) returns jsonb
 language plpgsql volatile
 security definer
@@ -13963,8 +15080,10 @@ begin
     if was = '{}' then
         if metered._one_snapshot() then     -- it may have been parked since
             begin
-                insert into metered.parked_jobs (job_id, turn, amount, class, parked_at, priority, scope, fair, tenant, job, hold, charges)
-                values (of_job, 0, 0, 0, 'epoch', 0, '', '', '', '{}', '', '') on conflict do nothing;
+                insert into metered.parked_jobs (job_id, turn, amount, class, parked_at, priority,
+                    scope, fair, tenant, job, hold, charges)
+                values (of_job, 0, 0, 0, 'epoch', 0, '', '', '', '{}', '', '')
+                on conflict do nothing;
                 raise exception using errcode = 'MT100';
             exception when sqlstate 'MT100' then
                 null;
@@ -13972,22 +15091,31 @@ begin
         end if;
         return null;
     end if;
-    perform metered._lock_keys(array(select y.key from metered.parked_scopes y where y.scope = any (was) order by 1), wait_ms);
+    perform metered._lock_keys(array(select y.key
+            from metered.parked_scopes y where y.scope = any (was) order by 1), wait_ms);
     perform from metered.parked_jobs x where x.job_id = of_job order by x.lane for update;
     if not found then
         return null;
-    elsif was <> array(select x.scope from metered.parked_jobs x where x.job_id = of_job order by x.lane) then
-        raise exception 'could not serialize access: the job waits for another scope now' using errcode = '40001';
+    elsif was <> array(select x.scope
+            from metered.parked_jobs x where x.job_id = of_job order by x.lane) then
+        raise exception 'could not serialize access: the job waits for another scope now'
+            using errcode = '40001';
     elsif of_priority is null then
         return metered._leave_line(of_job);
     end if;
-    for parked in select x.* from metered.parked_jobs x where x.job_id = of_job and x.priority <> of_priority order by x.lane loop
+    for parked in select x.*
+        from metered.parked_jobs x
+        where x.job_id = of_job and x.priority <> of_priority order by x.lane loop
         parked.turn := metered._turn(parked.scope, of_priority, parked.fair);
         parked.job := parked.job || jsonb_build_object('priority', of_priority);
-        update metered.parked_jobs x set priority = of_priority, turn = parked.turn, job = parked.job where x.job_id = of_job and x.lane = parked.lane;
+        update metered.parked_jobs x
+        set priority = of_priority, turn = parked.turn, job = parked.job
+        where x.job_id = of_job and x.lane = parked.lane;
     end loop;
     now := metered.clock();
-    update metered.parked_jobs x set trouble = null, troubled_at = null, retry_at = now where x.job_id = of_job and x.retry_at is not null;
+    update metered.parked_jobs x
+    set trouble = null, troubled_at = null, retry_at = now
+    where x.job_id = of_job and x.retry_at is not null;
     if found then
         perform metered._wake_releasers();
     end if;
@@ -13998,20 +15126,26 @@ $$;
 
 -- Events that must take effect in order: commands that come late are refused.
 
--- The newest event that took effect, one row for each key. A row goes with the records of operations.
+-- The newest event that took effect, one row for each key. A row goes with the records of
+-- operations.
 create table metered.newest (
-    at       timestamptz not null,                              -- when the event happened, as its sender says
+    at       timestamptz not null,                              -- when the event happened,
+                                                                -- as its sender says
     taken_at timestamptz not null default metered.clock(),      -- when it took effect
     tenant   text collate "C" not null,                         -- of the command
-    key      text collate "C" not null,                         -- what the event is about, such as a subscription
-    id       text collate "C" not null,                         -- the command's id: of two events of one time, the greater one is newer
+    key      text collate "C" not null,                         -- what the event is about,
+                                                                -- such as a subscription
+    id       text collate "C" not null,                         -- the command's id: of two
+                                                                -- events of one time, the
+                                                                -- greater one is newer
     primary key (tenant, key)
 );
 create index newest_taken_at on metered.newest (taken_at);
 
--- Makes a command the newest of its key, or returns the one that is at least as new. The row is locked until the transaction
--- ends, so that commands of one key take effect one after another.
-create function metered.take_newest(of_tenant text, of_key text, event_at timestamptz, of_id text, wait_ms int,
+-- Makes a command the newest of its key, or returns the one that is at least as new. The row is
+-- locked until the transaction ends, so that commands of one key take effect one after another.
+create function metered.take_newest(of_tenant text, of_key text, event_at timestamptz, of_id text,
+    wait_ms int,
     out newest timestamptz, out newest_id text)
 language plpgsql volatile
 security definer
@@ -14027,25 +15161,32 @@ begin
         raise exception 'out of bounds: an argument of take_newest' using errcode = '22023';
     end if;
     perform metered._require(isfinite(event_at), 'event_at');
-    insert into metered.newest as n (at, tenant, key, id) values (event_at, of_tenant, of_key, of_id)
-    on conflict (tenant, key) do update set at = excluded.at, id = excluded.id, taken_at = metered.clock()
+    insert into metered.newest as n (at, tenant, key, id)
+    values (event_at, of_tenant, of_key, of_id)
+    on conflict (tenant, key) do update
+        set at = excluded.at, id = excluded.id, taken_at = metered.clock()
     where (n.at, n.id) < (excluded.at, excluded.id);
     if not found then
-        select n.at, n.id into newest, newest_id from metered.newest n where n.tenant = of_tenant and n.key = of_key;
+        select n.at, n.id into newest, newest_id
+        from metered.newest n
+        where n.tenant = of_tenant and n.key = of_key;
     end if;
     before := metered._unbound_lock_wait(before);
 end
 $$;
 
--- Records that others can check: see the module notary. Its log has one leaf for each entry, in the order in which it was taken down, and
--- is a Merkle tree whose heads are signed. No call of the schema reads or writes these tables.
+-- Records that others can check: see the module notary. Its log has one leaf for each entry, in the
+-- order in which it was taken down, and is a Merkle tree whose heads are signed. No call of the
+-- schema reads or writes these tables.
 
--- The scopes whose entries are in the log. A leaf has the commitment in place of the name, so that the name can go.
+-- The scopes whose entries are in the log. A leaf has the commitment in place of the name, so that
+-- the name can go.
 create table metered.notary_scopes (
     no         bigint primary key,              -- the number of the scope in the log
     seq        bigint not null,                 -- its last entry that is in the log
     commitment bytea not null,                  -- the SHA-256 of salt and name
-    salt       bytea,                           -- 32 random bytes, or null: the name was taken out, and cannot be guessed
+    salt       bytea,                           -- 32 random bytes, or null: the name
+                                                -- was taken out, and cannot be guessed
     scope      text collate "C" not null unique -- its name by now
 );
 
@@ -14095,10 +15236,12 @@ $$;
 -- Opening spends the token, if there is one, and then looks at the charges without a
 -- lock, so that a hopeless command is refused before its function runs. The columns from
 -- token_status to consumed_at are consume_token's.
-create function metered.begin_command(claiming boolean, opening boolean, command metered.new_command, token metered.presented_token,
+create function metered.begin_command(claiming boolean, opening boolean,
+    command metered.new_command, token metered.presented_token,
     charges metered.new_charge[], ahead interval, wait_ms int,
     out status text, out fingerprint bytea, out result bytea,
-    out scopes text[], out amounts bigint[], out seqs bigint[], out ats timestamptz[], out holds text[], out at timestamptz,
+    out scopes text[], out amounts bigint[], out seqs bigint[], out ats timestamptz[],
+    out holds text[], out at timestamptz,
     out refusal json, out refused jsonb,
     out token_status text, out payload json, out uses_left int,
     out minted_at timestamptz, out expires_at timestamptz, out consumed_at timestamptz)
@@ -14131,7 +15274,8 @@ begin
     end if;
     if claiming then
         if coalesce(current_setting('metered_tx.command', true), '') <> '' then
-            raise exception 'a command is already begun in this transaction' using errcode = 'MT006';
+            raise exception 'a command is already begun in this transaction'
+                using errcode = 'MT006';
         end if;
         if not metered._try_lock(command.key) then
             perform metered._lock_keys(array[command.key], wait_ms);
@@ -14141,7 +15285,9 @@ begin
             o.fingerprint, o.result, o.scopes, o.amounts, o.seqs, o.ats, o.holds, o.at, o.refusal
         into horizon, fingerprint, result, scopes, amounts, seqs, ats, holds, at, refusal
         from (values (1)) one left join lateral (
-            select * from metered.operations y where y.tenant = command.tenant and y.id = command.id limit 1) o on true;
+            select *
+            from metered.operations y
+            where y.tenant = command.tenant and y.id = command.id limit 1) o on true;
         if at is not null then
             status := 'replay';
             return;
@@ -14216,9 +15362,11 @@ $$;
 -- raises, because COMMIT follows in the same flush. Without finishing, finish_command lets
 -- COMMIT pass later. With of_refusal it records that the command was refused and rolled
 -- back, with an empty result.
-create function metered.complete_command(command metered.new_command, of_fingerprint metered.fingerprint, of_result bytea, of_refusal json,
+create function metered.complete_command(command metered.new_command,
+    of_fingerprint metered.fingerprint, of_result bytea, of_refusal json,
     charges metered.new_charge[], ahead interval, wait_ms int, finishing boolean,
-    out seqs bigint[], out ats timestamptz[], out used bigint[], out held bigint[], out at timestamptz, out periods timestamptz[], out crossed jsonb)
+    out seqs bigint[], out ats timestamptz[], out used bigint[], out held bigint[],
+    out at timestamptz, out periods timestamptz[], out crossed jsonb)
 language plpgsql volatile
 security definer
 set search_path = pg_catalog, pg_temp
@@ -14256,18 +15404,25 @@ begin
     if cardinality(charges) > 0 then
         if command.leased and cardinality(charges) = 1 then     -- charge_leased, without its arrays
             charge := charges[1];
-            if pg_column_size(charge.note) > 8192 or pg_column_compression(charge.note) is not null then
+            if pg_column_size(charge.note) > 8192
+                or pg_column_compression(charge.note) is not null then
                 perform metered._no_amount();
             end if;
-            at := metered._spend_range(charge.lease, charge.key, charge.lease_offset, charge.amount, charge.scope, row(command.tenant, command.id, charge.note));
+            at := metered._spend_range(charge.lease, charge.key, charge.lease_offset, charge.amount,
+                charge.scope, row(command.tenant, command.id, charge.note));
             if at is null then
-                raise exception 'a lease is closed' using errcode = 'MT009', detail = jsonb_build_array(jsonb_build_object('lease', charge.lease));
+                raise exception 'a lease is closed'
+                    using errcode = 'MT009',
+                    detail = jsonb_build_array(jsonb_build_object('lease', charge.lease));
             end if;
-            posted := row(array[0]::bigint[], array[at], null::bigint[], array[0]::bigint[], null::jsonb, at, null::timestamptz[], null::jsonb)::metered.charged;
+            posted := row(array[0]::bigint[], array[at], null::bigint[], array[0]::bigint[],
+                null::jsonb, at, null::timestamptz[], null::jsonb)::metered.charged;
         elsif command.leased then
-            posted := metered.charge_leased(charges, ahead, wait_ms, row(command.tenant, command.id, null), 'raise', command.standing);
+            posted := metered.charge_leased(charges, ahead, wait_ms,
+                row(command.tenant, command.id, null), 'raise', command.standing);
         else
-            posted := metered._write_charges(charges, ahead, wait_ms, row(command.tenant, command.id, null), 'raise', null, command.standing);
+            posted := metered._write_charges(charges, ahead, wait_ms,
+                row(command.tenant, command.id, null), 'raise', null, command.standing);
         end if;
         seqs := posted.seqs;
         ats := posted.ats;
@@ -14275,24 +15430,29 @@ begin
         held := posted.held;
         periods := posted.periods;
         crossed := posted.crossed;
-        scopes := array[charges[1].scope];      -- a query in the INSERT would be prepared for one charge, too
+        scopes := array[charges[1].scope];      -- a query in the INSERT would be
+                                                -- prepared for one charge, too
         amounts := array[charges[1].amount];
         if cardinality(charges) > 1 then
             scopes := array(select x.scope from unnest(charges) x);
             amounts := array(select x.amount from unnest(charges) x);
         end if;
     end if;
-    insert into metered.operations (tenant, id, fingerprint, issued_at, at, result, scopes, amounts, seqs, ats, holds, refusal, name, jobs)
-    values (command.tenant, command.id, of_fingerprint, command.issued_at, metered.clock(), of_result,
-        scopes, amounts, complete_command.seqs, complete_command.ats,
-        string_to_array(nullif(current_setting('metered_tx.holds', true), ''), chr(30)), of_refusal, command.name, command.jobs)
+    insert into metered.operations (tenant, id, fingerprint, issued_at, at, result, scopes, amounts,
+        seqs, ats, holds, refusal, name, jobs)
+    values (command.tenant, command.id, of_fingerprint, command.issued_at, metered.clock(),
+        of_result, scopes, amounts, complete_command.seqs, complete_command.ats,
+        string_to_array(nullif(current_setting('metered_tx.holds', true), ''), chr(30)), of_refusal,
+        command.name, command.jobs)
     on conflict do nothing
     returning operations.at into at;
     if not found then
-        raise exception 'could not serialize access: the operation was recorded meanwhile' using errcode = '40001';
+        raise exception 'could not serialize access: the operation was recorded meanwhile'
+            using errcode = '40001';
     end if;
     if finishing then
-        unused := set_config('metered_tx.command', '', true) || set_config('metered_tx.holds', '', true);
+        unused := set_config('metered_tx.command', '', true)
+            || set_config('metered_tx.holds', '', true);
         if left(command.marker, 1) <> '-' then
             close command_cursor;
         end if;
@@ -14311,7 +15471,8 @@ begin
     if octet_length(marker) > 255 then
         raise exception 'out of bounds: an argument of finish_command' using errcode = '22023';
     end if;
-    if coalesce(current_setting('metered_tx.command', true), '') is distinct from coalesce(marker, '') then
+    if coalesce(current_setting('metered_tx.command', true),
+            '') is distinct from coalesce(marker, '') then
         raise exception 'the command was not begun in this transaction' using errcode = 'MT005';
     end if;
     perform set_config('metered_tx.command', '', true);
@@ -14320,13 +15481,14 @@ begin
 end
 $$;
 
--- Deletes records of operations completed and issued before cutoff, at most
--- max_rows, oldest first, and moves the horizon to the latest time that their ids
--- carry, in the same transaction. A horizon beyond these would refuse new ids, after a
--- clock was ahead, for as long. after is the last of the batch before, as in purge_tokens.
--- It waits for another purge's move, as long as wait_ms. It also deletes at most max_rows newest events of keys that took effect
--- before cutoff, which deleted does not count.
-create function metered.purge_operations(after timestamptz, cutoff timestamptz, max_rows int, wait_ms int,
+-- Deletes records of operations completed and issued before cutoff, at most max_rows, oldest first,
+-- and moves the horizon to the latest time that their ids carry, in the same transaction. A horizon
+-- beyond these would refuse new ids, after a clock was ahead, for as long. after is the last of the
+-- batch before, as in purge_tokens. It waits for another purge's move, as long as wait_ms. It also
+-- deletes at most max_rows newest events of keys that took effect before cutoff, which deleted does
+-- not count.
+create function metered.purge_operations(after timestamptz, cutoff timestamptz, max_rows int,
+    wait_ms int,
     out deleted bigint, out last timestamptz)
 language plpgsql volatile
 security definer
@@ -14352,7 +15514,9 @@ begin
         delete from metered.operations o
         where o.ctid = any (array(
             select p.ctid from metered.operations p
-            where p.at >= coalesce(after, '-infinity') and p.at < cutoff and coalesce(p.issued_at, p.at) < cutoff
+            where p.at >= coalesce(after, '-infinity')
+                and p.at < cutoff
+                and coalesce(p.issued_at, p.at) < cutoff
             order by p.at limit max_rows for update skip locked))
         returning o.at, o.issued_at)
     select count(*), max(g.at), max(g.issued_at) into deleted, last, latest from gone g;
@@ -14361,7 +15525,10 @@ begin
     end if;
     delete from metered.newest n
     where n.ctid = any (array(
-        select p.ctid from metered.newest p where p.taken_at < cutoff order by p.taken_at limit max_rows for update skip locked));
+        select p.ctid
+        from metered.newest p
+        where p.taken_at < cutoff order by p.taken_at limit max_rows
+        for update skip locked));
     before := metered._unbound_lock_wait(before);
 end
 $$;
@@ -15607,10 +16774,10 @@ $$;
 
 -- Charges that are judged each on its own, many in a call: batches, and usage events with ids.
 --
--- The cost of a call is mostly the set-up of its statements, so one statement makes the entries of all
--- charges that are plain: they fit, nothing is due, and the clock is right. A scope of which one charge
--- is not plain is left to _write_charges, charge by charge, so that only _check_limits refuses. The
--- guard is the same for both: the primary key, and FOR KEY SHARE on the last entry.
+-- The cost of a call is mostly the set-up of its statements, so one statement makes the entries of
+-- all charges that are plain: they fit, nothing is due, and the clock is right. A scope of which
+-- one charge is not plain is left to _write_charges, charge by charge, so that only _check_limits
+-- refuses. The guard is the same for both: the primary key, and FOR KEY SHARE on the last entry.
 
 -- Takes locks in the order of their keys. With skip_busy it waits for room in the lock table alone,
 -- and returns the keys that are not free.
@@ -15625,7 +16792,8 @@ begin
         if cardinality(keys) > 64 then
             wait_ms := metered._make_room(cardinality(keys), wait_ms);
         end if;
-        return (select array_agg(k.key) from unnest(keys) k(key) where not metered._try_lock(k.key));
+        return (select array_agg(k.key)
+            from unnest(keys) k(key) where not metered._try_lock(k.key));
     end if;
     waited := metered._lock_keys(keys, wait_ms);
     return null;
@@ -15640,7 +16808,8 @@ language plpgsql volatile
 as $$
 begin
     select array_agg(r.status order by r.nth),
-        array_agg(row(r.nth, r.seq, r.at, null, null, null, r.status, null, null)::metered.each_answer) filter (where r.status = 'replay')
+        array_agg(row(r.nth, r.seq, r.at, null, null, null, r.status, null,
+                null)::metered.each_answer) filter (where r.status = 'replay')
     into statuses, answers
     from (select e.ordinality as nth, o.seqs[1] as seq, o.ats[1] as at,
             case when e.id_key = any (busy) then 'busy' when o.id is null then null
@@ -15655,7 +16824,9 @@ begin
             perform set_config('lock_timeout', wait_ms::text, true);
             insert into metered.operations (tenant, id, at, fingerprint, result)
             select e.tenant, e.id, 'infinity', '', ''
-            from rows from (unnest(events), unnest(statuses)) e where e.id is not null and e.unnest is null
+            from rows
+            from (unnest(events), unnest(statuses)) e
+            where e.id is not null and e.unnest is null
             order by e.tenant, e.id on conflict do nothing;
             perform from metered.operations_horizon h where h.one for share;
             raise exception using errcode = 'MT100';
@@ -15668,7 +16839,8 @@ $$;
 
 -- Writes the plain charges, with the records of their events. exact are the numbers of the other
 -- charges without a status. The scopes are locked.
-create function metered._write_plain(charges metered.new_charge[], events metered.new_event[], statuses text[], clk timestamptz,
+create function metered._write_plain(charges metered.new_charge[], events metered.new_event[],
+    statuses text[], clk timestamptz,
     out answers metered.each_answer[], out exact int[])
 language plpgsql volatile
 as $$
@@ -15680,46 +16852,74 @@ declare
 begin
     -- before has the units that the batch charges the scope ahead of a charge. They count for it.
     with asked as (
-        select c.ordinality::int as nth, c.scope, c.amount, c.limits, c.note, c.tenant, c.id, c.fingerprint, c.issued_at,
+        select c.ordinality::int as nth, c.scope, c.amount, c.limits, c.note, c.tenant, c.id,
+            c.fingerprint, c.issued_at,
             row_number() over w as place, (sum(c.amount) over w)::bigint - c.amount as before,
-            (c.amount between 1 and 9007199254740992 and c.held = 0 and octet_length(c.scope) between 1 and 255
-                and coalesce(pg_column_size(c.note), 0) <= 8192 and pg_column_compression(c.note) is null and cardinality(c.limits) <= 16
+            (c.amount between 1 and 9007199254740992
+                and c.held = 0
+                and octet_length(c.scope) between 1 and 255
+                and coalesce(pg_column_size(c.note), 0) <= 8192
+                and pg_column_compression(c.note) is null
+                and cardinality(c.limits) <= 16
                 and c.must_exist is not true and c.lease is null) is true as sound
         from rows from (unnest(charges), unnest(events), unnest(statuses)) with ordinality c
         where c.unnest is null
         window w as (partition by c.scope order by c.ordinality)
     ), judged as (
-        select a.*, t.seq, t.spent, t.refunded, t.credited, t.held, t.epoch, t.next_due, t.anchor_at, t.anchor_spent, t.lots_end, t.crossed, t.tallied, t.others, u.used, u.periods,
-            bool_and(coalesce(a.sound and u.fits and t.fresh and t.spent <= 9223372036854775807 - a.before - a.amount, false))
+        select a.*, t.seq, t.spent, t.refunded, t.credited, t.held, t.epoch, t.next_due,
+            t.anchor_at, t.anchor_spent, t.lots_end, t.crossed, t.tallied, t.others, u.used,
+            u.periods,
+            bool_and(coalesce(a.sound
+                    and u.fits
+                    and t.fresh
+                    and t.spent <= 9223372036854775807 - a.before - a.amount, false))
                 over (partition by a.scope) as plain
         from asked a
         left join lateral (
-            select y.* from metered.ledger y where y.scope = a.scope order by y.seq desc limit 1 for key share) y on true
-        -- A scope without entries begins here. Where a purge takes them away just now, the keys collide.
+            select y.*
+            from metered.ledger y
+            where y.scope = a.scope order by y.seq desc limit 1 for key share) y on true
+        -- A scope without entries begins here. Where a purge takes them away just now, the keys
+        -- collide.
         cross join lateral (
-            select coalesce(y.seq, 0) as seq, coalesce(y.at, '-infinity') as at, coalesce(y.spent, 0) as spent,
-                coalesce(y.refunded, 0) as refunded, coalesce(y.credited, 0) as credited, coalesce(y.held, 0) as held,
-                coalesce(y.epoch, 0::smallint) as epoch, y.next_due, y.anchor_at, y.anchor_spent, y.lots_end, y.crossed, y.tallied, y.others,
-                y.seq is null or y.at <= clk and y.lots_end is null and (y.next_due <= clk) is not true as fresh) t
+            select coalesce(y.seq, 0) as seq, coalesce(y.at, '-infinity') as at,
+                coalesce(y.spent, 0) as spent,
+                coalesce(y.refunded, 0) as refunded, coalesce(y.credited, 0) as credited,
+                coalesce(y.held, 0) as held,
+                coalesce(y.epoch, 0::smallint) as epoch, y.next_due, y.anchor_at, y.anchor_spent,
+                y.lots_end, y.crossed, y.tallied, y.others,
+                y.seq is null or y.at <= clk
+                    and y.lots_end is null
+                    and (y.next_due <= clk) is not true as fresh) t
         -- The units that count against each limit: as in _write_charges, where they are sure.
         cross join lateral (
             select array_agg(x.used + a.before order by x.ordinality) as used,
-                array_agg(x.period order by x.ordinality) filter (where x.period is not null) as periods,
-                coalesce(bool_and(coalesce(x.used + a.before <= least(x.max, x.tell_at - 1) - t.held - a.amount, false)), true) as fits
+                array_agg(x.period order by x.ordinality) filter (
+                    where x.period is not null) as periods,
+                coalesce(bool_and(coalesce(x.used + a.before <= least(x.max, x.tell_at - 1) - t.held
+                            - a.amount, false)), true) as fits
             from (select l.ordinality, l.max, l.tell_at, l.period,
                     case when l.since = clk then t.spent - t.refunded - t.credited
                         when t.at <= l.since then 0
                         when b.seq > 1 and b.refunded = t.refunded then t.spent - b.spent
                         when b.seq > 1 then null
                         when b.seq is null and t.epoch > 0 or t.refunded > 0 then null
-                        when t.seq <= 16 or (select z.seq from metered.ledger z where z.scope = a.scope and z.seq = 2) is not null
+                        when t.seq <= 16 or (select z.seq
+                            from metered.ledger z
+                            where z.scope = a.scope and z.seq = 2) is not null
                             then t.spent - coalesce(b.spent, 0)
                     end as used
-                  from (select y.ordinality, y.max, y.tell_at, y.period, coalesce(clk - y.win, y.period[1] - interval '0.000001') as since
-                        from (select z.ordinality, z.max, z.tell_at, z.win, case when z.win is null then metered._period_at(z.period, clk) end as period
-                              from unnest(case when t.crossed is null then a.limits else metered._untold(a.limits, t.crossed,
-                                  t.spent + a.before - t.refunded, t.held, t.credited, clk) end) with ordinality z
-                              offset 0) y) l    -- or a period would be worked out wherever it is mentioned
+                  from (select y.ordinality, y.max, y.tell_at, y.period,
+                      coalesce(clk - y.win, y.period[1] - interval '0.000001') as since
+                        from (select z.ordinality, z.max, z.tell_at, z.win,
+                            case when z.win is null
+                                then metered._period_at(z.period, clk) end as period
+                              from unnest(case when t.crossed is null then a.limits
+                                      else metered._untold(a.limits, t.crossed,
+                                  t.spent + a.before - t.refunded, t.held, t.credited,
+                                  clk) end) with ordinality z
+                              offset 0) y) l    -- or a period would be worked
+                                                -- out wherever it is mentioned
                   left join lateral (
                       select base.seq, base.spent, base.refunded
                       from (select y.seq from metered.ledger y
@@ -15736,13 +16936,16 @@ begin
         on conflict do nothing
         returning 1
     ), records as (
-        insert into metered.operations (tenant, id, fingerprint, issued_at, at, result, scopes, amounts, seqs, ats)
-        select j.tenant, j.id, j.fingerprint, j.issued_at, clk, 'null', array[j.scope], array[j.amount], array[j.seq + j.place], array[clk]
+        insert into metered.operations (tenant, id, fingerprint, issued_at, at, result, scopes,
+            amounts, seqs, ats)
+        select j.tenant, j.id, j.fingerprint, j.issued_at, clk, 'null', array[j.scope],
+            array[j.amount], array[j.seq + j.place], array[clk]
         from judged j where j.plain and j.id is not null
         on conflict do nothing
         returning 1
     )
-    select array_agg(row(j.nth, j.seq + j.place, clk, j.used, j.held, null, null, j.periods, null)::metered.each_answer) filter (where j.plain),
+    select array_agg(row(j.nth, j.seq + j.place, clk, j.used, j.held, null, null, j.periods,
+            null)::metered.each_answer) filter (where j.plain),
         array_agg(j.nth order by j.nth) filter (where not j.plain),
         count(*) filter (where j.plain), (select count(*) from entries),
         count(*) filter (where j.plain and j.id is not null), (select count(*) from records)
@@ -15761,45 +16964,54 @@ create function metered._recorded_meanwhile() returns void
 language plpgsql
 as $$
 begin
-    raise exception 'could not serialize access: the operation was recorded meanwhile' using errcode = '40001';
+    raise exception 'could not serialize access: the operation was recorded meanwhile'
+        using errcode = '40001';
 end
 $$;
 
--- Writes one charge, whose scope is locked, with the record of its event, or says why it is refused.
-create function metered._write_exact(c metered.new_charge, e metered.new_event, nth int, ahead interval, wait_ms int, clk timestamptz)
+-- Writes one charge, whose scope is locked, with the record of its event, or says why it is
+-- refused.
+create function metered._write_exact(c metered.new_charge, e metered.new_event, nth int,
+    ahead interval, wait_ms int, clk timestamptz)
 returns metered.each_answer
 language plpgsql volatile
 as $$
 declare
     answer record;
 begin
-    answer := metered._write_charges(array[c], ahead, wait_ms, row(e.tenant, e.id, null), 'answer', row(null, null, null, clk), true);
+    answer := metered._write_charges(array[c], ahead, wait_ms, row(e.tenant, e.id, null), 'answer',
+        row(null, null, null, clk), true);
     if answer.refused -> 0 ? 'crossing' then
         perform metered._refuse_unreported();
     end if;
     if answer.refused is null and e.id is not null then
-        insert into metered.operations (tenant, id, fingerprint, issued_at, at, result, scopes, amounts, seqs, ats)
-        values (e.tenant, e.id, e.fingerprint, e.issued_at, clk, 'null', array[c.scope], array[c.amount], answer.seqs, answer.ats)
+        insert into metered.operations (tenant, id, fingerprint, issued_at, at, result, scopes,
+            amounts, seqs, ats)
+        values (e.tenant, e.id, e.fingerprint, e.issued_at, clk, 'null', array[c.scope],
+            array[c.amount], answer.seqs, answer.ats)
         on conflict do nothing;
         if not found then
             perform metered._recorded_meanwhile();
         end if;
     end if;
-    return row(nth, answer.seqs[1], answer.ats[1], answer.used, answer.held[1], answer.refused, null, answer.periods, answer.crossed)::metered.each_answer;
+    return row(nth, answer.seqs[1], answer.ats[1], answer.used, answer.held[1], answer.refused,
+        null, answer.periods, answer.crossed)::metered.each_answer;
 end
 $$;
 
--- Makes up to 1,000 charges, each on its own, and answers each, in any order. Those of one scope are
--- judged in the order given, and one that is let in counts for the next. All locks are taken
--- first, those of ids before those of scopes: two of the server's lock table for a charge with an id.
+-- Makes up to 1,000 charges, each on its own, and answers each, in any order. Those of one scope
+-- are judged in the order given, and one that is let in counts for the next. All locks are taken
+-- first, those of ids before those of scopes: two of the server's lock table for a charge with an
+-- id.
 --
--- events is null, or has an element for each charge, which has an id, or none. An id is at most once
--- in a call. status says why there is no entry, or whose it is: replay (the entry of before), conflict (of another event),
--- retired (its time is at or before the horizon), future, late (further from the clock than allowed), busy (with skip_busy:
--- a lock was not free, or the scope is behind), or a SQLSTATE: MT002, MT003, MT010, MT012 or 22003, with its detail as refused. A threshold that is crossed
--- and that the caller would not report ends the call (MT011).
-create function metered.charge_each(charges metered.new_charge[], events metered.new_event[], ahead interval,
-    late interval, future interval, wait_ms int, skip_busy boolean)
+-- events is null, or has an element for each charge, which has an id, or none. An id is at most
+-- once in a call. status says why there is no entry, or whose it is: replay (the entry of before),
+-- conflict (of another event), retired (its time is at or before the horizon), future, late
+-- (further from the clock than allowed), busy (with skip_busy: a lock was not free, or the scope is
+-- behind), or a SQLSTATE: MT002, MT003, MT010, MT012 or 22003, with its detail as refused. A
+-- threshold that is crossed and that the caller would not report ends the call (MT011).
+create function metered.charge_each(charges metered.new_charge[], events metered.new_event[],
+    ahead interval, late interval, future interval, wait_ms int, skip_busy boolean)
 returns setof metered.each_answer
 language plpgsql volatile
 security definer
@@ -15837,27 +17049,36 @@ begin
         raise exception 'out of bounds: an argument of charge_each' using errcode = '22023';
     end if;
     if (asked between 1 and 1000 and array_ndims(charges) = 1 and array_lower(charges, 1) = 1
-        and (events is null or cardinality(events) = asked and array_ndims(events) = 1 and array_lower(events, 1) = 1)) is not true then
+        and (events is null or cardinality(events) = asked
+            and array_ndims(events) = 1
+            and array_lower(events, 1) = 1)) is not true then
         perform metered._require(false, 'charges');
     end if;
     if events is not null then
-        if not (select coalesce(bool_and(e.id is null or octet_length(e.id) between 1 and 255 and (octet_length(e.tenant) <= 255) is true
+        if not (select coalesce(bool_and(e.id is null
+                    or octet_length(e.id) between 1 and 255
+                        and (octet_length(e.tenant) <= 255) is true
             and (octet_length(e.fingerprint) = 33) is true), true) from unnest(events) e) then
             perform metered._require(false, 'events');
         end if;
-        busy := metered._lock_each(array(select e.id_key from unnest(events) e where e.id_key is not null), wait_ms, skip_busy);
+        busy := metered._lock_each(array(select e.id_key
+                from unnest(events) e where e.id_key is not null), wait_ms, skip_busy);
         written := metered._recorded_events(events, busy, wait_ms);
         statuses := written.statuses;
         return query select * from unnest(written.answers);
     end if;
     busy := metered._lock_each(array(
         select coalesce(c.key, metered._scope_key(c.scope))
-        from rows from (unnest(charges), unnest(statuses)) c where c.unnest is null), wait_ms, skip_busy);
+        from rows
+        from (unnest(charges), unnest(statuses)) c
+        where c.unnest is null), wait_ms, skip_busy);
     clk := metered.clock();     -- after the locks: a wait must not date the entries back
     if busy is not null then
         statuses := array(
             select coalesce(c.unnest, case when c.key = any (busy) then 'busy' end)
-            from rows from (unnest(charges), unnest(statuses)) with ordinality c order by c.ordinality);
+            from rows
+            from (unnest(charges), unnest(statuses)) with ordinality c
+            order by c.ordinality);
     end if;
     if events is not null then
         -- Read after the records: a purge moves the horizon in the transaction that deletes.
@@ -15866,14 +17087,19 @@ begin
             select coalesce(e.unnest, case when e.issued_at <= horizon then 'retired'
                 when greatest(e.issued_at, e.occurred_at) > clk + future then 'future'
                 when e.occurred_at < clk - late then 'late' end)
-            from rows from (unnest(events), unnest(statuses)) with ordinality e order by e.ordinality);
+            from rows
+            from (unnest(events), unnest(statuses)) with ordinality e
+            order by e.ordinality);
     end if;
     if asked = 1 then   -- for one charge _write_charges is faster
         exact := array(select 1 where statuses[1] is null);
     else
         perform metered._entry_for_write(x.scope)   -- folds tallies
-        from (select distinct c.scope from rows from (unnest(charges), unnest(statuses)) c where c.unnest is null) x,
-             lateral (select l.tallied from metered.ledger l where l.scope = x.scope order by l.seq desc limit 1) t where t.tallied;
+        from (select distinct c.scope
+            from rows from (unnest(charges), unnest(statuses)) c where c.unnest is null) x,
+             lateral (select l.tallied
+                 from metered.ledger l where l.scope = x.scope order by l.seq desc
+                 limit 1) t where t.tallied;
         written := metered._write_plain(charges, events, statuses, clk);
         return query select * from unnest(written.answers);
         exact := written.exact;
@@ -15897,22 +17123,28 @@ begin
     end if;
     begin
         foreach which in array coalesce(exact, '{}') loop
-            answers[which] := metered._write_exact(charges[which], events[which], which, ahead, wait_ms, clk);
+            answers[which] := metered._write_exact(charges[which], events[which], which, ahead,
+                wait_ms, clk);
         end loop;
-    exception when sqlstate 'MT002' or sqlstate 'MT003' or sqlstate 'MT010' or sqlstate 'MT012' or numeric_value_out_of_range then
+    exception when sqlstate 'MT002' or sqlstate 'MT003' or sqlstate 'MT010' or sqlstate 'MT012'
+        or numeric_value_out_of_range then
         -- Once more, each in a block of its own, which costs a subtransaction.
         answers := null;
         foreach which in array exact loop
             begin
-                answers[which] := metered._write_exact(charges[which], events[which], which, ahead, wait_ms, clk);
-            exception when sqlstate 'MT002' or sqlstate 'MT003' or sqlstate 'MT010' or sqlstate 'MT012' or numeric_value_out_of_range then
+                answers[which] := metered._write_exact(charges[which], events[which], which, ahead,
+                    wait_ms, clk);
+            exception when sqlstate 'MT002' or sqlstate 'MT003' or sqlstate 'MT010'
+                or sqlstate 'MT012' or numeric_value_out_of_range then
                 get stacked diagnostics state = returned_sqlstate, detail = pg_exception_detail;
-                answers[which] := row(which, null, null, null, null, to_jsonb(detail), state, null, null)::metered.each_answer;
+                answers[which] := row(which, null, null, null, null, to_jsonb(detail), state, null,
+                    null)::metered.each_answer;
             end;
         end loop;
     end;
     return query select * from unnest(answers) x where x.nth is not null;
-    return query select s.ordinality::int, null::bigint, null::timestamptz, null::bigint[], null::bigint, null::jsonb, s.status, null::timestamptz[], null::jsonb
+    return query select s.ordinality::int, null::bigint, null::timestamptz, null::bigint[],
+        null::bigint, null::jsonb, s.status, null::timestamptz[], null::jsonb
         from unnest(statuses) with ordinality s(status, ordinality) where s.status <> 'replay';
 end
 $$;
@@ -16045,7 +17277,8 @@ begin
         select t.scope, t.seq, y.seq as done,
             (select l.seq from metered.ledger l where l.scope = t.scope and l.seq > coalesce(y.seq,
                 case when t.seq > 1 and not exists (
-                    select from metered.ledger z where z.scope = t.scope and z.seq = 2) then 1 else 0 end)
+                    select from metered.ledger z
+                    where z.scope = t.scope and z.seq = 2) then 1 else 0 end)
              order by l.seq limit 1) as begins
         from tips t left join lateral (
             select x.seq from metered.feed_scopes x where x.scope = t.scope) y on true
@@ -16161,8 +17394,8 @@ end
 $$;
 
 -- Refuses to go on after a number whose successor is not there any more, or that may be another
--- entry's now, and says from which number on there is something to read. of_history is of the cursor
--- with the number, or 0.
+-- entry's now, and says from which number on there is something to read. of_history is of the
+-- cursor with the number, or 0.
 create function metered._check_feed(of_history bigint, after bigint) returns void
 language plpgsql stable
 as $$
@@ -16311,27 +17544,34 @@ from metered.feed_consumers c cross join metered.feed_state s left join lateral 
         on l.scope = f.scope and l.seq = f.seq + 1 - least(f.entries, f.no - c.no)
     where f.no > c.no order by f.no limit 1) e on true;
 
--- Views for people and their tools: the tables with words for kinds and states, and without the columns that
--- is nobody's business. No function of a command reads them. See metered.GrantReportingSQL.
+-- Views for people and their tools: the tables with words for kinds and states, and without the
+-- columns that is nobody's business. No function of a command reads them. See
+-- metered.GrantReportingSQL.
 --
 -- They are stable: a later version may add columns at the end, and changes none. A view belongs to
--- the schema's owner and reads with the owner's rights; so a role that may read the view needs no right
--- on its tables. None of them hides rows, so none is a security_barrier, which would keep conditions
--- from the indexes. Now is metered.clock(), which the reader may execute. It stands in a subquery of its own:
--- beside the columns it would keep conditions from the indexes.
+-- the schema's owner and reads with the owner's rights; so a role that may read the view needs no
+-- right on its tables. None of them hides rows, so none is a security_barrier, which would keep
+-- conditions from the indexes. Now is metered.clock(), which the reader may execute. It stands in a
+-- subquery of its own: beside the columns it would keep conditions from the indexes.
 
--- The entries of the ledger: the statement of each scope. By scope it reads the primary key: 1
--- ms for a thousand entries. Without a scope it reads the whole ledger, and a condition on the time
--- alone does not help. The spends from a lease are one capture here, and rows of lease_spends_words.
+-- The entries of the ledger: the statement of each scope. By scope it reads the primary key: 1 ms
+-- for a thousand entries. Without a scope it reads the whole ledger, and a condition on the time
+-- alone does not help. The spends from a lease are one capture here, and rows of
+-- lease_spends_words.
 create view metered.statement as
 select l.scope,                                 -- the charged scope
     l.seq,                                      -- 1, 2, 3 and so on in the scope
     l.at,                                       -- by the database's clock
-    case l.kind when 'c' then 'charge' when 'd' then 'credit' when 'r' then 'refund' when 'k' then 'clock repair' when 'z' then 'close'
+    case l.kind when 'c' then 'charge' when 'd' then 'credit' when 'r' then 'refund'
+        when 'k' then 'clock repair' when 'z' then 'close'
         when 'h' then 'hold' when 'u' then 'capture' when 'l' then 'release' when 'x' then 'expire'
-        when 'e' then 'lapse' when 'v' then 'revoke' when 'o' then 'roll over' when 's' then 'schedule' end as kind, -- the kind of entry
+        when 'e' then 'lapse' when 'v' then 'revoke' when 'o' then 'roll over'
+        when 's' then 'schedule'
+        end as kind,                            -- the kind of entry
     l.amount,                                   -- of the entry, never negative
-    case when l.kind in ('c', 'u', 'e', 'v', 'o') then l.amount when l.kind in ('r', 'd') then -l.amount else 0 end as change, -- of used
+    case when l.kind in ('c', 'u', 'e', 'v', 'o') then l.amount
+        when l.kind in ('r', 'd') then -l.amount else 0
+        end as change,                          -- of used
     l.spent - l.refunded - l.credited as used,  -- charges less refunds and credits, so far
     l.held,                                     -- in open holds now
     l.spent,                                    -- charges so far
@@ -16349,29 +17589,41 @@ select l.scope,                                 -- the charged scope
     l.note ->> 'use' as use                     -- the use that a charge or a hold is for
 from metered.ledger l;
 
--- The state of each scope, by its last entry. One scope, or a range of names, takes 20
--- microseconds a scope. All of them, or a condition on anything else, read the sixteenth part of the ledger that is
--- indexed by time, and each scope's last entry: 0.1 s for ten thousand scopes.
+-- The state of each scope, by its last entry. One scope, or a range of names, takes 20 microseconds
+-- a scope. All of them, or a condition on anything else, read the sixteenth part of the ledger that
+-- is indexed by time, and each scope's last entry: 0.1 s for ten thousand scopes.
 create view metered.scopes as
 select f.scope,                                 -- its name
     l.seq as entries,                           -- how many entries were ever made
     l.spent - l.refunded - l.credited + l.apart as used, -- charges less refunds and credits
-    l.held,                                     -- in open holds, those that are due and not swept among them, and on leases
+    l.held,                                     -- in open holds, those that are due and
+                                                -- not swept among them, and on leases
     l.spent + l.apart as spent,                 -- charges
     l.refunded,                                 -- refunds
     l.credited,                                 -- credits, less revoked and lapsed units
     f.at as first_at,                           -- when the first entry was made
     l.at as last_at,                            -- when the last entry was made
     l.epoch as clock_repairs,                   -- so many
-    coalesce(l.next_due = '-infinity', false) as closed, -- carved from another scope, and given back: nothing new is let in
+    coalesce(l.next_due = '-infinity', false) as closed, -- carved from another scope, and
+                                                         -- given back: nothing new is let in
     r.created_at,                               -- when it was declared, or null
-    r.retired_at,                               -- since when nothing new is let in that demands a declared scope
-    case when l.lots_end is not null then l.credited - l.spent + l.refunded - l.held end as balance, -- of a wallet: units that can be drawn, or less than 0 if it is overdrawn. Lots that ended and are not swept count
-    nullif(l.lots_end, 'infinity') as lots_end,  -- of a wallet: no lot with units ends before this, or null: none ends
-    l.crossed as told                           -- thresholds that were reached and reported, by kind (p of a period, w of a window, l of a lifetime, in upper case of spending alone), limit and name
+    r.retired_at,                               -- since when nothing new is let in
+                                                -- that demands a declared scope
+    case when l.lots_end is not null then l.credited - l.spent + l.refunded - l.held
+        end as balance,                         -- of a wallet: units that can be drawn,
+                                                -- or less than 0 if it is overdrawn. Lots
+                                                -- that ended and are not swept count
+    nullif(l.lots_end, 'infinity') as lots_end,  -- of a wallet: no lot with units ends
+                                                 -- before this, or null: none ends
+    l.crossed as told                           -- thresholds that were reached and
+                                                -- reported, by kind (p of a period, w of
+                                                -- a window, l of a lifetime, in upper
+                                                -- case of spending alone), limit and name
 from metered.ledger f
-    cross join lateral (select y.seq, y.spent, y.refunded, y.credited, y.held, y.at, y.epoch, y.next_due, y.lots_end, y.crossed,
-            case when y.tallied then (select coalesce(sum(x.amount), 0)::bigint from metered.tallies x where x.scope = y.scope) else 0 end as apart
+    cross join lateral (select y.seq, y.spent, y.refunded, y.credited, y.held, y.at, y.epoch,
+        y.next_due, y.lots_end, y.crossed,
+            case when y.tallied then (select coalesce(sum(x.amount), 0)::bigint
+                    from metered.tallies x where x.scope = y.scope) else 0 end as apart
         from metered.ledger y where y.scope = f.scope order by y.seq desc limit 1) l
     left join metered.resources r on r.scope = f.scope
 where f.seq = 1 and f.seq & 15 = 1;             -- as the index over time has it
@@ -16389,16 +17641,25 @@ select h.no,                                    -- the number of the hold, in th
         when h.state = 'r' then 'released' else 'expired' end as state, -- the state
     h.placed_at,                                -- when it was placed
     h.deadline,                                 -- when it ends, unless it is extended
-    h.due,                                      -- deadline and grace: its units are free from here on
-    case when h.state = 'h' and h.due <= c.now then h.due else h.ended_at end as ended_at, -- when it ended
+    h.due,                                      -- deadline and grace: its
+                                                -- units are free from here on
+    case when h.state = 'h' and h.due <= c.now then h.due else h.ended_at
+        end as ended_at,                        -- when it ended
     h.claim,                                    -- the claimed scope, if it is a claim
     h.entity,                                   -- the entity that a capture linked
     h.metadata,                                 -- of the caller
-    (select jsonb_object_agg(l.scope, l.amount) from metered.hold_lines l where l.hold = h.no) as units, -- by scope, as they were placed
+    (select jsonb_object_agg(l.scope, l.amount) from metered.hold_lines l where l.hold = h.no)
+        as units,                               -- by scope, as they were placed
     (select jsonb_object_agg(l.scope, case when h.state = 'x' or h.state = 'h' and h.due <= c.now
-        then greatest(l.captured, l.at_least) else l.captured end) from metered.hold_lines l where l.hold = h.no) as captured, -- of these, by scope
+        then greatest(l.captured, l.at_least) else l.captured end)
+    from metered.hold_lines l
+    where l.hold = h.no)
+        as captured,                            -- of these, by scope
     case when h.state = 'r' or h.returned then (
-        select e.note ->> 'reason' from metered.hold_events e where e.hold = h.no and e.version = h.version) end as reason -- why it was released or given back
+        select e.note ->> 'reason'
+        from metered.hold_events e
+        where e.hold = h.no and e.version = h.version)
+        end as reason                           -- why it was released or given back
 from metered.holds h, (select metered.clock() as now) c;
 
 -- The history of holds, with words for the transitions. By tenant and id it reads an index,
@@ -16407,8 +17668,11 @@ create view metered.hold_events_words as
 select h.tenant,                                -- of the hold
     h.id,                                       -- of the hold
     e.version,                                  -- 1, 2, 3 and so on in the hold
-    case e.kind when 'h' then 'placed' when 'p' then 'captured in part' when 'c' then 'captured' when 'e' then 'extended'
-        when 'r' then 'released' when 'x' then 'expired' when 'g' then 'returned in part' when 'b' then 'returned' end as kind, -- the transition
+    case e.kind when 'h' then 'placed' when 'p' then 'captured in part' when 'c' then 'captured'
+        when 'e' then 'extended'
+        when 'r' then 'released' when 'x' then 'expired' when 'g' then 'returned in part'
+        when 'b' then 'returned'
+        end as kind,                            -- the transition
     e.at,                                       -- when it was recorded
     e.deadline,                                 -- the new one, of a placement or an extension
     e.entity,                                   -- the entity that a capture linked
@@ -16424,8 +17688,13 @@ select l.no,                                    -- the number of the lease
     l.scope,                                    -- whose units they are
     l.owner,                                    -- the process that opened it
     l.child,                                    -- the scope that its units were carved for
-    case l.mode when 's' then 'rows' when 'm' then 'memory' when 'c' then 'carved' when 'r' then 'away' else 'received' end as mode, -- how its spends are recorded
-    case when l.settled_at is not null then 'settled' when l.ends_at <= c.now then 'ended' else 'out' end as state, -- ended: its time is over, and nobody has settled it
+    case l.mode when 's' then 'rows' when 'm' then 'memory' when 'c' then 'carved'
+        when 'r' then 'away' else 'received'
+        end as mode,                            -- how its spends are recorded
+    case when l.settled_at is not null then 'settled' when l.ends_at <= c.now then 'ended'
+        else 'out'
+        end as state,                           -- ended: its time is over,
+                                                -- and nobody has settled it
     l.opened_at,                                -- when it was opened
     l.ends_at,                                  -- nothing is spent of it from here on
     l.settled_at,                               -- when it was settled
@@ -16436,7 +17705,8 @@ select l.no,                                    -- the number of the lease
     l.settled_seq                               -- the last entry of its end
 from metered.leases l, (select metered.clock() as now) c;
 
--- Spends from leases whose spends are rows. By lease it reads an index. Everything else reads all spends.
+-- Spends from leases whose spends are rows. By lease it reads an index. Everything else reads all
+-- spends.
 create view metered.lease_spends_words as
 select s.lease,                                 -- leases_words.no
     s.at_offset,                                -- where its range begins in the lease
@@ -16450,9 +17720,9 @@ select s.lease,                                 -- leases_words.no
     s.note ->> 'reason' as reason               -- why
 from metered.lease_spends s;
 
--- Commands that committed, recorded refusals, and usage events. Without the
--- input, of which only a hash is stored, and without the result. By tenant and id, or by the time at, it reads
--- an index. Everything else reads all records.
+-- Commands that committed, recorded refusals, and usage events. Without the input, of which only a
+-- hash is stored, and without the result. By tenant and id, or by the time at, it reads an index.
+-- Everything else reads all records.
 create view metered.operations_words as
 select o.tenant,                                -- keeps the ids of tenants apart
     o.id,                                       -- chosen by the caller
@@ -16462,77 +17732,115 @@ select o.tenant,                                -- keeps the ids of tenants apar
     o.issued_at,                                -- the time that the id carries, if it does
     o.scopes,                                   -- the charged scopes
     o.amounts,                                  -- the amount of each charge
-    o.seqs,                                     -- the number of each entry, or 0 of a spend from a lease
+    o.seqs,                                     -- the number of each entry, or
+                                                -- 0 of a spend from a lease
     o.ats,                                      -- the time of each entry
-    (select jsonb_agg(jsonb_build_object('tenant', j.h ->> 'tenant', 'id', j.h ->> 'id', 'state', case
-            when (j.h ->> 'returned')::boolean then 'returned' else case j.h ->> 'state' when 'h' then 'held' when 'c' then 'captured' when 'r' then 'released' else 'expired' end end))
-        from (select x::json as h from unnest(o.holds) x where not starts_with(x, '{"drawn"')) j) as holds, -- the holds that it placed, captured, released or gave back
+    (select jsonb_agg(jsonb_build_object('tenant', j.h ->> 'tenant', 'id', j.h ->> 'id', 'state',
+                case
+            when (j.h ->> 'returned')::boolean then 'returned'
+            else case j.h ->> 'state' when 'h' then 'held' when 'c' then 'captured'
+                when 'r' then 'released' else 'expired' end end))
+        from (select x::json as h from unnest(o.holds) x where not starts_with(x, '{"drawn"')) j)
+        as holds,                               -- the holds that it placed,
+                                                -- captured, released or gave back
     o.jobs,                                     -- the ids of River's jobs that it made
     o.refusal ->> 'code' as refusal_code,       -- why it was refused, as metered.Code has it
     o.refusal ->> 'text' as refusal_text,       -- the same for people
-    o.refusal -> 'exceeded' -> 'refusals' as refusal_limits -- of a refusal by limits: which, and by how much
+    o.refusal -> 'exceeded' -> 'refusals' as refusal_limits -- of a refusal by limits:
+                                                            -- which, and by how much
 from metered.operations o;
 
--- Tokens without anything that a thief could use: neither the token, which is stored nowhere, nor its digest, nor
--- its payload. By purpose and subject, of tokens that are open, it reads an index if ended_at is null is asked for;
--- everything else reads all tokens.
+-- Tokens without anything that a thief could use: neither the token, which is stored nowhere, nor
+-- its digest, nor its payload. By purpose and subject, of tokens that are open, it reads an index
+-- if ended_at is null is asked for; everything else reads all tokens.
 create view metered.tokens_words as
 select t.purpose,                               -- the right that it grants
     t.subject,                                  -- the user or thing that it is for
     case when t.used >= t.uses then 'used up' when t.revoked then 'revoked'
-        when t.ended_at is not null or t.expires_at <= c.now then 'expired' else 'open' end as state, -- the state
+        when t.ended_at is not null or t.expires_at <= c.now then 'expired' else 'open'
+        end as state,                           -- the state
     t.minted_at,                                -- when it was minted
     t.expires_at,                               -- when it is no longer good
-    t.ended_at,                                 -- last use, revocation, or expiry seen by a revocation
+    t.ended_at,                                 -- last use, revocation, or
+                                                -- expiry seen by a revocation
     t.uses,                                     -- how often it can be used
     t.used,                                     -- how often it was
     t.sole                                      -- whether it replaced the subject's token before it
 from metered.tokens t, (select metered.clock() as now) c;
 
--- Lots of wallets, with words for their states. By scope, or by no, it reads an index. Everything else reads all lots. What
--- is in a lot adds up: granted = rest + drawn + held + lapsed + revoked + rolled + pending. Units of a lot that pays for some uses are in rest, too.
+-- Lots of wallets, with words for their states. By scope, or by no, it reads an index. Everything
+-- else reads all lots. What is in a lot adds up: granted = rest + drawn + held + lapsed + revoked +
+-- rolled + pending. Units of a lot that pays for some uses are in rest, too.
 create view metered.lots_words as
 select y.no,                                    -- the number of the lot
     y.scope,                                    -- the wallet
     y.reference,                                -- of the caller, once in a wallet
     y.category,                                 -- of the caller, as paid or promotional
     y.priority,                                 -- the lower one is drawn first
-    case when y.pending > 0 then 'pending' when y.rest + y.kept > 0 and y.expires_at <= c.now then 'ended' when y.rest + y.kept > 0 then 'open' when y.held > 0 then 'held'
-        when y.lapsed > 0 or y.rolled > 0 then 'ended' when y.revoked > 0 and y.revoked = y.amount then 'revoked' else 'used up' end as state, -- ended: units were left at its end, whether that is written down or not. held: the rest is in open holds and leases
-    case y.origin when 'g' then 'granted' when 'c' then 'credited' when 'r' then 'rolled over' else 'given back late' end as origin, -- where its units are from
+    case when y.pending > 0 then 'pending'
+        when y.rest + y.kept > 0 and y.expires_at <= c.now then 'ended'
+        when y.rest + y.kept > 0 then 'open' when y.held > 0 then 'held'
+        when y.lapsed > 0 or y.rolled > 0 then 'ended'
+        when y.revoked > 0 and y.revoked = y.amount then 'revoked' else 'used up'
+        end as state,                           -- ended: units were left at its end, whether
+                                                -- that is written down or not. held: the
+                                                -- rest is in open holds and leases
+    case y.origin when 'g' then 'granted' when 'c' then 'credited' when 'r' then 'rolled over'
+        else 'given back late'
+        end as origin,                          -- where its units are from
     y.from_lot,                                 -- the lot that they were in before
     y.granted_at,                               -- when it was granted
-    nullif(y.expires_at, 'infinity') as expires_at, -- nothing is drawn of it from here on, or null: it never ends
+    nullif(y.expires_at, 'infinity') as expires_at, -- nothing is drawn of it from
+                                                    -- here on, or null: it never ends
     y.amount as granted,                        -- units that it was granted with
-    y.rest + y.kept as rest,                    -- units that can be drawn. After its end, units that lapse or roll over with the next write or sweep
+    y.rest + y.kept as rest,                    -- units that can be drawn. After
+                                                -- its end, units that lapse or roll
+                                                -- over with the next write or sweep
     y.drawn,                                    -- units that were spent, less refunds
-    y.held,                                     -- units in open holds and leases, after its end, too
-    y.lapsed,                                   -- units that were left at its end or refunded later: breakage
+    y.held,                                     -- units in open holds and
+                                                -- leases, after its end, too
+    y.lapsed,                                   -- units that were left at its end
+                                                -- or refunded later: breakage
     y.revoked,                                  -- units that were taken back
     y.rolled,                                   -- units that rolled over into another lot
     y.granted_seq,                              -- the entry that credited it
     y.last_seq,                                 -- the last entry that moved units of it
     y.pending,                                  -- units that nobody can draw before starts_at
     y.starts_at,                                -- when it begins, or began, or null: with the grant
-    (y.plan).of_reference as of_reference,      -- the reference of the lot that had its units first, or null
-    (y.plan).renewal as renewal,                -- the reference of the grant that renews by it, or null
+    (y.plan).of_reference as of_reference,      -- the reference of the lot that
+                                                -- had its units first, or null
+    (y.plan).renewal as renewal,                -- the reference of the grant
+                                                -- that renews by it, or null
     (y.plan).uses as uses                       -- the uses that it pays for alone, or null: all
 from metered.lots y, (select metered.clock() as now) c;
 
--- The statement of each wallet by lot: which lots each entry was of, so where credit went. By scope it reads a primary key, and a
--- look-up for each row. A lot or a time alone does not help. Moves of entries that were purged are gone.
+-- The statement of each wallet by lot: which lots each entry was of, so where credit went. By scope
+-- it reads a primary key, and a look-up for each row. A lot or a time alone does not help. Moves of
+-- entries that were purged are gone.
 create view metered.lots_statement as
 select m.scope,                                 -- the wallet
     m.seq,                                      -- the entry: statement.seq
     m.nth,                                      -- 1, 2, 3 and so on in the entry
     l.at,                                       -- when, by the database's clock
-    nullif(m.lot, 0) as lot,                    -- lots_words.no, or null: overdraft, which no lot covers
+    nullif(m.lot, 0) as lot,                    -- lots_words.no, or null:
+                                                -- overdraft, which no lot covers
     y.reference,                                -- of the lot
     y.category,                                 -- of the lot
-    case m.kind when 'd' then 'credited' when 't' then 'taken' when 'p' then 'paid back' when 'g' then 'given back' when 'h' then 'held' when 'q' then 'held after'
-        when 'u' then 'captured' when 'f' then 'freed' when 'e' then 'lapsed' when 'v' then 'revoked' when 'o' then 'rolled over' when 's' then 'scheduled' when 'w' then 'withdrawn' when 'a' then 'applied' when 'b' then 'kept' when 'n' then 'reinstated' when 'm' then 'reinstated' end as does, -- the effect on the lot. paid back: taken for an earlier overdraft. held after: taken for overdrawn units of an earlier hold. applied: for the use of the next entry. kept: for its uses again
+    case m.kind when 'd' then 'credited' when 't' then 'taken' when 'p' then 'paid back'
+        when 'g' then 'given back' when 'h' then 'held' when 'q' then 'held after'
+        when 'u' then 'captured' when 'f' then 'freed' when 'e' then 'lapsed'
+        when 'v' then 'revoked' when 'o' then 'rolled over' when 's' then 'scheduled'
+        when 'w' then 'withdrawn' when 'a' then 'applied' when 'b' then 'kept'
+        when 'n' then 'reinstated' when 'm' then 'reinstated'
+        end as does,                            -- the effect on the lot. paid back: taken
+                                                -- for an earlier overdraft. held after:
+                                                -- taken for overdrawn units of an earlier
+                                                -- hold. applied: for the use of the next
+                                                -- entry. kept: for its uses again
     m.amount,                                   -- units
-    case when m.lot = 0 then null when m.kind in ('d', 'g', 'f', 'n') then m.amount when m.kind in ('u', 's', 'w', 'a', 'b', 'm') then 0 else -m.amount end as change, -- of the lot's rest
+    case when m.lot = 0 then null when m.kind in ('d', 'g', 'f', 'n') then m.amount
+        when m.kind in ('u', 's', 'w', 'a', 'b', 'm') then 0 else -m.amount
+        end as change,                          -- of the lot's rest
     m.back as given_back,                       -- drawn units that refunds gave back
     l.ref as refunds_seq,                       -- of a refund: the number of its charge
     l.hold,                                     -- the hold's id, where the entry is about one alone
@@ -16545,29 +17853,50 @@ from metered.lot_moves m
     join metered.ledger l on l.scope = m.scope and l.seq = m.seq
     left join metered.lot_rows y on y.no = m.lot;
 
--- The lines of parked jobs: one row for each scope for whose units jobs wait. By scope it reads an index. Everything else reads all
--- lines. oldest_at costs a look-up for each row that is shown.
+-- The lines of parked jobs: one row for each scope for whose units jobs wait. By scope it reads an
+-- index. Everything else reads all lines. oldest_at costs a look-up for each row that is shown.
 create view metered.parked_scopes_words as
 select p.scope,                                 -- the scope whose units the jobs wait for
     p.waiting,                                  -- jobs in the line
-    (select j.parked_at from metered.parked_jobs j where j.scope = p.scope order by j.parked_at limit 1) as oldest_at, -- when the job was parked that waits longest
-    case when p.wake_at <= c.now then 'due' when p.wake_at < c.now + interval '5 years' then 'waits for a time' else 'waits for units' end as state, -- due: a releaser is to look at it now
-    case when p.wake_at > '-infinity' and p.wake_at < c.now + interval '5 years' then p.wake_at end as looked_at, -- when it is looked at, if no units are freed before. A job's hold without a TTL would end in ten years: that is no time to wait for
+    (select j.parked_at
+        from metered.parked_jobs j where j.scope = p.scope order by j.parked_at limit 1)
+        as oldest_at,                           -- when the job was parked that waits longest
+    case when p.wake_at <= c.now then 'due'
+        when p.wake_at < c.now + interval '5 years' then 'waits for a time'
+        else 'waits for units'
+        end as state,                           -- due: a releaser is to look at it now
+    case when p.wake_at > '-infinity' and p.wake_at < c.now + interval '5 years' then p.wake_at
+        end as looked_at,                       -- when it is looked at, if no units are freed
+                                                -- before. A job's hold without a TTL would end
+                                                -- in ten years: that is no time to wait for
     p.started,                                  -- jobs of the line that started since then
     p.since,                                    -- when the line began, or an hour or two ago
     p.trouble                                   -- why the last look at the line failed, or null
 from metered.parked_scopes p, (select metered.clock() as now) c;
 
--- Parked jobs, without their args. By job_id, by scope in the order of priority, turn and job_id, or those in trouble (trouble is not null), it reads an index. Everything else
--- reads all parked jobs. position counts the jobs before each row that is shown: ask for it of a few rows only.
+-- Parked jobs, without their args. By job_id, by scope in the order of priority, turn and job_id,
+-- or those in trouble (trouble is not null), it reads an index. Everything else reads all parked
+-- jobs. position counts the jobs before each row that is shown: ask for it of a few rows only.
 create view metered.parked_jobs_words as
 select j.job_id,                                -- the id that it will have in river_job
-    j.scope,                                    -- the scope whose units it waits for, or empty: it is in no line until its next attempt, or its next try
+    j.scope,                                    -- the scope whose units it waits for,
+                                                -- or empty: it is in no line until
+                                                -- its next attempt, or its next try
     j.amount,                                   -- units that it needs of the scope
     j.priority,                                 -- River's: 1 is first
-    1 + (select count(*) from (select from metered.parked_jobs b where b.scope = j.scope and (b.priority, b.turn, b.job_id) < (j.priority, j.turn, j.job_id)
-        order by b.priority desc, b.turn desc, b.job_id desc limit 9999) y) as position, -- in the line: 1 is next. No further than 10,000
-    j.turn,                                     -- its round in the line: jobs of different keys take turns
+    1 + (select count(*)
+        from (select from metered.parked_jobs b
+            where b.scope = j.scope
+                and (b.priority, b.turn, b.job_id) < (j.priority, j.turn, j.job_id)
+        order by b.priority desc, b.turn desc, b.job_id desc limit 9999) y) as position, -- in the
+                                                                                         -- line: 1
+                                                                                         -- is next.
+                                                                                         -- No
+                                                                                         -- further
+                                                                                         -- than
+                                                                                         -- 10,000
+    j.turn,                                     -- its round in the line: jobs
+                                                -- of different keys take turns
     j.fair,                                     -- the key of its turns
     j.tenant,                                   -- of the job and its hold
     j.job ->> 'queue' as queue,                 -- River's queue
@@ -16576,9 +17905,12 @@ select j.job_id,                                -- the id that it will have in r
     j.job -> 'metadata' ->> 'metered:hold' as hold, -- the id that its hold will have
     j.parked_at,                                -- when it was parked
     j.drop_at,                                  -- when it is dropped, or null: never
-    j.not_before,                               -- when its next attempt may start, or null: it waits for its first
-    j.lane,                                     -- 0, or 1: the row of its second choice of units, for which it waits as well
-    j.trouble,                                  -- why its last try failed, or null: it is not in trouble
+    j.not_before,                               -- when its next attempt may start,
+                                                -- or null: it waits for its first
+    j.lane,                                     -- 0, or 1: the row of its second choice
+                                                -- of units, for which it waits as well
+    j.trouble,                                  -- why its last try failed, or
+                                                -- null: it is not in trouble
     j.troubled_at,                              -- when that began, or null
     j.retry_at                                  -- when it is tried again, or null
 from metered.parked_jobs j;

@@ -11,10 +11,10 @@
 -- statement of PL/pgSQL in a transaction that runs it once is mostly its preparation,
 -- so there are few, and one charge alone is written without arrays of its state.
 --
--- standing: the caller wants the use of each limit (used). Without it an upper bound of a window's use
--- is enough for most charges: the units spent since the anchor of the last entry, or ever. The anchor
--- is older than the window's beginning, and refunds only lower the use. If the bound is not enough,
--- the window's base is looked up, and becomes the anchor (ADR 4).
+-- standing: the caller wants the use of each limit (used). Without it an upper bound of a window's
+-- use is enough for most charges: the units spent since the anchor of the last entry, or ever. The
+-- anchor is older than the window's beginning, and refunds only lower the use. If the bound is not
+-- enough, the window's base is looked up, and becomes the anchor (ADR 4).
 create function metered._write_charges(charges metered.new_charge[], ahead interval, wait_ms int,
     origin metered.origin, mode text, hold metered.hold_terms, standing boolean,
     out seqs bigint[], out ats timestamptz[], out used bigint[], out held bigint[],
@@ -47,13 +47,15 @@ declare
 begin
     {charge sums}
     if tallies is not null then
-        part := metered._write_others(charges, tallies, ahead, wait_ms, origin, mode, hold, standing);
+        part := metered._write_others(charges, tallies, ahead, wait_ms, origin, mode, hold,
+            standing);
         {charge answer: of = part}
         return;
     end if;
     if hold.at is null then
         -- One lock needs no order.
-        if not look and (cardinality(charges) > 1 or metered._try_lock(charges[1].key) is not true) then
+        if not look and (cardinality(charges) > 1
+                or metered._try_lock(charges[1].key) is not true) then
             waited := metered._lock_charges(charges, wait_ms);
         end if;
         at := metered.clock();  -- after the lock: a wait must not date the entry back
@@ -64,7 +66,8 @@ begin
         nth := coalesce(nth, 0) + 1;
         if {charge usual} is not true then
             if charge.note ? 'use' and mode not in ('look', 'applied') then
-                part := metered._write_for_uses(charges, ahead, wait_ms, origin, mode, hold, standing, at);
+                part := metered._write_for_uses(charges, ahead, wait_ms, origin, mode, hold,
+                    standing, at);
                 {charge answer: of = part}
                 return;
             end if;
@@ -73,11 +76,13 @@ begin
         end if;
         {charge tip}
         if tip.at > at or tip.next_due <= at or tip.lots_end <= at or tip.crossed is not null then
-            plain := plain and (tip.at > at or tip.next_due <= at or tip.lots_end <= at) is not true;
+            plain := plain and (tip.at > at
+                or tip.next_due <= at
+                or tip.lots_end <= at) is not true;
             due := due or tip.next_due <= at or tip.lots_end <= greatest(at, tip.at);
             if tip.crossed is not null then
-                charge.limits := metered._untold(charge.limits, tip.crossed, tip.spent - tip.refunded,
-                    tip.held, tip.credited, at);
+                charge.limits := metered._untold(charge.limits, tip.crossed,
+                    tip.spent - tip.refunded, tip.held, tip.credited, at);
             end if;
         end if;
         foreach lim in array charge.limits loop
@@ -98,8 +103,10 @@ begin
         return;
     elsif plain is not true then
         -- The last limit looked at is the first that may refuse.
-        part := metered._judge_charges(charges, tips, held, used, at, ahead, wait_ms, hold.nos, mode,
-            standing, absent, due, row(coalesce(nth_limit, 0), coalesce(base_seq, 0), coalesce(base_spent, 0)));
+        part := metered._judge_charges(charges, tips, held, used, at, ahead, wait_ms, hold.nos,
+            mode,
+            standing, absent, due, row(coalesce(nth_limit, 0), coalesce(base_seq, 0),
+                coalesce(base_spent, 0)));
         refused := part.refused;
         used := part.used;
         if refused is not null or look then
@@ -127,8 +134,8 @@ end
 $$;
 
 -- Judges charges that are not plainly let in, and ends what is due if they are. It returns the last
--- entries of their scopes and the units held after that, the thresholds that they cross, or the refusal.
--- absent, due, and known (see _check_limits) are what _write_charges has found.
+-- entries of their scopes and the units held after that, the thresholds that they cross, or the
+-- refusal. absent, due, and known (see _check_limits) are what _write_charges has found.
 create function metered._judge_charges(charges metered.new_charge[], inout tips metered.ledger[],
     inout held bigint[], inout used bigint[], clk timestamptz, ahead interval, wait_ms int,
     of_nos bigint[], mode text, standing boolean, absent jsonb, due boolean, known metered.counted,
@@ -195,7 +202,8 @@ create function metered._lots_end_caught_up(tip metered.ledger) returns timestam
 language plpgsql volatile
 as $$
 begin
-    if exists (select from metered.lot_rows y where y.scope = tip.scope and y.open and y.expires_at <= tip.at
+    if exists (select from metered.lot_rows y
+            where y.scope = tip.scope and y.open and y.expires_at <= tip.at
             order by y.expires_at, y.age limit 1) then
         return tip.lots_end;
     end if;
@@ -210,13 +218,15 @@ create function metered._lock_charges(charges metered.new_charge[], wait_ms int)
 language plpgsql volatile
 as $$
 begin
-    return metered._lock_all_scopes(array(select c.scope from unnest(charges) c), array(select c.key from unnest(charges) c), wait_ms);
+    return metered._lock_all_scopes(array(select c.scope from unnest(charges) c),
+        array(select c.key from unnest(charges) c), wait_ms);
 end
 $$;
 
 -- Charges scopes, all or none, without a command, and returns a refusal. Returning the whole
 -- answer costs less than assigning each part.
-create function metered.charge(charges metered.new_charge[], ahead interval, wait_ms int, standing boolean) returns metered.charged
+create function metered.charge(charges metered.new_charge[], ahead interval, wait_ms int,
+    standing boolean) returns metered.charged
 language plpgsql volatile
 as $$
 begin
@@ -224,10 +234,10 @@ begin
 end
 $$;
 
--- Charges costs that were incurred, whatever their limits, which only report thresholds. If the use of a limit is unknown, no
--- threshold is reported.
-create function metered._charge_anyway(charges metered.new_charge[], ahead interval, wait_ms int, origin metered.origin,
-    hold metered.hold_terms) returns metered.charged
+-- Charges costs that were incurred, whatever their limits, which only report thresholds. If the use
+-- of a limit is unknown, no threshold is reported.
+create function metered._charge_anyway(charges metered.new_charge[], ahead interval, wait_ms int,
+    origin metered.origin, hold metered.hold_terms) returns metered.charged
 language plpgsql volatile
 as $$
 declare
@@ -235,17 +245,20 @@ declare
     posted metered.charged;
 begin
     for i in 1..cardinality(charges) loop
-        charges[i].limits := array(select row(9223372036854775807, l.win, l.period, l.tell_at, l.thresholds, l.telling)::metered.charge_limit
+        charges[i].limits := array(select row(9223372036854775807, l.win, l.period, l.tell_at,
+                l.thresholds, l.telling)::metered.charge_limit
             from unnest(charges[i].limits) l where l.thresholds is not null);
         tells := tells or cardinality(charges[i].limits) > 0;
     end loop;
     if tells then
         begin
-            posted := metered._write_charges(charges, ahead, wait_ms, origin, 'answer', hold, false);
+            posted := metered._write_charges(charges, ahead, wait_ms, origin, 'answer', hold,
+                false);
             if (posted.refused -> 0 ? 'limit') is not true then
                 return posted;
             end if;
-        exception when sqlstate 'MT002' or sqlstate 'MT003' or sqlstate 'MT010' or sqlstate 'MT012' then
+        exception when sqlstate 'MT002' or sqlstate 'MT003' or sqlstate 'MT010'
+            or sqlstate 'MT012' then
         end;
         for i in 1..cardinality(charges) loop   -- a sum is beyond 64 bits, for example
             charges[i].limits := '{}';

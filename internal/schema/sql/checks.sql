@@ -1,7 +1,10 @@
--- What a charge would meet, and what counts in a scope: answers of the same rules that write nothing.
+-- What a charge would meet, and what counts in a scope: answers of the same rules that write
+-- nothing.
 
--- The answer of _check_limits to charges as if due holds had ended, without ending them. Lots for the use of a charge raise its lifetime limits.
-create function metered._check_now(charges metered.new_charge[], tips metered.ledger[], clk timestamptz, ahead interval,
+-- The answer of _check_limits to charges as if due holds had ended, without ending them. Lots for
+-- the use of a charge raise its lifetime limits.
+create function metered._check_now(charges metered.new_charge[], tips metered.ledger[],
+    clk timestamptz, ahead interval,
     out used bigint[], out held bigint[], out refused jsonb)
 language plpgsql stable
 as $$
@@ -15,15 +18,19 @@ declare
     told    record;
 begin
     foreach tip in array tips loop
-        held := held || tip.held - case when tip.next_due <= clk then metered._due_units(tip.scope, tip.next_due, clk) else 0 end;
+        held := held || tip.held - case when tip.next_due <= clk
+            then metered._due_units(tip.scope, tip.next_due, clk) else 0 end;
     end loop;
     tips := metered._without_lapsing(tips, clk);
     foreach charge in array charges loop
         nth := nth + 1;
         if charge.note ? 'use' and before[nth].lots_end is not null then
             asked := coalesce(asked, charges);
-            charges[nth].limits := metered._raised(charge.limits, metered._kept_for(before[nth], charge.note ->> 'use', clk), tips[nth].spent - tips[nth].refunded - tips[nth].credited + held[nth]
-                + case when tips[nth].next_due <= clk then metered._minima(tips[nth], null, clk) else 0 end);
+            charges[nth].limits := metered._raised(charge.limits,
+                metered._kept_for(before[nth], charge.note ->> 'use', clk),
+                tips[nth].spent - tips[nth].refunded - tips[nth].credited + held[nth]
+                + case when tips[nth].next_due <= clk then metered._minima(tips[nth], null, clk)
+                    else 0 end);
         end if;
     end loop;
     verdict := metered._check_limits(charges, tips, held, clk, ahead, null, null, null);
@@ -66,12 +73,13 @@ begin
 end
 $$;
 
--- The state of each scope, for each pair with a window. Window 0 is
--- the lifetime, and a null one is a period. with_leases: spends of open leases are used, and not held.
--- charges says how many charges were made in it, refunded or not.
-create function metered.usage_of(scopes text[], windows interval[], periods metered.period[], with_leases boolean)
-returns table (used bigint, held bigint, spent bigint, refunded bigint, credited bigint, seq bigint, due_us bigint, leased bigint,
-    starts_at timestamptz, ends_at timestamptz, charges bigint)
+-- The state of each scope, for each pair with a window. Window 0 is the lifetime, and a null one is
+-- a period. with_leases: spends of open leases are used, and not held. charges says how many
+-- charges were made in it, refunded or not.
+create function metered.usage_of(scopes text[], windows interval[], periods metered.period[],
+    with_leases boolean)
+returns table (used bigint, held bigint, spent bigint, refunded bigint, credited bigint, seq bigint,
+    due_us bigint, leased bigint, starts_at timestamptz, ends_at timestamptz, charges bigint)
 language plpgsql stable
 as $$
 declare
@@ -84,8 +92,10 @@ declare
 begin
     for i in 1..cardinality(scopes) loop
         tip := metered._last_entry(scopes[i]);
-        tip.credited := tip.credited - case when tip.lots_end is not null then metered._lapsing(tip, clk) else 0 end;
-        span := case when windows[i] is null then metered._period_at(periods[i], greatest(clk, tip.at)) end;
+        tip.credited := tip.credited - case when tip.lots_end is not null
+            then metered._lapsing(tip, clk) else 0 end;
+        span := case when windows[i] is null
+            then metered._period_at(periods[i], greatest(clk, tip.at)) end;
         starts_at := span[1];
         ends_at := span[2];
         since := coalesce(greatest(clk, tip.at) - windows[i], starts_at - interval '0.000001');
@@ -125,23 +135,27 @@ begin
             held := held - counted.unspent - counted.spent;
             used := used + counted.spent;
             spent := spent + counted.spent;
-            charges := charges + (metered._unsettled_spends(scopes[i], array['-infinity'::timestamptz], true))[1];
+            charges := charges + (metered._unsettled_spends(scopes[i],
+                    array['-infinity'::timestamptz], true))[1];
         end if;
         due_us := case when held > 0 then
-            extract(epoch from metered._first_due(scopes[i], tip.next_due, clk) - clk) * 1000000 end;
+            extract(epoch from metered._first_due(scopes[i], tip.next_due, clk) - clk)
+                * 1000000 end;
         return next;
     end loop;
 end
 $$;
 
 -- usage_of without charges, for programs of version 1.
-create function metered.usage(scopes text[], windows interval[], periods metered.period[], with_leases boolean)
-returns table (used bigint, held bigint, spent bigint, refunded bigint, credited bigint, seq bigint, due_us bigint, leased bigint,
-    starts_at timestamptz, ends_at timestamptz)
+create function metered.usage(scopes text[], windows interval[], periods metered.period[],
+    with_leases boolean)
+returns table (used bigint, held bigint, spent bigint, refunded bigint, credited bigint, seq bigint,
+    due_us bigint, leased bigint, starts_at timestamptz, ends_at timestamptz)
 language plpgsql stable
 as $$
 begin
-    return query select u.used, u.held, u.spent, u.refunded, u.credited, u.seq, u.due_us, u.leased, u.starts_at, u.ends_at
+    return query select u.used, u.held, u.spent, u.refunded, u.credited, u.seq, u.due_us, u.leased,
+        u.starts_at, u.ends_at
         from metered.usage_of(scopes, windows, periods, with_leases) u;
 end
 $$;

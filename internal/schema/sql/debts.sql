@@ -1,21 +1,25 @@
--- Overdraft by use: a lot that pays for some uses repays what was drawn for them, from its own units, when these come: at its
--- beginning, from a hold, by a refund or a reinstatement. A lot for anything pays what was drawn for no use first.
+-- Overdraft by use: a lot that pays for some uses repays what was drawn for them, from its own
+-- units, when these come: at its beginning, from a hold, by a refund or a reinstatement. A lot for
+-- anything pays what was drawn for no use first.
 
--- Overdraft that was drawn for uses, and that no lot has paid: a lot that pays for the use repays it. The rest of a wallet's
--- overdraft was drawn for no use.
+-- Overdraft that was drawn for uses, and that no lot has paid: a lot that pays for the use repays
+-- it. The rest of a wallet's overdraft was drawn for no use.
 create table metered.lot_debts (
     amount bigint not null,             -- spent units, 1 or more
     scope  text collate "C" not null,   -- the wallet
-    use    text collate "C" not null,   -- the use in the note of the draw, or of the hold that was captured
+    use    text collate "C" not null,   -- the use in the note of the draw,
+                                        -- or of the hold that was captured
     primary key (scope, use)
 );
 
--- Notes spent units that no lot covers, if the entry of_seq says what they were for: a charge, or the one that held them.
+-- Notes spent units that no lot covers, if the entry of_seq says what they were for: a charge, or
+-- the one that held them.
 create function metered._owe_use(of_scope text, of_seq bigint, units bigint) returns void
 language plpgsql volatile
 as $$
 declare
-    of_use text := (select e.note ->> 'use' from metered.ledger e where e.scope = of_scope and e.seq = of_seq);
+    of_use text := (select e.note ->> 'use'
+        from metered.ledger e where e.scope = of_scope and e.seq = of_seq);
 begin
     if of_use is not null and units > 0 then
         insert into metered.lot_debts as d (scope, use, amount) values (of_scope, of_use, units)

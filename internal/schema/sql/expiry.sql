@@ -1,68 +1,10 @@
--- Units come free when their lines fall due, whoever writes that down. The first writer that needs
--- them does. Where few lines are due, it ends their holds. Where more are due than one step writes,
--- one entry frees their sum (_free_in_sum), however many they are, and their rows are left to sweeps.
---
--- So next_due of the last entry says which lines are still counted as held: those with open units
--- that are due at next_due or later. A line that is due before, or any line if next_due is null, was
--- freed with the sum. It is due at the last entry's time or before. Where next_due becomes earlier
--- than that, after the clock was set back, such lines are cleared first (_clear_freed_of).
+-- The end of holds: whoever ends one, or finds it due, frees its units.
 
--- Units of a scope that due lines, not freed yet, still hold. since is next_due of the last entry.
-create function metered._due_units(of_scope text, since timestamptz, clk timestamptz) returns bigint
-language plpgsql stable
-as $$
-begin
-    return (select coalesce(sum(l.open), 0) from metered.hold_lines l
-        where l.scope = of_scope and l.open > 0 and l.due >= since and l.due <= clk);
-end
-$$;
-
--- When the first line that is not due falls due.
-create function metered._first_due(of_scope text, since timestamptz, clk timestamptz) returns timestamptz
-language plpgsql stable
-as $$
-begin
-    return (select l.due from metered.hold_lines l
-            where l.scope = of_scope and l.open > 0 and l.due >= since and l.due > clk
-            order by l.due limit 1);
-end
-$$;
-
--- A new next_due of a scope, whose old one is since: when the first line falls due, but at most
--- 10 seconds after since or now, whichever is later. It reads past ended lines that would have
--- fallen due by then. A further look could read past all lines that were placed and ended meanwhile.
--- Volatile, though it writes nothing: into an insert from a select with a stable function, Citus 13 puts a condition without a column.
-create function metered._later_due(of_scope text, since timestamptz, clk timestamptz) returns timestamptz
-language plpgsql volatile
-as $$
-declare
-    horizon timestamptz := greatest(since, clk) + interval '10 s';
-begin
-    return coalesce((
-        select l.due from metered.hold_lines l
-        where l.scope = of_scope and l.open > 0 and l.due >= since and l.due <= horizon
-        order by l.due limit 1), horizon);
-end
-$$;
-
--- next_due of the entry after seq, without its own new line. held has its held units. next_due
--- moves on once it has passed, and with two of 16 entries (a call may write two, and skip one of
--- them), so that a search for the first due line need not read past many ended lines.
--- That of a closed scope (carve.sql) stays. Inlined wherever it stands.
-create function metered._due_after(of_scope text, seq bigint, held bigint, next_due timestamptz, clk timestamptz)
-returns timestamptz
-language sql volatile
-as $$
-    select case when held > 0 then
-        case when next_due > '-infinity' and (next_due <= clk or seq & 15 < 2) then metered._later_due(of_scope, next_due, clk) else next_due end
-    when next_due = '-infinity' then next_due end
-$$;
-
--- Frees the units that holds still keep of their scopes, or of only_scopes, which are all locked, by one
--- entry for each scope. Expiring holds free the units that they do not capture, when the last of them fell due. In a
--- wallet each ends with an entry of its own (_settle).
-create function metered._release_lines(nos bigint[], only_scopes text[], as_kind "char", clk timestamptz,
-    of_hold text, origin metered.origin) returns void
+-- Frees the units that holds still keep of their scopes, or of only_scopes, which are all locked,
+-- by one entry for each scope. Expiring holds free the units that they do not capture, when the
+-- last of them fell due. In a wallet each ends with an entry of its own (_settle).
+create function metered._release_lines(nos bigint[], only_scopes text[], as_kind "char",
+    clk timestamptz, of_hold text, origin metered.origin) returns void
 language plpgsql volatile
 as $$
 declare
@@ -80,24 +22,33 @@ begin
     if as_kind = 'x' then   -- in wallets, ends are written in the order of their times
         for wallet_line in
             select l.scope, max(l.due) as due from metered.hold_lines l
-            where l.hold = any (nos) and l.open <> 0 and (only_scopes is null or l.scope = any (only_scopes)) group by l.scope order by l.scope
+            where l.hold = any (nos)
+                and l.open <> 0
+                and (only_scopes is null or l.scope = any (only_scopes))
+                    group by l.scope order by l.scope
         loop
             tip := metered._entry_for_write(wallet_line.scope);
             if tip.lots_end is not null then
-                tip := metered._settle(tip, least(wallet_line.due, clk), metered._ends_per_call(), 0, null);
+                tip := metered._settle(tip, least(wallet_line.due, clk), metered._ends_per_call(),
+                    0, null);
                 perform metered._clear_freed(nos, array[wallet_line.scope]);      -- freed with a sum
             end if;
         end loop;
     end if;
-    select array_agg(f.scope), array_agg(f.units), bool_or(f.minima), array_agg(f.due), array_agg(f.first) into scopes, sums, minima, dues, firsts
-    from (select l.scope, sum(l.open)::bigint as units, bool_or(l.at_least > l.captured) as minima, max(l.due) as due, min(l.due) as first from metered.hold_lines l
-          where l.hold = any (nos) and l.open <> 0 and (only_scopes is null or l.scope = any (only_scopes))
+    select array_agg(f.scope), array_agg(f.units), bool_or(f.minima), array_agg(f.due),
+        array_agg(f.first) into scopes, sums, minima, dues, firsts
+    from (select l.scope, sum(l.open)::bigint as units, bool_or(l.at_least > l.captured) as minima,
+        max(l.due) as due, min(l.due) as first from metered.hold_lines l
+          where l.hold = any (nos)
+              and l.open <> 0
+              and (only_scopes is null or l.scope = any (only_scopes))
           group by l.scope order by l.scope) f;
     if scopes is null then
         return;
     elsif minima and as_kind = 'x' then
         perform metered._capture_minima(nos, only_scopes, null, clk);
-        perform metered._release_lines(nos, only_scopes, as_kind, clk, of_hold, origin);   -- of the others
+        -- of the others
+        perform metered._release_lines(nos, only_scopes, as_kind, clk, of_hold, origin);
         return;
     end if;
     perform metered._fold_of(scopes);       -- else tallies would count at this entry's time
@@ -105,16 +56,24 @@ begin
     where l.hold = any (nos) and l.open <> 0 and (only_scopes is null or l.scope = any (only_scopes));
     with made as (
     insert into metered.ledger as y ({entry columns})
-    select {entry of t: seq = t.seq + 1, amount = f.units, at = greatest(case when as_kind = 'x' then least(f.due, clk) else clk end, t.at),
-        held = t.held - f.units, kind = as_kind, scope = f.scope, next_due = metered._due_after(f.scope, t.seq, t.held - f.units, t.next_due, clk),
-        hold = of_hold, operation_tenant = origin.tenant, operation = origin.operation, note = origin.note}
+    select {entry of t: seq = t.seq + 1, amount = f.units,
+        at = greatest(case when as_kind = 'x' then least(f.due, clk) else clk end, t.at),
+        held = t.held - f.units, kind = as_kind, scope = f.scope,
+        next_due = metered._due_after(f.scope, t.seq, t.held - f.units, t.next_due, clk),
+        hold = of_hold, operation_tenant = origin.tenant, operation = origin.operation,
+        note = origin.note}
     from unnest(scopes, sums, dues, firsts) f(scope, units, due, first),
-         lateral (select * from metered.ledger l where l.scope = f.scope order by l.seq desc limit 1 for key share) t
-    where (t.lots_end <= greatest(clk, t.at) or t.next_due <= clk and (t.lots_end is not null or as_kind <> 'x')) is not true
+         lateral (select *
+             from metered.ledger l where l.scope = f.scope order by l.seq desc limit 1
+             for key share) t
+    where (t.lots_end <= greatest(clk, t.at)
+        or t.next_due <= clk and (t.lots_end is not null or as_kind <> 'x')) is not true
       and f.first >= t.next_due     -- else it was freed before the clock was set back
     on conflict do nothing
     returning y.scope, y.lots_end is not null as wallet)
-    select array_agg(m.scope), array_agg(m.scope) filter (where m.wallet) into written, wallets from made m;
+    select array_agg(m.scope), array_agg(m.scope) filter (where m.wallet)
+    into written, wallets
+    from made m;
     for i in 1..coalesce(cardinality(written), 0) loop
         marked := metered._mark_freed(written[i]);
     end loop;
@@ -124,16 +83,24 @@ begin
     if coalesce(cardinality(written), 0) < cardinality(scopes) then
         if as_kind <> 'x' then
             if 0 < (select count(*) from unnest(scopes) f(scope),
-                         lateral (select y.next_due, y.lots_end from metered.ledger y where y.scope = f.scope order by y.seq desc limit 1) t
-                    where (f.scope = any (written)) is not true and t.lots_end is null and (t.next_due <= clk) is not true) then
-                perform metered._collided();     -- nothing is due, so another writer has made the next entry
+                         lateral (select y.next_due, y.lots_end
+                             from metered.ledger y where y.scope = f.scope order by y.seq desc
+                             limit 1) t
+                    where (f.scope = any (written)) is not true
+                        and t.lots_end is null
+                        and (t.next_due <= clk) is not true) then
+                perform metered._collided();     -- nothing is due, so another
+                                                 -- writer has made the next entry
             end if;
-            perform metered._end_minima(array(select f from unnest(scopes) f where (f = any (written)) is not true), null, clk, null);
+            perform metered._end_minima(array(select f
+                    from unnest(scopes) f
+                    where (f = any (written)) is not true), null, clk, null);
         end if;
         for i in 1..cardinality(scopes) loop    -- in which something is due before
             continue when scopes[i] = any (written);
             tip := metered._entry_for_write(scopes[i]);
-            if tip.lots_end is not null and (tip.lots_end <= greatest(clk, tip.at) or tip.next_due <= clk) then
+            if tip.lots_end is not null
+                and (tip.lots_end <= greatest(clk, tip.at) or tip.next_due <= clk) then
                 tip := metered._settle(tip, clk, metered._ends_per_call(), 0, null);
             elsif as_kind = 'x' or tip.lots_end is not null then
                 perform metered._collided();
@@ -182,12 +149,14 @@ begin
 end
 $$;
 
--- Frees the units of due lines of a scope by one entry after tip: minima are captured before it, each
--- at its time. Where more of these are due than one step writes, a call fails (_refuse_behind), and a
--- step of catch_up leaves the others, with all that falls due after the first of them. The scope is
--- locked. An old snapshot may not see that a hold was extended: then the lock of its row fails with 40001.
--- nos are the holds whose minima it captured. more: a call would fail still.
-create function metered._free_in_sum(tip metered.ledger, clk timestamptz, in_step boolean, wait_ms int,
+-- Frees the units of due lines of a scope by one entry after tip: minima are captured before it,
+-- each at its time. Where more of these are due than one step writes, a call fails
+-- (_refuse_behind), and a step of catch_up leaves the others, with all that falls due after the
+-- first of them. The scope is locked. An old snapshot may not see that a hold was extended: then
+-- the lock of its row fails with 40001. nos are the holds whose minima it captured. more: a call
+-- would fail still.
+create function metered._free_in_sum(tip metered.ledger, clk timestamptz, in_step boolean,
+    wait_ms int,
     out nos bigint[], out more boolean)
 language plpgsql volatile
 as $$
@@ -203,7 +172,8 @@ begin
     end if;
     if metered._one_snapshot() then
         before := metered._bound_lock_wait(wait_ms);
-        perform from metered.holds h where h.no = any (minima.nos || array(select l.hold from metered.hold_lines l
+        perform from metered.holds h
+        where h.no = any (minima.nos || array(select l.hold from metered.hold_lines l
             where l.scope = tip.scope and l.open > 0 and l.due >= since and l.due < until))
         order by h.no for share;
         before := metered._unbound_lock_wait(before);
@@ -228,8 +198,8 @@ begin
 end
 $$;
 
--- Clears all rows of lines of a scope that were freed with a sum, before its next_due becomes earlier. The scope
--- is locked.
+-- Clears all rows of lines of a scope that were freed with a sum, before its next_due becomes
+-- earlier. The scope is locked.
 create function metered._clear_freed_of(tip metered.ledger) returns void
 language plpgsql volatile
 as $$
@@ -242,8 +212,8 @@ begin
 end
 $$;
 
--- Frees the units of all due lines of the scopes, which are locked. A caller saw some. next_due of a
--- closed scope says nothing: its holds are ended, however many they are.
+-- Frees the units of all due lines of the scopes, which are locked. A caller saw some. next_due of
+-- a closed scope says nothing: its holds are ended, however many they are.
 create function metered._end_due(scopes text[], clk timestamptz, wait_ms int) returns void
 language plpgsql volatile
 as $$
@@ -284,7 +254,8 @@ begin
         return;
     end if;
     before := metered._bound_lock_wait(wait_ms);
-    -- A caller that holds another lock than the scope's may find that a hold was extended meanwhile.
+    -- A caller that holds another lock than the scope's may find that a hold was extended
+    -- meanwhile.
     nos := array(select y.no from (
         select h.no from metered.holds h
         where h.no = any (nos) and (h.due <= clk) is true order by h.no for no key update) y);
@@ -300,7 +271,8 @@ $$;
 -- Ends one hold that is due, if it still has this deadline, frees its units, and notifies
 -- listeners: status is expired. Otherwise nothing is done: due_later, extended, captured,
 -- released, or ended (it expired, and was announced before).
-create function metered.expire_hold(of_tenant text, of_id text, issued timestamptz, of_deadline timestamptz, wait_ms int, note text, channel text,
+create function metered.expire_hold(of_tenant text, of_id text, issued timestamptz,
+    of_deadline timestamptz, wait_ms int, note text, channel text,
     out status text, out hold json)
 language plpgsql volatile
 as $$
@@ -312,17 +284,22 @@ declare
     origin    metered.origin;
     before    text;
 begin
-    select y.no, y.keys into of_no, keys from metered.holds y where y.tenant = of_tenant and y.id = of_id;
+    select y.no, y.keys into of_no, keys
+    from metered.holds y
+    where y.tenant = of_tenant and y.id = of_id;
     if not found then
         status := metered._missing_hold(of_tenant, of_id, issued, wait_ms);
         return;
     end if;
     perform metered._lock_keys(keys, wait_ms);
     before := metered._bound_lock_wait(wait_ms);
-    select y.state, y.due, y.deadline, y.pending into this_hold from metered.holds y where y.no = of_no for no key update;
+    select y.state, y.due, y.deadline, y.pending into this_hold
+    from metered.holds y
+    where y.no = of_no for no key update;
     before := metered._unbound_lock_wait(before);
     if this_hold.state is null then     -- purged while this waited
-        status := case when issued <= (select z.at from metered.holds_horizon z where z.one) then 'retired' else 'unknown' end;
+        status := case when issued <= (select z.at
+                from metered.holds_horizon z where z.one) then 'retired' else 'unknown' end;
         return;
     end if;
     clk := metered.clock();
@@ -339,7 +316,9 @@ begin
             where l.hold = of_no and l.open <> 0), of_no, clk, wait_ms);
         perform metered._clear_freed(array[of_no], null);
         perform metered._release_lines(array[of_no], null, 'x', clk, of_id, origin);
-        update metered.holds y set pending = false where y.no = of_no returning y.version into this_hold;
+        update metered.holds y
+        set pending = false
+        where y.no = of_no returning y.version into this_hold;
         if channel is not null then
             perform metered._announce(channel, of_tenant, of_id, this_hold.version, 'expired');
         end if;
@@ -349,10 +328,12 @@ begin
 end
 $$;
 
--- Holds that are held, or that expired and are not announced, in the order in which they fall due, after after_due and
--- after_no, and before a time: of one tenant or of all (null), with a scope that begins with prefix. It looks at no more than 10,000
--- and returns max_rows. Go on after last_due and last_no, which are null at the end. clk counts as now.
-create function metered.due_holds(of_tenant text, prefix text, after_due timestamptz, after_no bigint, before timestamptz,
+-- Holds that are held, or that expired and are not announced, in the order in which they fall due,
+-- after after_due and after_no, and before a time: of one tenant or of all (null), with a scope
+-- that begins with prefix. It looks at no more than 10,000 and returns max_rows. Go on after
+-- last_due and last_no, which are null at the end. clk counts as now.
+create function metered.due_holds(of_tenant text, prefix text, after_due timestamptz,
+    after_no bigint, before timestamptz,
     clk timestamptz, max_rows int, out holds json[], out last_due timestamptz, out last_no bigint)
 language plpgsql stable
 as $$
@@ -368,7 +349,8 @@ begin
     loop
         seen := seen + 1;
         if this_hold.tenant = coalesce(of_tenant, this_hold.tenant) and (prefix = '' or exists (
-            select from metered.hold_lines l where l.hold = this_hold.no and starts_with(l.scope, prefix))) then
+            select from metered.hold_lines l
+            where l.hold = this_hold.no and starts_with(l.scope, prefix))) then
             holds := holds || metered.hold_json(this_hold.no, clk);
         end if;
         if seen = 10000 or cardinality(holds) = max_rows then
@@ -387,7 +369,9 @@ as $$
 begin
     perform metered._require(cardinality(nos) <= 10000, 'nos');
     -- Not one that still keeps units, which a purge would lose.
-    update metered.holds h set pending = false where h.no = any (nos) and h.state = 'x' and h.pending
+    update metered.holds h
+    set pending = false
+    where h.no = any (nos) and h.state = 'x' and h.pending
         and 0 = (select count(*) from metered.hold_lines l where l.hold = h.no and l.open <> 0);
     if channel is not null then
         perform metered._announce(channel, h.tenant, h.id, h.version, 'expired')
@@ -402,7 +386,8 @@ $$;
 --
 -- Purges use no bitmaps and sorts: with a plan from a time of few rows, each batch would
 -- read all rows that are to be deleted.
-create function metered.purge_holds(after timestamptz, cutoff timestamptz, max_rows int, wait_ms int, out deleted bigint, out last timestamptz)
+create function metered.purge_holds(after timestamptz, cutoff timestamptz, max_rows int,
+    wait_ms int, out deleted bigint, out last timestamptz)
 language plpgsql volatile
 as $$
 declare
@@ -412,12 +397,16 @@ declare
 begin
     perform metered._require(max_rows between 1 and 10000, 'max_rows');
     cutoff := least(cutoff, metered.clock());
-    perform from metered.holds_horizon z where z.one for no key update;     -- before rows of holds, as place does
+    -- before rows of holds, as place does
+    perform from metered.holds_horizon z where z.one for no key update;
     before := metered._unbound_lock_wait(before);
     select array_agg(d.no), max(d.ended_at), max(d.issued_at) into nos, last, latest from (
         select h.no, h.ended_at, h.issued_at from metered.holds h
         where h.ended_at is not null and (h.claim is null or h.state <> 'c' or h.returned)
-          and h.ended_at >= coalesce(after, '-infinity') and h.ended_at < cutoff and not h.pending and coalesce(h.issued_at, h.ended_at) < cutoff
+          and h.ended_at >= coalesce(after, '-infinity')
+          and h.ended_at < cutoff
+          and not h.pending
+          and coalesce(h.issued_at, h.ended_at) < cutoff
         order by h.ended_at limit max_rows for update skip locked) d;
     delete from metered.hold_events e where e.hold = any (nos);
     delete from metered.hold_lines l where l.hold = any (nos);

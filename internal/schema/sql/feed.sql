@@ -126,7 +126,8 @@ begin
         select t.scope, t.seq, y.seq as done,
             (select l.seq from metered.ledger l where l.scope = t.scope and l.seq > coalesce(y.seq,
                 case when t.seq > 1 and not exists (
-                    select from metered.ledger z where z.scope = t.scope and z.seq = 2) then 1 else 0 end)
+                    select from metered.ledger z
+                    where z.scope = t.scope and z.seq = 2) then 1 else 0 end)
              order by l.seq limit 1) as begins
         from tips t left join lateral (
             select x.seq from metered.feed_scopes x where x.scope = t.scope) y on true
@@ -234,8 +235,8 @@ end
 $$;
 
 -- Refuses to go on after a number whose successor is not there any more, or that may be another
--- entry's now, and says from which number on there is something to read. of_history is of the cursor
--- with the number, or 0.
+-- entry's now, and says from which number on there is something to read. of_history is of the
+-- cursor with the number, or 0.
 create function metered._check_feed(of_history bigint, after bigint) returns void
 language plpgsql stable
 as $$

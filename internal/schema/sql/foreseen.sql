@@ -1,7 +1,8 @@
--- What becomes of a wallet that nobody touches for long. Most lots that its plans bring are over by then, and
--- nobody drew of them. _foreseen looks at ends and units alone, and says what becomes of the lots that the
--- wallet has, which others are left, and how many periods are over. idle.sql writes that. So a call on an idle wallet
--- writes a few entries, however long nobody called. Periods may be months, and clocks may be set.
+-- What becomes of a wallet that nobody touches for long. Most lots that its plans bring are over by
+-- then, and nobody drew of them. _foreseen looks at ends and units alone, and says what becomes of
+-- the lots that the wallet has, which others are left, and how many periods are over. idle.sql
+-- writes that. So a call on an idle wallet writes a few entries, however long nobody called.
+-- Periods may be months, and clocks may be set.
 
 -- Units of one lot in _foreseen, and of those in which they go on, of which the last one counts.
 create type metered.idle_units as (
@@ -27,13 +28,14 @@ create type metered.idle_state as (
     due      timestamptz,           -- when the next lot ends, or begins
     live     metered.idle_units[],  -- not over, from the oldest on
     said     metered.idle_units[],  -- over, of the lots that the wallet had
-    next     metered.idle_units[],  -- of each plan, from the one on whose last lot began first. Without begins, no lot follows
+    next     metered.idle_units[],  -- of each plan, from the one on whose last lot
+                                    -- began first. Without begins, no lot follows
     skipped  int[],                 -- periods whose units are over
     first_at timestamptz[],         -- when the first of these began
     over     timestamptz);          -- when the last one of all was over
 
--- Whether more periods of plans are due in a wallet than one step writes: not where a lot would have more
--- units than one may have.
+-- Whether more periods of plans are due in a wallet than one step writes: not where a lot would
+-- have more units than one may have.
 create function metered._is_idle(lots metered.lots[], until timestamptz) returns boolean
 language plpgsql stable
 as $$
@@ -41,9 +43,12 @@ begin
     return (select coalesce(sum(x.due) > metered._events_per_step()
             and max(x.due * x.units) < 9007199254740992, false)
         from (select (y.plan).renew_amount as units,
-                  extract(epoch from until - y.starts_at) / extract(epoch from ((y.plan).renews).every) + 1 as due
+                  extract(epoch from until
+                      - y.starts_at) / extract(epoch from ((y.plan).renews).every) + 1 as due
               from unnest(lots) y
-              where y.pending > 0 and y.starts_at <= until and ((y.plan).renews).every is not null) x)
+              where y.pending > 0
+                  and y.starts_at <= until
+                  and ((y.plan).renews).every is not null) x)
         and cardinality(lots) < 200;
 end
 $$;
@@ -78,11 +83,12 @@ $$;
 create function metered._by_days(every metered.period) returns boolean
 language sql immutable
 as $$
-    select every.zone is null or extract(year from every.every) + extract(month from every.every) = 0
+    select every.zone is null
+        or extract(year from every.every) + extract(month from every.every) = 0
 $$;
 
--- How units repeat themselves as long as no clock is set: others take their place (s), or they go on for ever (p), or
--- null: they do not.
+-- How units repeat themselves as long as no clock is set: others take their place (s), or they go
+-- on for ever (p), or null: they do not.
 create function metered._repeats(units metered.idle_units, plan metered.lot_plan) returns text
 language plpgsql immutable
 as $$
@@ -98,12 +104,15 @@ $$;
 create function metered._hours_between(since timestamptz, until timestamptz) returns interval
 language sql stable
 as $$
-    select ((extract(epoch from until) - extract(epoch from since)) * 1000000)::bigint * interval '1 microsecond'
+    select ((extract(epoch from until) - extract(epoch from since)) * 1000000)::bigint
+        * interval '1 microsecond'
 $$;
 
--- Whether a state repeats an earlier one, but for its dates: then it does so again, up to the next event that does not
--- repeat itself, which is the first result. The second one is the last date that a calendar made. Null: it does not.
-create function metered._recurs(state metered.idle_state, was metered.idle_state, plans metered.lot_plan[])
+-- Whether a state repeats an earlier one, but for its dates: then it does so again, up to the next
+-- event that does not repeat itself, which is the first result. The second one is the last date
+-- that a calendar made. Null: it does not.
+create function metered._recurs(state metered.idle_state, was metered.idle_state,
+    plans metered.lot_plan[])
 returns timestamptz[]
 language plpgsql stable
 as $$
@@ -130,7 +139,8 @@ begin
         if (now.ends, now.roll_end, now.held, now.rolled, now.roll_again, how) is distinct from
                 (old.ends + moves, old.roll_end + moves, old.held, old.rolled, old.roll_again,
                     metered._repeats(old, plans[now.place]))
-            or (how = 's' and now.begins <> old.begins + later) or (how is distinct from 's' and now.nth <> old.nth) then
+            or (how = 's' and now.begins <> old.begins + later)
+            or (how is distinct from 's' and now.nth <> old.nth) then
             return null;
         end if;
         if how is null then
@@ -177,8 +187,8 @@ end
 $$;
 
 -- A state so many times as much later as it is later than was, which it repeats.
-create function metered._foreseen_later(state metered.idle_state, was metered.idle_state, times bigint,
-    plans metered.lot_plan[]) returns metered.idle_state
+create function metered._foreseen_later(state metered.idle_state, was metered.idle_state,
+    times bigint, plans metered.lot_plan[]) returns metered.idle_state
 language plpgsql stable
 as $$
 declare
@@ -216,7 +226,8 @@ begin
             + times * (state.skipped[now.place] - was.skipped[now.place]);
     end loop;
     state.at := state.at + later;
-    state.due := least((select min(x.ends) from unnest(state.live) x), (select min(x.begins) from unnest(state.next) x));
+    state.due := least((select min(x.ends)
+            from unnest(state.live) x), (select min(x.begins) from unnest(state.next) x));
     if state.over > was.at then
         state.over := state.over + later;
     end if;
@@ -254,7 +265,8 @@ begin
             taken := (select coalesce(sum(x.units + x.held), 0) from unnest(live) x
                 where x.rolled and x.ends > at and x.shares = now.shares);
         end if;
-        units := case when now.roll_cap is null then 0 else least(now.units, now.roll_cap - taken) end;
+        units := case when now.roll_cap is null then 0
+            else least(now.units, now.roll_cap - taken) end;
         if units > 0 then
             taken := case when shares is not null then taken + units else 0 end;
             live[n] := metered._foreseen_on(now, plans[now.place], units);
@@ -280,11 +292,13 @@ begin
         plan := plans[now.place];
         if plan.renews is distinct from of_period then
             of_period := plan.renews;
-            begins := case when of_period.every is not null then (metered._period_at(of_period, at))[2] end;
+            begins := case when of_period.every is not null
+                then (metered._period_at(of_period, at))[2] end;
         end if;
         if now.nth > 0 then
             now.ends := begins;
-            now.roll_end := case when now.roll_cap is not null then metered._roll_end(begins, plan, plan.roll_for) end;
+            now.roll_end := case when now.roll_cap is not null
+                then metered._roll_end(begins, plan, plan.roll_for) end;
         end if;
         now.born := extract(epoch from at) * 1000000;
         now.rank := cardinality(plans) + cardinality(comes) + 1;
@@ -303,8 +317,9 @@ begin
 end
 $$;
 
--- What becomes of the lots of a wallet until a time, and of those that its plans bring, if nobody touches them. Where a state
--- repeats itself, as many repetitions as there is time for are one step.
+-- What becomes of the lots of a wallet until a time, and of those that its plans bring, if nobody
+-- touches them. Where a state repeats itself, as many repetitions as there is time for are one
+-- step.
 create function metered._foreseen(lots metered.lots[], until timestamptz) returns metered.idle_state
 language plpgsql stable
 as $$
@@ -322,14 +337,19 @@ declare
 begin
     select coalesce(array_agg(y.units order by y.born, y.rank) filter (where not y.begins), '{}'),
         coalesce(array_agg(y.units order by y.rank) filter (where y.begins), '{}'),
-        least(min((y.units).ends) filter (where not y.begins), min((y.units).begins) filter (where y.begins)),
-        bool_or(((y.plan).renews).every is not null and metered._by_days((y.plan).renews) or (y.plan).roll_again = -1)
+        least(min((y.units).ends) filter (where not y.begins),
+            min((y.units).begins) filter (where y.begins)),
+        bool_or(((y.plan).renews).every is not null and metered._by_days((y.plan).renews)
+            or (y.plan).roll_again = -1)
     into state.live, state.next, state.due, repeats
     from (select x.plan, x.age[1] as born, row_number() over (order by x.age) as rank,
               x.pending > 0 and x.starts_at <= until as begins,
-              row(x.ordinality, 0, x.age[1], row_number() over (order by x.age), case when x.pending > 0 then x.starts_at end,
-                  x.expires_at, '{}', '{}', x.pending + x.rest + x.kept, x.held, x.roll_cap, x.roll_end, (x.plan).roll_again,
-                  case when (x.plan).roll_shared then x.category end, x.origin = 'r')::metered.idle_units as units
+              row(x.ordinality, 0, x.age[1], row_number() over (order by x.age),
+                  case when x.pending > 0 then x.starts_at end,
+                  x.expires_at, '{}', '{}', x.pending + x.rest + x.kept, x.held, x.roll_cap,
+                  x.roll_end, (x.plan).roll_again,
+                  case when (x.plan).roll_shared then x.category end,
+                  x.origin = 'r')::metered.idle_units as units
           from unnest(lots) with ordinality x
           where x.pending + x.rest + x.kept + x.held > 0) y;
     state.skipped := array_fill(0, array[cardinality(lots)]);
@@ -341,10 +361,13 @@ begin
         times := 0;
         span := metered._recurs(state, was, plans);
         if span is not null then
-            changes := coalesce(changes, metered._clock_changes(lots, was.at, greatest(until, span[2])));
-            at := least(until, span[1], (select min(x) from unnest(changes) x where x > was.at - interval '48:00')
+            changes := coalesce(changes,
+                metered._clock_changes(lots, was.at, greatest(until, span[2])));
+            at := least(until, span[1], (select min(x)
+                    from unnest(changes) x where x > was.at - interval '48:00')
                 - metered._hours_between(state.at, span[2]));
-            times := greatest(0, div(extract(epoch from at) - extract(epoch from state.at) - 0.000001,
+            times := greatest(0,
+                div(extract(epoch from at) - extract(epoch from state.at) - 0.000001,
                 extract(epoch from state.at) - extract(epoch from was.at)));
             state := metered._foreseen_later(state, was, times, plans);
         end if;

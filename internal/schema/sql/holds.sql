@@ -1,55 +1,4 @@
--- A hold as JSON, which is also on the record of a command: without what is empty, null or false. One that is due
--- has expired, whether that is written down or not. reason is that of its release or return. A ceiling
--- of infinity is none. Inlined wherever it stands.
-create function metered._hold_as_json(h metered.holds, lines json, clk timestamptz, reason text) returns json
-language sql stable
-as $$
-    select concat('{"tenant":', to_json(h.tenant), ',"id":', to_json(h.id), case when h.holder <> '' then ',"holder":' || to_json(h.holder)::text end,
-        ',"state":"', case when h.state = 'h' and h.due <= clk then 'x' else h.state end, '","version":', h.version,
-        ',"placed_at":', to_json(h.placed_at), ',"deadline":', to_json(h.deadline), ',"due":', to_json(h.due),
-        ',"ceiling":' || to_json(nullif(h.ceiling, 'infinity'))::text,
-        ',"ended_at":' || to_json(case when h.state = 'h' and h.due <= clk then h.due else h.ended_at end)::text,
-        ',"now":', to_json(clk), ',"claim":' || to_json(h.claim)::text, ',"entity":' || to_json(h.entity)::text,
-        case when h.returned then ',"returned":true' end, ',"reason":' || to_json(reason)::text,
-        ',"metadata":' || h.metadata::text, ',"lines":' || lines::text, '}')::json
-$$;
-
--- A line of a hold as JSON. open is 0 if the hold has ended, also where the line has
--- not been freed yet. Inlined wherever it stands.
-create function metered._line_json(of_scope text, amount bigint, captured bigint, open bigint, refunded bigint, at_least bigint) returns json
-language sql stable
-as $$
-    select concat('{"scope":', to_json(of_scope), ',"amount":', amount, ',"captured":', captured, ',"open":', open,
-        case when refunded > 0 then ',"refunded":' || refunded end, case when at_least > 0 then ',"at_least":' || at_least end, '}')::json
-$$;
-
--- The hold of that no.
-create function metered.hold_json(of_no bigint, clk timestamptz) returns json
-language plpgsql stable
-as $$
-begin
-    return (
-        select metered._hold_as_json(row(h.*)::metered.holds, (
-            select json_agg(metered._line_json(l.scope, l.amount,
-                case when h.state = 'x' or h.state = 'h' and h.due <= clk then greatest(l.captured, l.at_least) else l.captured end,
-                case when h.state = 'h' and h.due > clk then l.open else 0 end, l.refunded, l.at_least) order by l.scope)
-            from metered.hold_lines l where l.hold = h.no), clk,
-            case when h.state = 'r' or h.returned then (      -- its last transition
-                select e.note ->> 'reason' from metered.hold_events e where e.hold = h.no and e.version = h.version) end)
-        from metered.holds h where h.no = of_no);
-end
-$$;
-
--- Keeps a command's hold, or its draw of a wallet, for the command's record, which is written later
--- in its transaction. JSON has no record separator in it.
-create function metered._remember_hold(hold json) returns text
-language plpgsql volatile
-as $$
-begin
-    return set_config('metered_tx.holds',
-        concat_ws(chr(30), nullif(current_setting('metered_tx.holds', true), ''), hold::text), true);
-end
-$$;
+-- Placing holds, and the locks of a command that does several things.
 
 -- Takes the locks of a command that does several things to scopes and holds, in the one
 -- order: all scopes, by key, with those of the named holds, unless these are
@@ -59,7 +8,8 @@ $$;
 --
 -- A hold that was not there before the locks, and is there after them, was placed while this
 -- waited. Its scopes are not locked, and would be locked late: the whole is to be tried again.
-create function metered.lock_all(keys bigint[], id_keys bigint[], scopes text[], named metered.hold_ids[], wait_ms int) returns void
+create function metered.lock_all(keys bigint[], id_keys bigint[], scopes text[],
+    named metered.hold_ids[], wait_ms int) returns void
 language plpgsql volatile
 as $$
 declare
@@ -69,31 +19,40 @@ declare
     clk    timestamptz;
     before text;
 begin
-    if (cardinality(keys) + cardinality(id_keys) + cardinality(scopes) < 10000 and cardinality(named) < 1000) is not true then
+    if (cardinality(keys) + cardinality(id_keys) + cardinality(scopes) < 10000
+            and cardinality(named) < 1000) is not true then
         perform metered._require(false, 'locks');
     end if;
     nos := metered._named_holds(named);
     if nos is not null then
         select array_agg(k.key order by k.key) into keys
-        from (select unnest(h.keys) from metered.holds h where h.no = any (nos) union select unnest(keys)) k(key);
+        from (select unnest(h.keys)
+            from metered.holds h where h.no = any (nos) union select unnest(keys)) k(key);
     end if;
     if metered._lock_keys(keys || id_keys, wait_ms) then
-        before := set_config('metered_tx.waited', 'true', true);    -- so sums have tallies from now on
+        -- so sums have tallies from now on
+        before := set_config('metered_tx.waited', 'true', true);
     end if;
     if cardinality(named) > 0 then
         there := metered._named_holds(named);
         if not coalesce(there, '{}') <@ coalesce(nos, '{}') then
-            raise exception 'could not serialize access: a hold was placed meanwhile' using errcode = '40001';
+            raise exception 'could not serialize access: a hold was placed meanwhile'
+                using errcode = '40001';
         end if;
     end if;
     clk := metered.clock();
-    -- As many as _end_due would take. If another one falls due before it looks, that one is locked out
-    -- of order.
+    -- As many as _end_due would take. If another one falls due before it looks, that one is locked
+    -- out of order.
     select array_agg(d.hold) into due
     from unnest(scopes) s(scope),
-         lateral (select l.next_due from metered.ledger l where l.scope = s.scope order by l.seq desc limit 1) t,
+         lateral (select l.next_due
+             from metered.ledger l where l.scope = s.scope order by l.seq desc limit 1) t,
          lateral (select l.hold from metered.hold_lines l
-          where t.next_due <= clk and l.scope = s.scope and l.open > 0 and l.due >= t.next_due and l.due <= clk
+          where t.next_due <= clk
+              and l.scope = s.scope
+              and l.open > 0
+              and l.due >= t.next_due
+              and l.due <= clk
           order by l.due limit metered._events_per_step()) d;
     nos := nos || due;
     if nos is not null then
@@ -112,20 +71,23 @@ begin
     return (
         select array_agg(h.no)
         from unnest(named) n, lateral unnest(n.ids) i(id),
-             lateral (select x.no, x.holder from metered.holds x where x.tenant = n.tenant and x.id = i.id limit 1) h
+             lateral (select x.no, x.holder
+                 from metered.holds x where x.tenant = n.tenant and x.id = i.id limit 1) h
         where n.holder = '' or h.holder = n.holder);
 end
 $$;
 
--- Notifies the listeners of the channel of a hold's transition. Every build reads the first
--- fields: more may be added, and none may change. With a + after the channel's name, the actor and
--- the present hold are added. Postgres takes less than 8,000 bytes. So the note is sent if it fits, and as
--- many lines, by scope. cut says that these are not all.
-create function metered._announce(channel text, of_tenant text, of_id text, of_version int, of_kind text) returns void
+-- Notifies the listeners of the channel of a hold's transition. Every build reads the first fields:
+-- more may be added, and none may change. With a + after the channel's name, the actor and the
+-- present hold are added. Postgres takes less than 8,000 bytes. So the note is sent if it fits, and
+-- as many lines, by scope. cut says that these are not all.
+create function metered._announce(channel text, of_tenant text, of_id text, of_version int,
+    of_kind text) returns void
 language plpgsql volatile
 as $$
 declare
-    said      text := json_build_object('tenant', of_tenant, 'id', of_id, 'version', of_version, 'kind', of_kind);
+    said      text := json_build_object('tenant', of_tenant, 'id', of_id, 'version', of_version,
+        'kind', of_kind);
     this_hold record;
     fitting   record;
     cut       boolean;
@@ -133,30 +95,42 @@ begin
     if right(channel, 1) = '+' then
         channel := left(channel, -1);
         -- Four texts of 255 bytes, of which JSON makes 6,120 at most.
-        select y.no, y.state, json_build_object('state', case when y.returned then 'b' else y.state end, 'holder', y.holder, 'deadline', y.deadline,
-                'at', e.at, 'claim', y.claim)::text as stands,
-            case when e.note is not null then json_strip_nulls(json_build_object('actor', e.note ->> 'actor', 'tenant', e.note ->> 'tenant',
-                'correlation', e.note ->> 'correlation', 'reason', e.note ->> 'reason'))::text end as note
-        into this_hold from metered.holds y left join metered.hold_events e on e.hold = y.no and e.version = of_version
+        select y.no, y.state, json_build_object('state',
+            case when y.returned then 'b' else y.state end, 'holder', y.holder, 'deadline',
+            y.deadline, 'at', e.at, 'claim', y.claim)::text as stands,
+            case when e.note is not null
+                then json_strip_nulls(json_build_object('actor', e.note ->> 'actor', 'tenant',
+                        e.note ->> 'tenant',
+                'correlation', e.note ->> 'correlation', 'reason',
+                e.note ->> 'reason'))::text end as note
+        into this_hold
+        from metered.holds y
+        left join metered.hold_events e on e.hold = y.no and e.version = of_version
         where y.tenant = of_tenant and y.id = of_id;
         said := left(said, -1) || ', ' || right(this_hold.stands, -1);
         cut := coalesce(octet_length(said) + octet_length(this_hold.note) >= 7900, false);
         if not cut and this_hold.note is not null then
             said := left(said, -1) || ', "note" : ' || this_hold.note || '}';
         end if;
-        select coalesce(string_agg(x.line, ', ' order by x.scope) filter (where x.bytes < 7900), '') as sent, bool_or(x.bytes >= 7900) as cut into fitting
-        from (select y.scope, j.line, octet_length(said) + sum(octet_length(j.line) + 2) over (order by y.scope) as bytes
-              from metered.hold_lines y, lateral (select metered._line_json(y.scope, y.amount, y.captured,
-                  case when this_hold.state = 'h' then y.open else 0 end, y.refunded, y.at_least)::text) j(line)
+        select coalesce(string_agg(x.line, ', ' order by x.scope) filter (where x.bytes < 7900),
+            '') as sent, bool_or(x.bytes >= 7900) as cut into fitting
+        from (select y.scope, j.line,
+            octet_length(said) + sum(octet_length(j.line) + 2) over (order by y.scope) as bytes
+              from metered.hold_lines y,
+                  lateral (select metered._line_json(y.scope, y.amount, y.captured,
+                  case when this_hold.state = 'h' then y.open else 0 end, y.refunded,
+                  y.at_least)::text) j(line)
               where y.hold = this_hold.no) x;
-        said := left(said, -1) || ', "lines" : [' || fitting.sent || ']' || case when cut or fitting.cut then ', "cut" : true}' else '}' end;
+        said := left(said, -1) || ', "lines" : [' || fitting.sent || ']' || case when cut
+            or fitting.cut then ', "cut" : true}' else '}' end;
     end if;
     perform pg_notify(channel, said);
 end
 $$;
 
 -- Takes the locks of a placement: its scopes, by key, and then the id that the caller chose.
-create function metered._lock_place(charges metered.new_charge[], id_key bigint, wait_ms int) returns boolean
+create function metered._lock_place(charges metered.new_charge[], id_key bigint, wait_ms int)
+    returns boolean
 language plpgsql volatile
 as $$
 begin
@@ -164,27 +138,36 @@ begin
        and (id_key is null or metered._try_lock(id_key)) then
         return false;
     end if;
-    return metered._lock_charges(charges, wait_ms) or id_key is not null and metered._lock_keys(array[id_key], wait_ms);
+    return metered._lock_charges(charges, wait_ms)
+        or id_key is not null and metered._lock_keys(array[id_key], wait_ms);
 end
 $$;
 
--- The refusal of place at this moment, without a lock, in a command that has begun (it is no replay). status is taken, refused, or null. Null means
--- that place would not refuse, or that only place can decide: the hold was placed before, or the snapshot may be old.
--- stored is the hold of a taken claim, if reveal.
-create function metered.look_place(hold metered.new_hold, charges metered.new_charge[], ahead interval, reveal boolean,
-    out status text, out at timestamptz, out deadline timestamptz, out refused jsonb, out stored json)
+-- The refusal of place at this moment, without a lock, in a command that has begun (it is no
+-- replay). status is taken, refused, or null. Null means that place would not refuse, or that only
+-- place can decide: the hold was placed before, or the snapshot may be old. stored is the hold of a
+-- taken claim, if reveal.
+create function metered.look_place(hold metered.new_hold, charges metered.new_charge[],
+    ahead interval, reveal boolean,
+    out status text, out at timestamptz, out deadline timestamptz, out refused jsonb,
+    out stored json)
 language plpgsql stable
 as $$
 declare
     was record;
 begin
-    if coalesce(current_setting('metered_tx.command', true), '') = '' or metered._one_snapshot() or hold.chosen and exists (select from metered.holds h where h.tenant = hold.tenant and h.id = hold.id) then
+    if coalesce(current_setting('metered_tx.command', true), '') = ''
+        or metered._one_snapshot()
+        or hold.chosen and exists (select from metered.holds h
+            where h.tenant = hold.tenant and h.id = hold.id) then
         return;
     end if;
     if hold.claim is not null then
         at := metered.clock();
         select h.no, h.state, h.holder, h.due into was
-        from metered.holds h where h.claim = hold.claim and (h.state = 'h' and h.due > at or h.state = 'c' and not h.returned);
+        from metered.holds h
+        where h.claim = hold.claim
+            and (h.state = 'h' and h.due > at or h.state = 'c' and not h.returned);
         if found then
             if was.state = 'c' or was.holder <> hold.holder then
                 status := 'taken';
@@ -199,10 +182,11 @@ begin
 end
 $$;
 
--- Places a hold of the units that the charges hold, and charges the rest of their amounts, all or none.
--- status is placed, same (placed before, with the same content, which stored has), conflict (with other
--- content), retired, taken (of a claim: another holder has it, until deadline if that is not
--- null, and stored is their hold, if reveal) or refused. Of a hold up to so much (see new_hold) stored is the hold.
+-- Places a hold of the units that the charges hold, and charges the rest of their amounts, all or
+-- none. status is placed, same (placed before, with the same content, which stored has), conflict
+-- (with other content), retired, taken (of a claim: another holder has it, until deadline if that
+-- is not null, and stored is their hold, if reveal) or refused. Of a hold up to so much (see
+-- new_hold) stored is the hold.
 --
 -- If the caller chose the id, it is locked after the scopes: a call that places the same id
 -- on other scopes waits there, as long as for a scope, and then sees the first one. An
@@ -327,9 +311,11 @@ begin
 end
 $$;
 
--- The hold that place answers with where _hold_before has a status: the one that was placed before, or the
--- one that has the claim, if that is revealed. If raising, all but a hold that is still placed is an exception.
-create function metered._answer_before(of_id text, of_no bigint, status text, state text, retry interval, clk timestamptz,
+-- The hold that place answers with where _hold_before has a status: the one that was placed before,
+-- or the one that has the claim, if that is revealed. If raising, all but a hold that is still
+-- placed is an exception.
+create function metered._answer_before(of_id text, of_no bigint, status text, state text,
+    retry interval, clk timestamptz,
     origin metered.origin, raising boolean, reveal boolean) returns json
 language plpgsql volatile
 as $$
@@ -341,11 +327,13 @@ begin
         stored := metered.hold_json(of_no, clk);
     end if;
     if raising and status <> 'same' then
-        raise exception 'the hold cannot be placed' using errcode = 'MT007', detail = json_build_object('status', status,
+        raise exception 'the hold cannot be placed'
+            using errcode = 'MT007', detail = json_build_object('status', status,
             'id', of_id, 'retry_us', (extract(epoch from retry) * 1000000)::bigint, 'hold', stored);
     elsif status = 'same' then
         if raising and state <> 'h' then
-            perform metered._refuse_hold(true, json_build_object('status', 'state', 'id', of_id, 'state', state, 'hold', stored));
+            perform metered._refuse_hold(true,
+                json_build_object('status', 'state', 'id', of_id, 'state', state, 'hold', stored));
         end if;
         unused := case when origin.operation is not null then metered._remember_hold(stored) end;
     end if;
@@ -358,15 +346,19 @@ create function metered._with_keys(charges metered.new_charge[]) returns metered
 language plpgsql stable
 as $$
 begin
-    return array(select row(c.scope, coalesce(c.key, metered._scope_key(c.scope)), c.amount, c.held, c.limits, c.note, c.must_exist, null, null)::metered.new_charge
-        from unnest(charges) with ordinality c(scope, key, amount, held, limits, note, must_exist, lease, lease_offset, n) order by c.n);
+    return array(select row(c.scope, coalesce(c.key, metered._scope_key(c.scope)), c.amount, c.held,
+            c.limits, c.note, c.must_exist, null, null)::metered.new_charge
+        from unnest(charges) with ordinality c(scope, key, amount, held, limits, note, must_exist,
+            lease, lease_offset, n) order by c.n);
 end
 $$;
 
--- The hold that was placed before: with this id, if the caller chose it, or of this claim. status as place
--- has it, or null: none is in the way. state is its present state. over is a hold of the claim that is due.
+-- The hold that was placed before: with this id, if the caller chose it, or of this claim. status
+-- as place has it, or null: none is in the way. state is its present state. over is a hold of the
+-- claim that is due.
 create function metered._hold_before(hold metered.new_hold, clk timestamptz, wait_ms int,
-    out status text, out no bigint, out state text, out deadline timestamptz, out at timestamptz, out over bigint)
+    out status text, out no bigint, out state text, out deadline timestamptz, out at timestamptz,
+    out over bigint)
 language plpgsql volatile
 as $$
 declare
@@ -378,7 +370,8 @@ begin
         from metered.holds h where h.tenant = hold.tenant and h.id = hold.id;
     else
         select h.no, h.fingerprint, h.state, h.holder, h.due into was
-        from metered.holds h where h.claim = hold.claim and (h.state = 'h' or h.state = 'c' and not h.returned);
+        from metered.holds h
+        where h.claim = hold.claim and (h.state = 'h' or h.state = 'c' and not h.returned);
     end if;
     no := was.no;
     if no is null then
@@ -390,7 +383,8 @@ begin
             perform from metered.holds_horizon z where z.one for share;
             before := metered._unbound_lock_wait(before);
         end if;
-        if hold.chosen and hold.issued_at <= (select z.at from metered.holds_horizon z where z.one) then
+        if hold.chosen and hold.issued_at <= (select z.at
+                from metered.holds_horizon z where z.one) then
             status := 'retired';
         end if;
         return;
@@ -409,7 +403,8 @@ begin
             end if;
         end if;
     end if;
-    status := coalesce(status, case when was.fingerprint = hold.fingerprint then 'same' else 'conflict' end);
+    status := coalesce(status,
+        case when was.fingerprint = hold.fingerprint then 'same' else 'conflict' end);
     if status = 'same' or metered._one_snapshot() then
         -- A snapshot that is too old for the hold's present state fails here.
         before := metered._bound_lock_wait(wait_ms);
@@ -423,13 +418,16 @@ end
 $$;
 
 -- A hold that was just placed, with the other charges of its request.
-create function metered._created_json(hold json, charges metered.new_charge[], seqs bigint[], ats timestamptz[]) returns json
+create function metered._created_json(hold json, charges metered.new_charge[], seqs bigint[],
+    ats timestamptz[]) returns json
 language plpgsql stable
 as $$
 begin
     return ('{"created":true,' || coalesce('"charges":' || (
-        select json_agg(json_build_object('scope', s.scope, 'seq', q.seq, 'amount', s.amount - s.held, 'at', q.at) order by s.n)
-        from unnest(charges) with ordinality s(scope, key, amount, held, limits, note, must_exist, lease, lease_offset, n)
+        select json_agg(json_build_object('scope', s.scope, 'seq', q.seq, 'amount',
+                s.amount - s.held, 'at', q.at) order by s.n)
+        from unnest(charges) with ordinality s(scope, key, amount, held, limits, note, must_exist,
+            lease, lease_offset, n)
              join unnest(seqs, ats) with ordinality q(seq, at, n) on q.n = s.n
         where s.amount > s.held)::text || ',', '') || substr(hold::text, 2))::json;
 end

@@ -8,14 +8,16 @@
 -- it would make any two SERIALIZABLE claimants each other's conflict. So a
 -- repeated key uses up a number of River's sequence, as River's own unique jobs
 -- do.
-create function metered.claim_job_key(of_queue text, of_key text, of_kind text, of_tenant text, of_digest bytea,
-    new_id bigint, wait_ms int,
-    out id bigint, out created boolean, out first_kind text, out first_tenant text, out first_digest bytea)
+create function metered.claim_job_key(of_queue text, of_key text, of_kind text, of_tenant text,
+    of_digest bytea, new_id bigint, wait_ms int,
+    out id bigint, out created boolean, out first_kind text, out first_tenant text,
+    out first_digest bytea)
 language plpgsql volatile
 as $$
 declare
     before  text := current_setting('lock_timeout');
-    left_ms int := wait_ms - (extract(epoch from clock_timestamp() - statement_timestamp()) * 1000)::int;
+    left_ms int := wait_ms - (extract(epoch from clock_timestamp() - statement_timestamp())
+        * 1000)::int;
     unused  text;   -- set_config in an assignment is cheaper than in perform
 begin
     if before <> '0' then   -- the caller's own bound, where that is shorter
@@ -28,7 +30,8 @@ begin
         on conflict (queue, key) do nothing;
         created := found;
         if created then
-            id := new_id; first_kind := of_kind; first_tenant := of_tenant; first_digest := of_digest;
+            id := new_id; first_kind := of_kind; first_tenant := of_tenant; first_digest :=
+                of_digest;
             exit;
         end if;
         select k.job_id, k.kind, k.tenant, k.digest into id, first_kind, first_tenant, first_digest

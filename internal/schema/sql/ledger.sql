@@ -38,7 +38,8 @@ create function metered._collided() returns void
 language plpgsql
 as $$
 begin
-    raise exception 'could not serialize access: the scope has a newer entry' using errcode = '40001';
+    raise exception 'could not serialize access: the scope has a newer entry'
+        using errcode = '40001';
 end
 $$;
 
@@ -99,7 +100,8 @@ begin
         return;
     end if;
     -- A purge keeps entry 1 and then takes whole blocks of 16, entry 2 first.
-    if tip_seq > 16 and not exists (select from metered.ledger l where l.scope = of_scope and l.seq = 2) then
+    if tip_seq > 16 and not exists (select from metered.ledger l
+            where l.scope = of_scope and l.seq = 2) then
         seq := null;
     elsif _base.seq is null then
         seq := 0;
@@ -111,7 +113,8 @@ $$;
 
 -- Refunds of the charges after entry after_seq, in the chain that ends with
 -- tip_seq.
-create function metered._refunds_after(of_scope text, tip_seq bigint, after_seq bigint) returns bigint
+create function metered._refunds_after(of_scope text, tip_seq bigint, after_seq bigint)
+    returns bigint
 language plpgsql stable
 as $$
 declare
@@ -132,8 +135,8 @@ begin
 end
 $$;
 
--- The units that a scope, whose last entry is tip, was charged after since, less the refunds of these
--- charges (used), and the base from which they are counted.
+-- The units that a scope, whose last entry is tip, was charged after since, less the refunds of
+-- these charges (used), and the base from which they are counted.
 create function metered._spent_since(tip metered.ledger, t timestamptz,
     out used bigint, out base_seq bigint, out base_spent bigint)
 language plpgsql stable
@@ -148,12 +151,14 @@ begin
     end if;
     base_seq := base.seq;
     base_spent := base.spent;
-    used := tip.spent - base.spent - case when base.refunded = tip.refunded then 0 else metered._refunds_after(tip.scope, tip.seq, base.seq) end;
+    used := tip.spent - base.spent - case when base.refunded = tip.refunded then 0
+        else metered._refunds_after(tip.scope, tip.seq, base.seq) end;
 end
 $$;
 
 -- Begins an entry after the scope's last one, under its lock.
-create function metered._next_entry(of_scope text, key bigint, wait_ms int, origin metered.origin) returns metered.ledger
+create function metered._next_entry(of_scope text, key bigint, wait_ms int, origin metered.origin)
+    returns metered.ledger
 language plpgsql volatile
 as $$
 declare
@@ -183,7 +188,8 @@ create function metered._no_amount() returns void
 language plpgsql
 as $$
 begin
-    raise exception 'a charge is of 1 to 2^53 units of a scope of 1 to 255 bytes' using errcode = '23514';
+    raise exception 'a charge is of 1 to 2^53 units of a scope of 1 to 255 bytes'
+        using errcode = '23514';
 end
 $$;
 
@@ -192,7 +198,8 @@ create function metered._others(of_scope text, of_seq bigint) returns bigint
 language plpgsql stable
 as $$
 begin
-    return (select {others: tip = l} from metered.ledger l where l.scope = of_scope and l.seq = of_seq);
+    return (select {others: tip = l}
+        from metered.ledger l where l.scope = of_scope and l.seq = of_seq);
 end
 $$;
 
@@ -203,9 +210,9 @@ as $$
     select of_seq - coalesce(metered._others(of_scope, of_seq), 0)
 $$;
 
--- Appends an entry. entry.others is of the entry before. It is looked up in a wallet, whose calls append several, and after an
--- entry of version 1, whose calls may do so while the schema is upgraded.
--- ON CONFLICT, because callers' retry loops do not retry a unique violation.
+-- Appends an entry. entry.others is of the entry before. It is looked up in a wallet, whose calls
+-- append several, and after an entry of version 1, whose calls may do so while the schema is
+-- upgraded. ON CONFLICT, because callers' retry loops do not retry a unique violation.
 create function metered._append(e metered.ledger) returns void
 language plpgsql volatile
 as $$
@@ -231,8 +238,8 @@ $$;
 
 -- Adds credit to a scope: it counts for lifetimes, and for no window. refused, and nothing written,
 -- if the scope must exist and does not (see admit). With raising that is SQLSTATE MT001 instead.
-create function metered.credit(of_scope metered.scope_name, key bigint, units metered.amount, must_exist boolean, wait_ms int,
-    origin metered.origin, raising boolean,
+create function metered.credit(of_scope metered.scope_name, key bigint, units metered.amount,
+    must_exist boolean, wait_ms int, origin metered.origin, raising boolean,
     out seq bigint, out at timestamptz, out refused jsonb)
 language plpgsql volatile
 as $$
@@ -241,10 +248,12 @@ declare
 begin
     perform metered._refuse_closed(entry);
     if must_exist then
-        refused := metered._admit(row(of_scope, key, units, 0, null, null, true, null, null), null, false, wait_ms);
+        refused := metered._admit(row(of_scope, key, units, 0, null, null, true, null, null), null,
+            false, wait_ms);
         if refused is not null then
             if raising then
-                raise exception 'the scope does not exist' using errcode = 'MT001', detail = refused;
+                raise exception 'the scope does not exist'
+                    using errcode = 'MT001', detail = refused;
             end if;
             return;
         end if;
@@ -257,19 +266,21 @@ begin
         entry.crossed := case when entry.crossed is not null then metered._rearmed(entry) end;
         perform metered._append(entry);
     else
-        entry := (metered._credit_lot(entry, row(units, 'infinity', null, '', 0, null, null, null, null, null)::metered.new_lot, null, 'c', wait_ms)).entry;
+        entry := (metered._credit_lot(entry,
+                row(units, 'infinity', null, '', 0, null, null, null, null, null)::metered.new_lot,
+                null, 'c', wait_ms)).entry;
     end if;
     seq := entry.seq;
     at := entry.at;
 end
 $$;
 
--- Refunds part of a charge, or all that is left of it (units is null). status is ok, or says why nothing was written:
--- missing (no such entry), purged, kind (the entry is no charge) or excess (more
--- than remains of the charge). remaining has the units that can still be refunded of it. With
+-- Refunds part of a charge, or all that is left of it (units is null). status is ok, or says why
+-- nothing was written: missing (no such entry), purged, kind (the entry is no charge) or excess
+-- (more than remains of the charge). remaining has the units that can still be refunded of it. With
 -- raising, a refusal is SQLSTATE MT008 instead, its detail both as JSON.
-create function metered.refund(of_scope metered.scope_name, key bigint, charge_seq bigint, units metered.units, wait_ms int,
-    origin metered.origin, raising boolean,
+create function metered.refund(of_scope metered.scope_name, key bigint, charge_seq bigint,
+    units metered.units, wait_ms int, origin metered.origin, raising boolean,
     out status text, out remaining bigint, out seq bigint, out at timestamptz, out amount bigint)
 language plpgsql volatile
 as $$
@@ -383,7 +394,9 @@ begin
     entry.at := clk;
     entry.anchor_at := null;        -- it is of the clock before
     entry.anchor_spent := null;
-    entry.lots_end := case when entry.lots_end is not null then metered._next_end(of_scope, clk) end;    -- lots that are held may end again
+    -- lots that are held may end again
+    entry.lots_end := case when entry.lots_end is not null
+        then metered._next_end(of_scope, clk) end;
     perform metered._append(entry);
     seq := entry.seq;
     at := entry.at;

@@ -1,7 +1,9 @@
--- Advisory locks of one server count there alone. Where the schema is a shard of a Citus cluster, they are taken on the node that has the tables,
--- whichever node a call came through: by queries of a table with one row, which Citus runs there.
+-- Advisory locks of one server count there alone. Where the schema is a shard of a Citus cluster,
+-- they are taken on the node that has the tables, whichever node a call came through: by queries of
+-- a table with one row, which Citus runs there.
 
--- Whether the schema is such a shard: there Migrate writes true. Inlined, so that it costs nothing elsewhere.
+-- Whether the schema is such a shard: there Migrate writes true. Inlined, so that it costs nothing
+-- elsewhere.
 create function metered._sharded() returns boolean
 language sql immutable
 as $$
@@ -15,9 +17,13 @@ declare
     got boolean;
 begin
     if shared then
-        select pg_try_advisory_xact_lock_shared(key) into got from metered.operations_horizon h where h.one;
+        select pg_try_advisory_xact_lock_shared(key) into got
+        from metered.operations_horizon h
+        where h.one;
     else
-        select pg_try_advisory_xact_lock(key) into got from metered.operations_horizon h where h.one;
+        select pg_try_advisory_xact_lock(key) into got
+        from metered.operations_horizon h
+        where h.one;
     end if;
     return got;
 end
@@ -27,13 +33,15 @@ $$;
 create function metered._try_lock(key bigint) returns boolean
 language sql volatile
 as $$
-    select case when metered._sharded() then metered._try_lock_there(key, false) else pg_try_advisory_xact_lock(key) end
+    select case when metered._sharded() then metered._try_lock_there(key, false)
+        else pg_try_advisory_xact_lock(key) end
 $$;
 
 create function metered._try_lock_shared(key bigint) returns boolean
 language sql volatile
 as $$
-    select case when metered._sharded() then metered._try_lock_there(key, true) else pg_try_advisory_xact_lock_shared(key) end
+    select case when metered._sharded() then metered._try_lock_there(key, true)
+        else pg_try_advisory_xact_lock_shared(key) end
 $$;
 
 -- _lock_keys on the node that has the tables, of a call that may wait for most_ms.
@@ -46,7 +54,9 @@ declare
     before   text := current_setting('lock_timeout');
 begin
     foreach key in array keys loop
-        perform set_config('lock_timeout', greatest(1, (extract(epoch from deadline - clock_timestamp()) * 1000)::int)::text, true);
+        perform set_config('lock_timeout',
+            greatest(1, (extract(epoch from deadline - clock_timestamp()) * 1000)::int)::text,
+            true);
         perform pg_advisory_xact_lock(key);
     end loop;
     perform set_config('lock_timeout', before, true);
@@ -56,19 +66,21 @@ $$;
 
 -- Room in the server's lock table, which all its databases share, for calls that take more than 64
 -- locks: three quarters of the locks that the settings promise, in up to 64 units. A call takes an
--- advisory lock for each unit that it needs, until its transaction ends, so that many large calls at
--- once queue, and leave the last quarter to everybody else. Beyond that a statement of any program
--- on the server fails (53200). A transaction that has all units goes on: there is no other one.
--- Waits for up to wait_ms, or for a shorter lock_timeout of the session, and returns the rest of
--- wait_ms. Then SQLSTATE 55P03.
+-- advisory lock for each unit that it needs, until its transaction ends, so that many large calls
+-- at once queue, and leave the last quarter to everybody else. Beyond that a statement of any
+-- program on the server fails (53200). A transaction that has all units goes on: there is no other
+-- one. Waits for up to wait_ms, or for a shorter lock_timeout of the session, and returns the rest
+-- of wait_ms. Then SQLSTATE 55P03.
 create function metered._make_room(locks int, wait_ms int) returns int
 language plpgsql volatile
 as $$
 declare
     capacity bigint := greatest(1, current_setting('max_locks_per_transaction')::bigint * 3 / 4
-        * (current_setting('max_connections')::int + current_setting('max_prepared_transactions')::int));
+        * (current_setting('max_connections')::int
+            + current_setting('max_prepared_transactions')::int));
     units    int := greatest(1, least(64, capacity / 256));
-    mine     int[] := coalesce(string_to_array(nullif(current_setting('metered_tx.room', true), ''), ' ')::int[], '{}');
+    mine     int[] := coalesce(string_to_array(nullif(current_setting('metered_tx.room', true), ''),
+            ' ')::int[], '{}');
     needed   int := least(units - cardinality(mine), ceil(locks::numeric * units / capacity));
     taken    int[];
     bound    text := current_setting('lock_timeout');
@@ -93,9 +105,13 @@ begin
         exception when sqlstate 'MT100' then
             waited := 1 + extract(epoch from clock_timestamp() - began) * 1000;
         end;
-        if (waited < least(wait_ms, case when bound <> '0' then extract(epoch from bound::interval) * 1000 end)) is not true then
-            raise exception 'the lock table of the server has no room for % locks of one call', locks
-                using errcode = '55P03', hint = 'Commit sooner, name fewer scopes in a transaction, or raise max_locks_per_transaction.';
+        if (waited < least(wait_ms,
+                    case when bound <> '0' then extract(epoch from bound::interval) * 1000 end))
+            is not true then
+            raise exception 'the lock table of the server has no room for % locks of one call',
+                locks
+                using errcode = '55P03',
+                hint = 'Commit sooner, name fewer scopes in a transaction, or raise max_locks_per_transaction.';
         end if;
         perform pg_sleep((5 + 20 * random()) / 1000);
     end loop;
@@ -122,8 +138,11 @@ begin
     end if;
     if metered._sharded() then
         before := current_setting('lock_timeout');
-        wait_ms := least(wait_ms, case when before <> '0' then (extract(epoch from before::interval) * 1000)::int end);
-        perform metered._lock_keys_there(keys, wait_ms) from metered.operations_horizon h where h.one;
+        wait_ms := least(wait_ms,
+            case when before <> '0' then (extract(epoch from before::interval) * 1000)::int end);
+        perform metered._lock_keys_there(keys, wait_ms)
+        from metered.operations_horizon h
+        where h.one;
         return true;
     end if;
     foreach key in array keys loop
@@ -132,7 +151,8 @@ begin
         before := current_setting('lock_timeout');
         perform set_config('lock_timeout', greatest(1, least(
             (extract(epoch from deadline - clock_timestamp()) * 1000)::int,
-            case when before <> '0' then (extract(epoch from before::interval) * 1000)::int end))::text, true);
+            case when before <> '0'
+                then (extract(epoch from before::interval) * 1000)::int end))::text, true);
         perform pg_advisory_xact_lock(key);
         perform set_config('lock_timeout', before, true);
     end loop;
@@ -163,7 +183,8 @@ $$;
 create function metered._shorter(before text, ms int) returns text
 language sql stable
 as $$
-    select case when before = '0' or before::interval > ms * interval '1 ms' then ms::text else before end
+    select case when before = '0' or before::interval > ms * interval '1 ms' then ms::text
+        else before end
 $$;
 
 create function metered._unbound_lock_wait(before text) returns text
@@ -194,7 +215,8 @@ $$;
 create function metered._try_keys(keys bigint[]) returns boolean
 language sql volatile
 as $$
-    select case when cardinality(keys) = 1 then metered._try_lock(keys[1]) else metered._try_each(keys) end
+    select case when cardinality(keys) = 1 then metered._try_lock(keys[1])
+        else metered._try_each(keys) end
 $$;
 
 -- The key of a lock: the first 8 bytes of the SHA-256 of a space, a zero byte and a name. Go
@@ -202,7 +224,8 @@ $$;
 create function metered._lock_key(space bytea, name bytea) returns bigint
 language sql stable
 as $$
-    select ('x' || encode(substr(sha256(space || decode('00', 'hex') || name), 1, 8), 'hex'))::bit(64)::bigint
+    select ('x' || encode(substr(sha256(space || decode('00', 'hex') || name), 1, 8),
+            'hex'))::bit(64)::bigint
 $$;
 
 create function metered._scope_key(of_scope text) returns bigint
@@ -215,7 +238,8 @@ $$;
 create function metered._key_fits(key bigint, of_scope text) returns boolean
 language sql stable
 as $$
-    select int8send(key) = substr(sha256('metered/scope/metered'::bytea || decode('00', 'hex') || convert_to(of_scope, 'UTF8')), 1, 8)
+    select int8send(key) = substr(sha256('metered/scope/metered'::bytea || decode('00', 'hex')
+            || convert_to(of_scope, 'UTF8')), 1, 8)
 $$;
 
 -- Whether an origin is within its bounds. Inlined wherever it stands.
@@ -244,7 +268,8 @@ language plpgsql volatile
 as $$
 begin
     return metered._lock_keys(array(
-        select distinct coalesce(s.key, metered._scope_key(s.scope)) from unnest(scopes, keys) s(scope, key) order by 1), wait_ms);
+        select distinct coalesce(s.key, metered._scope_key(s.scope))
+        from unnest(scopes, keys) s(scope, key) order by 1), wait_ms);
 end
 $$;
 

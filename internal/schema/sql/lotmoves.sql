@@ -1,4 +1,5 @@
--- The effect of ended holds, leases and charges on the lots of a wallet, and how credit becomes a lot.
+-- The effect of ended holds, leases and charges on the lots of a wallet, and how credit becomes a
+-- lot.
 
 -- Takes away what the entries opened_seqs hold of a wallet: parts of the lots nos, of which
 -- overdrawn units are of none (0).
@@ -44,19 +45,22 @@ begin
 end
 $$;
 
--- By how many units a wallet was overdrawn before an entry that freed or gave back units, and has moved no lots yet.
+-- By how many units a wallet was overdrawn before an entry that freed or gave back units, and has
+-- moved no lots yet.
 create function metered._owed_before(entry metered.ledger) returns bigint
 language plpgsql stable
 as $$
 begin
-    return case when metered._lags(entry) then metered._debt(entry) else greatest(0, entry.amount - metered._balance(entry)) end;
+    return case when metered._lags(entry) then metered._debt(entry)
+        else greatest(0, entry.amount - metered._balance(entry)) end;
 end
 $$;
 
 -- Gives the lots of a wallet the units back that holds and leases kept of them, which the entries
 -- opened_seqs held and the entry freed has just freed (_given_back). They pay an overdraft back.
 -- Returns the last entry.
-create function metered._free_lots(freed metered.ledger, opened_seqs bigint[]) returns metered.ledger
+create function metered._free_lots(freed metered.ledger, opened_seqs bigint[])
+    returns metered.ledger
 language plpgsql volatile
 as $$
 declare
@@ -72,7 +76,8 @@ begin
 end
 $$;
 
--- The same for the units that one call has just freed of several wallets, in the last entry of each.
+-- The same for the units that one call has just freed of several wallets, in the last entry of
+-- each.
 create function metered._free_lines(nos bigint[], wallets text[]) returns void
 language plpgsql volatile
 as $$
@@ -80,7 +85,8 @@ declare
     wallet text;
 begin
     foreach wallet in array wallets loop
-        perform metered._free_lots(metered._entry_for_write(wallet), array(select l.opened_seq from metered.hold_lines l where l.hold = any (nos) and l.scope = wallet));
+        perform metered._free_lots(metered._entry_for_write(wallet), array(select l.opened_seq
+                from metered.hold_lines l where l.hold = any (nos) and l.scope = wallet));
     end loop;
 end
 $$;
@@ -105,17 +111,20 @@ begin
     nth := step.nth;
     if its_lot.expires_at <= refund.at and its_lot.late is not null then
         tip := (metered._append_lot(tip, row(units,
-            case when its_lot.late = interval '0' then 'infinity' else refund.at + its_lot.late end, null,
-            its_lot.category, its_lot.priority, null, null, null, null, its_lot.late)::metered.new_lot,
-            metered._plan_on(its_lot), 'l', of_lot)).entry;
+            case when its_lot.late = interval '0' then 'infinity'
+                else refund.at + its_lot.late end, null,
+            its_lot.category, its_lot.priority, null, null, null, null,
+            its_lot.late)::metered.new_lot, metered._plan_on(its_lot), 'l', of_lot)).entry;
     end if;
 end
 $$;
 
--- The moves that a refund gives back, before or after its entry: those of its charge, the last one first. Units that no lot covered first lower the
--- overdraft (from_seq null, lot 0), and then come from lots that have paid overdraft back, the last one first. The rest is of no lot (null): it was charged
--- before the scope had lots.
-create function metered._refund_parts(refund metered.ledger) returns table (from_seq bigint, from_nth int, lot bigint, units bigint)
+-- The moves that a refund gives back, before or after its entry: those of its charge, the last one
+-- first. Units that no lot covered first lower the overdraft (from_seq null, lot 0), and then come
+-- from lots that have paid overdraft back, the last one first. The rest is of no lot (null): it was
+-- charged before the scope had lots.
+create function metered._refund_parts(refund metered.ledger)
+    returns table (from_seq bigint, from_nth int, lot bigint, units bigint)
 language plpgsql stable
 as $$
 declare
@@ -125,7 +134,10 @@ declare
 begin
     for part in
         select y.nth, y.lot, y.amount - y.back as units from metered.lot_moves y
-        where y.scope = refund.scope and y.seq = refund.ref and y.kind in ('t', 'u') and y.amount > y.back order by y.nth desc
+        where y.scope = refund.scope
+            and y.seq = refund.ref
+            and y.kind in ('t', 'u')
+            and y.amount > y.back order by y.nth desc
     loop
         from_seq := refund.ref;
         from_nth := part.nth;
@@ -143,14 +155,16 @@ begin
     from_seq := null;
     lot := 0;
     units := least(bare, metered._owed_before(refund)
-        - (select coalesce(sum(k.amount), 0) from metered.lot_holds k where k.scope = refund.scope and k.lot = 0 and k.seq > 0));
+        - (select coalesce(sum(k.amount), 0)
+            from metered.lot_holds k where k.scope = refund.scope and k.lot = 0 and k.seq > 0));
     if units > 0 then
         bare := bare - units;
         return next;
     end if;
     for part in
         select y.seq, y.nth, y.lot, y.amount - y.back as units from metered.lot_moves y
-        where y.scope = refund.scope and y.kind = 'p' and y.amount > y.back order by y.seq desc, y.nth desc
+        where y.scope = refund.scope and y.kind = 'p' and y.amount > y.back
+        order by y.seq desc, y.nth desc
     loop
         from_seq := part.seq;
         from_nth := part.nth;
@@ -178,12 +192,15 @@ declare
     last  bigint;
     part  record;
     given record;
-    spent bigint := over - (select coalesce(sum(k.amount), 0) from metered.lot_holds k where k.scope = refund.scope and k.lot = 0 and k.seq > 0);
+    spent bigint := over - (select coalesce(sum(k.amount), 0)
+        from metered.lot_holds k where k.scope = refund.scope and k.lot = 0 and k.seq > 0);
     came  bigint[] := '{}';
 begin
     select refund as tip, 0 as nth into given;
     for part in select * from metered._refund_parts(refund) loop
-        update metered.lot_moves y set back = y.back + part.units where y.scope = refund.scope and y.seq = part.from_seq and y.nth = part.from_nth;
+        update metered.lot_moves y
+        set back = y.back + part.units
+        where y.scope = refund.scope and y.seq = part.from_seq and y.nth = part.from_nth;
         if part.lot is null then
             perform metered._old_lot(refund, part.units, 0);
         elsif part.lot > 0 then
@@ -195,7 +212,8 @@ begin
             values (refund.scope, refund.seq, given.nth, 0, 'g', part.units);
             over := over - part.units;
             perform metered._debt_paid(refund.scope, part.units, spent,
-                (select y.note ->> 'use' from metered.ledger y where y.scope = refund.scope and y.seq = refund.ref));
+                (select y.note ->> 'use'
+                    from metered.ledger y where y.scope = refund.scope and y.seq = refund.ref));
             if metered._lags(refund) then
                 perform metered._owe(refund.scope, -part.units);
             end if;
@@ -210,20 +228,26 @@ begin
 end
 $$;
 
--- The fate of a refund that is to be written: how many units lapse at once, since their lot has ended and says so, or pay for some uses alone, and when the first of the other
--- lots ends that get units of it.
+-- The fate of a refund that is to be written: how many units lapse at once, since their lot has
+-- ended and says so, or pay for some uses alone, and when the first of the other lots ends that get
+-- units of it.
 create function metered._refund_fate(refund metered.ledger, out lapses bigint, out ends timestamptz)
 language plpgsql stable
 as $$
 begin
-    select coalesce(sum(p.units) filter (where l.expires_at <= refund.at and l.late is null or l.for_uses), 0), min(l.expires_at) filter (where l.expires_at > refund.at)
+    select coalesce(sum(p.units) filter (
+            where l.expires_at <= refund.at and l.late is null
+                or l.for_uses), 0), min(l.expires_at) filter (where l.expires_at > refund.at)
     into lapses, ends
     -- A join without the limit can be one that reads all lots.
-    from metered._refund_parts(refund) p, lateral (select x.expires_at, x.late, (x.plan).uses is not null as for_uses from metered.lot_rows x where x.no = p.lot limit 1) l;
+    from metered._refund_parts(refund) p,
+        lateral (select x.expires_at, x.late, (x.plan).uses is not null as for_uses
+            from metered.lot_rows x where x.no = p.lot limit 1) l;
 end
 $$;
 
--- The credit of a scope that no grant brought becomes a lot that never ends, after an entry. So many of its units are held.
+-- The credit of a scope that no grant brought becomes a lot that never ends, after an entry. So
+-- many of its units are held.
 create function metered._old_lot(e metered.ledger, units bigint, held bigint) returns bigint
 language plpgsql volatile
 as $$
@@ -231,9 +255,10 @@ declare
     made bigint;
 begin
     if units > 0 then
-        insert into metered.lot_rows (granted_at, expires_at, granted_seq, last_seq, amount, rest, held, priority, origin, open, scope, category, age)
-        values (e.at, 'infinity', e.seq, e.seq, units, units - _old_lot.held, _old_lot.held, 0, 'c', units > _old_lot.held, e.scope, '',
-            metered._age(null, e.at, e.seq))
+        insert into metered.lot_rows (granted_at, expires_at, granted_seq, last_seq, amount, rest,
+            held, priority, origin, open, scope, category, age)
+        values (e.at, 'infinity', e.seq, e.seq, units, units - _old_lot.held, _old_lot.held, 0, 'c',
+            units > _old_lot.held, e.scope, '', metered._age(null, e.at, e.seq))
         returning no into made;
     end if;
     return made;
@@ -255,14 +280,20 @@ begin
         return;
     end if;
     for held_part in
-        select l.opened_seq, l.open from metered.hold_lines l where l.scope = tip.scope and l.open > 0 and l.due >= tip.next_due
+        select l.opened_seq, l.open
+        from metered.hold_lines l
+        where l.scope = tip.scope and l.open > 0 and l.due >= tip.next_due
         union all
-        select y.opened_seq, y.granted from metered.leases y where y.scope = tip.scope and y.settled_at is null and y.mode <> 'g'
+        select y.opened_seq, y.granted
+        from metered.leases y
+        where y.scope = tip.scope and y.settled_at is null and y.mode <> 'g'
         order by 1
     loop
         part := least(held, held_part.open);
         insert into metered.lot_holds (scope, seq, lot, amount)
-        select tip.scope, held_part.opened_seq, x.lot, x.amount from (values (made, part), (0, held_part.open - part)) x(lot, amount) where x.amount > 0;
+        select tip.scope, held_part.opened_seq, x.lot, x.amount
+        from (values (made, part), (0, held_part.open - part)) x(lot, amount)
+        where x.amount > 0;
         held := held - part;
     end loop;
 end
@@ -286,8 +317,11 @@ begin
 end
 $$;
 
--- Credits a wallet by a lot. last_entry is as _next_entry has it. The scope is a wallet from here on.
-create function metered._credit_lot(last_entry metered.ledger, lot metered.new_lot, plan metered.lot_plan, as_origin "char", wait_ms int, out entry metered.ledger, out no bigint)
+-- Credits a wallet by a lot. last_entry is as _next_entry has it. The scope is a wallet from here
+-- on.
+create function metered._credit_lot(last_entry metered.ledger, lot metered.new_lot,
+    plan metered.lot_plan, as_origin "char", wait_ms int, out entry metered.ledger,
+    out no bigint)
 language plpgsql volatile
 as $$
 declare

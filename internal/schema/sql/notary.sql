@@ -1,12 +1,15 @@
--- Records that others can check: see the module notary. Its log has one leaf for each entry, in the order in which it was taken down, and
--- is a Merkle tree whose heads are signed. No call of the schema reads or writes these tables.
+-- Records that others can check: see the module notary. Its log has one leaf for each entry, in the
+-- order in which it was taken down, and is a Merkle tree whose heads are signed. No call of the
+-- schema reads or writes these tables.
 
--- The scopes whose entries are in the log. A leaf has the commitment in place of the name, so that the name can go.
+-- The scopes whose entries are in the log. A leaf has the commitment in place of the name, so that
+-- the name can go.
 create table metered.notary_scopes (
     no         bigint primary key,              -- the number of the scope in the log
     seq        bigint not null,                 -- its last entry that is in the log
     commitment bytea not null,                  -- the SHA-256 of salt and name
-    salt       bytea,                           -- 32 random bytes, or null: the name was taken out, and cannot be guessed
+    salt       bytea,                           -- 32 random bytes, or null: the name
+                                                -- was taken out, and cannot be guessed
     scope      text collate "C" not null unique -- its name by now
 );
 

@@ -1,7 +1,8 @@
--- Numbers of holds, leases and lots, from sequences. Logical replication carries rows and no sequence, so on a server that was switched to the
--- sequences are behind their tables. A call goes on there: it draws no number that a row has, or has set aside for another row, and moves the
--- sequence on. Until then a number may be drawn again whose row was purged, so Validate compares each sequence with its table, and Migrate
--- moves it on.
+-- Numbers of holds, leases and lots, from sequences. Logical replication carries rows and no
+-- sequence, so on a server that was switched to the sequences are behind their tables. A call goes
+-- on there: it draws no number that a row has, or has set aside for another row, and moves the
+-- sequence on. Until then a number may be drawn again whose row was purged, so Validate compares
+-- each sequence with its table, and Migrate moves it on.
 
 -- Numbers that are set aside for rollovers.
 create index lots_roll_no on metered.lot_rows (roll_no) where roll_no is not null;
@@ -31,32 +32,37 @@ begin
 end
 $$;
 
--- The number after which the sequence must go on: the largest in use. Those of other cells, and of other nodes of Citus, do not count: each
--- has 2^40 numbers of its own.
+-- The number after which the sequence must go on: the largest in use. Those of other cells, and of
+-- other nodes of Citus, do not count: each has 2^40 numbers of its own.
 create function metered._largest_number(of_table text) returns bigint
 language plpgsql stable
 as $$
 declare
-    low bigint := (select q.seqmin - 1 + coalesce((select c.no from metered.cell c where c.one), 0) * 1099511627776
+    low bigint := (select q.seqmin - 1 + coalesce((select c.no
+                from metered.cell c where c.one), 0) * 1099511627776
         from pg_sequence q where q.seqrelid = metered._numbers(of_table));
     top bigint := low + 1099511627776;
 begin
     return greatest(low, case of_table
         when 'holds' then (select max(h.no) from metered.holds h where h.no between low and top)
         when 'leases' then (select max(l.no) from metered.leases l where l.no between low and top)
-        when 'lot_rows' then greatest((select max(r.no) from metered.lot_rows r where r.no between low and top),
-            (select max(r.roll_no) from metered.lot_rows r where r.roll_no between low and top)) end);
+        when 'lot_rows' then greatest((select max(r.no)
+                from metered.lot_rows r where r.no between low and top),
+            (select max(r.roll_no)
+                from metered.lot_rows r where r.roll_no between low and top)) end);
 end
 $$;
 
--- Moves a sequence on, if it is behind its table. One caller does, and leaves out numbers that others may have drawn since it looked.
+-- Moves a sequence on, if it is behind its table. One caller does, and leaves out numbers that
+-- others may have drawn since it looked.
 create function metered._raise_sequence(of_table text) returns void
 language plpgsql volatile
 as $$
 declare
     largest bigint;
 begin
-    perform pg_advisory_xact_lock(metered._lock_key('metered/numbers/metered', convert_to(of_table, 'UTF8')));
+    perform pg_advisory_xact_lock(metered._lock_key('metered/numbers/metered',
+            convert_to(of_table, 'UTF8')));
     largest := metered._largest_number(of_table);
     if coalesce(pg_sequence_last_value(metered._numbers(of_table)), 0) < largest then
         perform setval(metered._numbers(of_table), largest + 1000);
@@ -81,9 +87,10 @@ begin
 end
 $$;
 
--- The sequences that are behind their tables, with the last number that each gave. Stable: a row that it sees was numbered before it looks at
--- the sequence.
-create function metered.numbers_behind(out of_table text, out last bigint, out largest bigint) returns setof record
+-- The sequences that are behind their tables, with the last number that each gave. Stable: a row
+-- that it sees was numbered before it looks at the sequence.
+create function metered.numbers_behind(out of_table text, out last bigint, out largest bigint)
+    returns setof record
 language plpgsql stable
 as $$
 begin
@@ -97,7 +104,8 @@ begin
 end
 $$;
 
--- Moves all sequences on that are behind. A lot whose number for a rollover went to another lot meanwhile gets a new one.
+-- Moves all sequences on that are behind. A lot whose number for a rollover went to another lot
+-- meanwhile gets a new one.
 create function metered._mend_numbers() returns void
 language plpgsql volatile
 as $$
@@ -107,7 +115,8 @@ begin
     perform metered._raise_sequence(b.of_table) from metered.numbers_behind() b;
     for taken in
         select r.no from metered.lot_rows r join metered.lot_rows o on o.no = r.roll_no
-        where r.roll_cap is not null and o.from_lot is distinct from r.no order by r.no for update of r
+        where r.roll_cap is not null and o.from_lot is distinct from r.no
+        order by r.no for update of r
     loop
         update metered.lot_rows r set roll_no = metered._next_number('lot_rows') where r.no = taken;
     end loop;

@@ -22,10 +22,12 @@ $$;
 -- Opening spends the token, if there is one, and then looks at the charges without a
 -- lock, so that a hopeless command is refused before its function runs. The columns from
 -- token_status to consumed_at are consume_token's.
-create function metered.begin_command(claiming boolean, opening boolean, command metered.new_command, token metered.presented_token,
+create function metered.begin_command(claiming boolean, opening boolean,
+    command metered.new_command, token metered.presented_token,
     charges metered.new_charge[], ahead interval, wait_ms int,
     out status text, out fingerprint bytea, out result bytea,
-    out scopes text[], out amounts bigint[], out seqs bigint[], out ats timestamptz[], out holds text[], out at timestamptz,
+    out scopes text[], out amounts bigint[], out seqs bigint[], out ats timestamptz[],
+    out holds text[], out at timestamptz,
     out refusal json, out refused jsonb,
     out token_status text, out payload json, out uses_left int,
     out minted_at timestamptz, out expires_at timestamptz, out consumed_at timestamptz)
@@ -38,7 +40,8 @@ declare
 begin
     if claiming then
         if coalesce(current_setting('metered_tx.command', true), '') <> '' then
-            raise exception 'a command is already begun in this transaction' using errcode = 'MT006';
+            raise exception 'a command is already begun in this transaction'
+                using errcode = 'MT006';
         end if;
         if not metered._try_lock(command.key) then
             perform metered._lock_keys(array[command.key], wait_ms);
@@ -48,7 +51,9 @@ begin
             o.fingerprint, o.result, o.scopes, o.amounts, o.seqs, o.ats, o.holds, o.at, o.refusal
         into horizon, fingerprint, result, scopes, amounts, seqs, ats, holds, at, refusal
         from (values (1)) one left join lateral (
-            select * from metered.operations y where y.tenant = command.tenant and y.id = command.id limit 1) o on true;
+            select *
+            from metered.operations y
+            where y.tenant = command.tenant and y.id = command.id limit 1) o on true;
         if at is not null then
             status := 'replay';
             return;
@@ -120,9 +125,11 @@ $$;
 -- raises, because COMMIT follows in the same flush. Without finishing, finish_command lets
 -- COMMIT pass later. With of_refusal it records that the command was refused and rolled
 -- back, with an empty result.
-create function metered.complete_command(command metered.new_command, of_fingerprint metered.fingerprint, of_result bytea, of_refusal json,
+create function metered.complete_command(command metered.new_command,
+    of_fingerprint metered.fingerprint, of_result bytea, of_refusal json,
     charges metered.new_charge[], ahead interval, wait_ms int, finishing boolean,
-    out seqs bigint[], out ats timestamptz[], out used bigint[], out held bigint[], out at timestamptz, out periods timestamptz[], out crossed jsonb)
+    out seqs bigint[], out ats timestamptz[], out used bigint[], out held bigint[],
+    out at timestamptz, out periods timestamptz[], out crossed jsonb)
 language plpgsql volatile
 as $$
 declare
@@ -140,18 +147,25 @@ begin
     if cardinality(charges) > 0 then
         if command.leased and cardinality(charges) = 1 then     -- charge_leased, without its arrays
             charge := charges[1];
-            if pg_column_size(charge.note) > 8192 or pg_column_compression(charge.note) is not null then
+            if pg_column_size(charge.note) > 8192
+                or pg_column_compression(charge.note) is not null then
                 perform metered._no_amount();
             end if;
-            at := metered._spend_range(charge.lease, charge.key, charge.lease_offset, charge.amount, charge.scope, row(command.tenant, command.id, charge.note));
+            at := metered._spend_range(charge.lease, charge.key, charge.lease_offset, charge.amount,
+                charge.scope, row(command.tenant, command.id, charge.note));
             if at is null then
-                raise exception 'a lease is closed' using errcode = 'MT009', detail = jsonb_build_array(jsonb_build_object('lease', charge.lease));
+                raise exception 'a lease is closed'
+                    using errcode = 'MT009',
+                    detail = jsonb_build_array(jsonb_build_object('lease', charge.lease));
             end if;
-            posted := row(array[0]::bigint[], array[at], null::bigint[], array[0]::bigint[], null::jsonb, at, null::timestamptz[], null::jsonb)::metered.charged;
+            posted := row(array[0]::bigint[], array[at], null::bigint[], array[0]::bigint[],
+                null::jsonb, at, null::timestamptz[], null::jsonb)::metered.charged;
         elsif command.leased then
-            posted := metered.charge_leased(charges, ahead, wait_ms, row(command.tenant, command.id, null), 'raise', command.standing);
+            posted := metered.charge_leased(charges, ahead, wait_ms,
+                row(command.tenant, command.id, null), 'raise', command.standing);
         else
-            posted := metered._write_charges(charges, ahead, wait_ms, row(command.tenant, command.id, null), 'raise', null, command.standing);
+            posted := metered._write_charges(charges, ahead, wait_ms,
+                row(command.tenant, command.id, null), 'raise', null, command.standing);
         end if;
         seqs := posted.seqs;
         ats := posted.ats;
@@ -159,24 +173,29 @@ begin
         held := posted.held;
         periods := posted.periods;
         crossed := posted.crossed;
-        scopes := array[charges[1].scope];      -- a query in the INSERT would be prepared for one charge, too
+        scopes := array[charges[1].scope];      -- a query in the INSERT would be
+                                                -- prepared for one charge, too
         amounts := array[charges[1].amount];
         if cardinality(charges) > 1 then
             scopes := array(select x.scope from unnest(charges) x);
             amounts := array(select x.amount from unnest(charges) x);
         end if;
     end if;
-    insert into metered.operations (tenant, id, fingerprint, issued_at, at, result, scopes, amounts, seqs, ats, holds, refusal, name, jobs)
-    values (command.tenant, command.id, of_fingerprint, command.issued_at, metered.clock(), of_result,
-        scopes, amounts, complete_command.seqs, complete_command.ats,
-        string_to_array(nullif(current_setting('metered_tx.holds', true), ''), chr(30)), of_refusal, command.name, command.jobs)
+    insert into metered.operations (tenant, id, fingerprint, issued_at, at, result, scopes, amounts,
+        seqs, ats, holds, refusal, name, jobs)
+    values (command.tenant, command.id, of_fingerprint, command.issued_at, metered.clock(),
+        of_result, scopes, amounts, complete_command.seqs, complete_command.ats,
+        string_to_array(nullif(current_setting('metered_tx.holds', true), ''), chr(30)), of_refusal,
+        command.name, command.jobs)
     on conflict do nothing
     returning operations.at into at;
     if not found then
-        raise exception 'could not serialize access: the operation was recorded meanwhile' using errcode = '40001';
+        raise exception 'could not serialize access: the operation was recorded meanwhile'
+            using errcode = '40001';
     end if;
     if finishing then
-        unused := set_config('metered_tx.command', '', true) || set_config('metered_tx.holds', '', true);
+        unused := set_config('metered_tx.command', '', true)
+            || set_config('metered_tx.holds', '', true);
         if left(command.marker, 1) <> '-' then
             close command_cursor;
         end if;
@@ -190,7 +209,8 @@ create function metered.finish_command(marker text) returns void
 language plpgsql volatile
 as $$
 begin
-    if coalesce(current_setting('metered_tx.command', true), '') is distinct from coalesce(marker, '') then
+    if coalesce(current_setting('metered_tx.command', true),
+            '') is distinct from coalesce(marker, '') then
         raise exception 'the command was not begun in this transaction' using errcode = 'MT005';
     end if;
     perform set_config('metered_tx.command', '', true);
@@ -199,13 +219,14 @@ begin
 end
 $$;
 
--- Deletes records of operations completed and issued before cutoff, at most
--- max_rows, oldest first, and moves the horizon to the latest time that their ids
--- carry, in the same transaction. A horizon beyond these would refuse new ids, after a
--- clock was ahead, for as long. after is the last of the batch before, as in purge_tokens.
--- It waits for another purge's move, as long as wait_ms. It also deletes at most max_rows newest events of keys that took effect
--- before cutoff, which deleted does not count.
-create function metered.purge_operations(after timestamptz, cutoff timestamptz, max_rows int, wait_ms int,
+-- Deletes records of operations completed and issued before cutoff, at most max_rows, oldest first,
+-- and moves the horizon to the latest time that their ids carry, in the same transaction. A horizon
+-- beyond these would refuse new ids, after a clock was ahead, for as long. after is the last of the
+-- batch before, as in purge_tokens. It waits for another purge's move, as long as wait_ms. It also
+-- deletes at most max_rows newest events of keys that took effect before cutoff, which deleted does
+-- not count.
+create function metered.purge_operations(after timestamptz, cutoff timestamptz, max_rows int,
+    wait_ms int,
     out deleted bigint, out last timestamptz)
 language plpgsql volatile
 as $$
@@ -221,7 +242,9 @@ begin
         delete from metered.operations o
         where o.ctid = any (array(
             select p.ctid from metered.operations p
-            where p.at >= coalesce(after, '-infinity') and p.at < cutoff and coalesce(p.issued_at, p.at) < cutoff
+            where p.at >= coalesce(after, '-infinity')
+                and p.at < cutoff
+                and coalesce(p.issued_at, p.at) < cutoff
             order by p.at limit max_rows for update skip locked))
         returning o.at, o.issued_at)
     select count(*), max(g.at), max(g.issued_at) into deleted, last, latest from gone g;
@@ -230,7 +253,10 @@ begin
     end if;
     delete from metered.newest n
     where n.ctid = any (array(
-        select p.ctid from metered.newest p where p.taken_at < cutoff order by p.taken_at limit max_rows for update skip locked));
+        select p.ctid
+        from metered.newest p
+        where p.taken_at < cutoff order by p.taken_at limit max_rows
+        for update skip locked));
     before := metered._unbound_lock_wait(before);
 end
 $$;

@@ -2,8 +2,9 @@
 -- [start, end). A sliding window is (since, now], so a period is looked up as the window since its
 -- start less a microsecond.
 
--- Names of time zones that IANA gave up for others, which mean the same place. A server may know one of both alone:
--- its data are older, or distributions leave the old names out (Debian's tzdata-legacy).
+-- Names of time zones that IANA gave up for others, which mean the same place. A server may know
+-- one of both alone: its data are older, or distributions leave the old names out (Debian's
+-- tzdata-legacy).
 create function metered._renamed_zones() returns jsonb
 language sql immutable
 as $$
@@ -48,8 +49,8 @@ as $$
         "US/Samoa": "Pacific/Pago_Pago"}'::jsonb
 $$;
 
--- The name by which the server knows a zone, or null: its present name, where the server shows the same time by
--- both, or else the given one, or an earlier one.
+-- The name by which the server knows a zone, or null: its present name, where the server shows the
+-- same time by both, or else the given one, or an earlier one.
 create function metered._known_zone(of_zone text) returns text
 language plpgsql stable
 as $$
@@ -60,12 +61,15 @@ declare
 begin
     for candidate in
         select of_zone union all select renamed where renamed is not null
-        union all select x.key from jsonb_each_text(metered._renamed_zones()) x where x.value = of_zone
+        union all select x.key
+            from jsonb_each_text(metered._renamed_zones()) x
+            where x.value = of_zone
     loop
         begin
             perform timestamptz 'epoch' at time zone candidate;
             if known is null or candidate = renamed and not exists (
-                select from generate_series(timestamptz '2000-01-01 00:00Z', '2040-01-01 00:00Z', interval '730 hours') t
+                select from generate_series(timestamptz '2000-01-01 00:00Z', '2040-01-01 00:00Z',
+                    interval '730 hours') t
                 where t at time zone renamed <> t at time zone of_zone) then
                 known := candidate;
             end if;
@@ -86,19 +90,20 @@ begin
         plan.renews.zone := coalesce(metered._known_zone((plan.renews).zone), (plan.renews).zone);
     end if;
     if metered._renamed_zones() ? (plan.roll_to).zone then
-        plan.roll_to.zone := coalesce(metered._known_zone((plan.roll_to).zone), (plan.roll_to).zone);
+        plan.roll_to.zone := coalesce(metered._known_zone((plan.roll_to).zone),
+            (plan.roll_to).zone);
     end if;
     return plan;
 end
 $$;
 
--- The period that moment is in: its start and its end. Periods follow each other without a gap, before the
--- anchor too. All are counted from the anchor, so that the 31st is the last day of a shorter month,
--- and the 31st again in a longer one.
+-- The period that moment is in: its start and its end. Periods follow each other without a gap,
+-- before the anchor too. All are counted from the anchor, so that the 31st is the last day of a
+-- shorter month, and the 31st again in a longer one.
 --
--- Where a clock is set forward past a start, the period starts as if it had not been. Where a clock is set back, at the
--- first time that it shows the start. Only hours are added to a timestamptz: days would be those of
--- the session's time zone.
+-- Where a clock is set forward past a start, the period starts as if it had not been. Where a clock
+-- is set back, at the first time that it shows the start. Only hours are added to a timestamptz:
+-- days would be those of the session's time zone.
 create function metered._period_at(p metered.period, t timestamptz) returns timestamptz[]
 language plpgsql stable strict
 as $$
@@ -125,7 +130,8 @@ begin
         starts := t - into_it * interval '1 microsecond';
         return array[starts, starts + length * interval '1 microsecond'];
     end if;
-    if ((months > 0 and days = 0 or months = 0 and days > 0) and p.every = make_interval(months => months, days => days)) is not true
+    if ((months > 0 and days = 0 or months = 0 and days > 0)
+            and p.every = make_interval(months => months, days => days)) is not true
         or isfinite(p.anchor) is false then
         perform metered._require(false, 'period');
     end if;
@@ -141,12 +147,15 @@ begin
     origin := coalesce(p.anchor at time zone p.zone, '0001-01-01');
     -- A period that starts later, and from there back to the one that has begun.
     nth := 1 + case when days > 0 then date_part('day', shown - origin)::int / days
-        else (date_part('year', shown) * 12 + date_part('month', shown) - date_part('year', origin) * 12 - date_part('month', origin))::int / months end;
+        else (date_part('year', shown) * 12 + date_part('month', shown) - date_part('year', origin)
+            * 12 - date_part('month', origin))::int / months end;
     loop
         start := origin + nth * p.every;
         starts := start at time zone p.zone;
         back := ((starts - interval '24:00') at time zone p.zone) - (start - interval '24:00');
-        if back > interval '0' and (starts - extract(epoch from back) * interval '1 second') at time zone p.zone = start then
+        if back > interval '0'
+            and (starts - extract(epoch from back) * interval '1 second') at time zone p.zone
+                = start then
             starts := starts - extract(epoch from back) * interval '1 second';
         end if;
         if starts > t then
@@ -163,7 +172,8 @@ $$;
 
 -- The periods that charges of scopes whose last entries are tips are judged in: two times for each
 -- limit by period, in the order of the limits. Null without any.
-create function metered._periods_of(charges metered.new_charge[], tips metered.ledger[], clk timestamptz) returns timestamptz[]
+create function metered._periods_of(charges metered.new_charge[], tips metered.ledger[],
+    clk timestamptz) returns timestamptz[]
 language plpgsql stable
 as $$
 declare

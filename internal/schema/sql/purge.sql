@@ -1,21 +1,20 @@
 -- Purges of entries, and what the feed (feed.sql) needs of them.
 
--- Deletes entries of one scope that no window ending at or after cutoff needs,
--- at most max_rows of them, beginning after entry after_seq. Entry 1 stays, so that
--- a writer that sees the scope as empty collides with it. It is a new row, so that a writer that
--- sees it as the last entry collides, too (_entry_for_write). The entries after it begin at a multiple of
--- 16, plus one, which the time index holds.
--- upto is the last seq deleted or passed over, for the next call to begin after:
--- scanning from the front again would wade through the rows deleted before.
+-- Deletes entries of one scope that no window ending at or after cutoff needs, at most max_rows of
+-- them, beginning after entry after_seq. Entry 1 stays, so that a writer that sees the scope as
+-- empty collides with it. It is a new row, so that a writer that sees it as the last entry
+-- collides, too (_entry_for_write). The entries after it begin at a multiple of 16, plus one, which
+-- the time index holds. upto is the last seq deleted or passed over, for the next call to begin
+-- after: scanning from the front again would wade through the rows deleted before.
 --
--- With forgetting, nothing stays of a scope whose last entry is that old, if it has no
--- credit (or is a child that was closed, and whose lease was purged: until then it stays closed), no debt of a wallet,
--- no open hold and no claim that stands, which do not age. A writer whose
--- snapshot shows the scope as empty is right again, and one whose snapshot shows an
--- entry finds it deleted. One without the lock may have read the last entry and be about
--- to append: the deletion waits for it, and then this function appends and deletes an
--- entry itself, which collides with that writer's.
-create function metered.purge_scope(of_scope text, key bigint, cutoff timestamptz, after_seq bigint, max_rows int, wait_ms int, forgetting boolean,
+-- With forgetting, nothing stays of a scope whose last entry is that old, if it has no credit (or
+-- is a child that was closed, and whose lease was purged: until then it stays closed), no debt of a
+-- wallet, no open hold and no claim that stands, which do not age. A writer whose snapshot shows
+-- the scope as empty is right again, and one whose snapshot shows an entry finds it deleted. One
+-- without the lock may have read the last entry and be about to append: the deletion waits for it,
+-- and then this function appends and deletes an entry itself, which collides with that writer's.
+create function metered.purge_scope(of_scope text, key bigint, cutoff timestamptz, after_seq bigint,
+    max_rows int, wait_ms int, forgetting boolean,
     out deleted bigint, out upto bigint, out done boolean, out forgotten boolean)
 language plpgsql volatile
 as $$
@@ -27,10 +26,18 @@ declare
     rest  bigint;
 begin
     perform metered._require(metered._key_fits(key, of_scope), 'key');
-    perform metered._require(after_seq >= 0 and max_rows between 16 and 100000 and wait_ms > 0 and cutoff is not null and forgetting is not null, 'purge_scope');
+    perform metered._require(after_seq >= 0
+        and max_rows between 16 and 100000
+        and wait_ms > 0
+        and cutoff is not null
+        and forgetting is not null, 'purge_scope');
     -- A purge takes a prefix of the chain: entries before after_seq are gone, or the scope was
     -- forgotten meanwhile, and has begun anew.
-    if exists (select from metered.ledger l where l.scope = of_scope and l.seq in (2, after_seq) and l.seq <= after_seq and l.seq > 1) then
+    if exists (select from metered.ledger l
+            where l.scope = of_scope
+                and l.seq in (2, after_seq)
+                and l.seq <= after_seq
+                and l.seq > 1) then
         after_seq := 0;
     end if;
     cutoff := least(cutoff, metered.clock());
@@ -38,7 +45,9 @@ begin
     tip := metered._last_entry(of_scope);
     if tip.tallied then
         -- An old snapshot would not see a tally that is about to be committed.
-        forgetting := forgetting and not metered._one_snapshot() and metered._try_lock(metered._tally_key(of_scope));
+        forgetting := forgetting
+            and not metered._one_snapshot()
+            and metered._try_lock(metered._tally_key(of_scope));
         tip := metered._entry_for_write(of_scope);
     end if;
     forgotten := false;
@@ -59,7 +68,8 @@ begin
     get diagnostics deleted = row_count;
     if deleted > 0 then
         perform metered._purge_feed(of_scope, keep);
-        delete from metered.ledger l where l.scope = of_scope and l.seq = 1 returning l.* into first;
+        delete from metered.ledger l
+        where l.scope = of_scope and l.seq = 1 returning l.* into first;
         insert into metered.ledger values (first.*) on conflict do nothing;
         if not found then
             perform metered._collided();
@@ -77,12 +87,20 @@ begin
         perform metered._purge_changes(of_scope, keep);
     end if;
     upto := greatest(upto, keep - 1);
-    if forgetting and done and needed is null and tip.seq > 0 and tip.at <= cutoff and tip.held = 0 and (tip.credited = 0 or tip.next_due = '-infinity')
+    if forgetting
+        and done
+        and needed is null
+        and tip.seq > 0
+        and tip.at <= cutoff
+        and tip.held = 0
+        and (tip.credited = 0 or tip.next_due = '-infinity')
         and (tip.lots_end is null or metered._debt(tip) = 0) and not exists (
         select from metered.leases y where y.child = of_scope and y.mode <> 'r'
         and (y.settled_at is null or tip.next_due = '-infinity')) and not exists (
-        select from metered.lot_rows l where l.scope = of_scope and (l.untold > 0 or l.pending > 0 or l.keeps)) and not exists (
-        select from metered.holds h where h.claim = of_scope and (h.state = 'h' or h.state = 'c' and not h.returned)) then
+        select from metered.lot_rows l
+        where l.scope = of_scope and (l.untold > 0 or l.pending > 0 or l.keeps)) and not exists (
+        select from metered.holds h
+        where h.claim = of_scope and (h.state = 'h' or h.state = 'c' and not h.returned)) then
         delete from metered.ledger l where l.scope = of_scope and l.seq <= tip.seq;
         get diagnostics rest = row_count;
         deleted := deleted + rest;
@@ -100,8 +118,9 @@ begin
 end
 $$;
 
--- The first entry of a scope, whose last one is tip, that a purge up to cutoff has to keep for the feed: one that has no number, or that a
--- consumer has not consumed, unless it is older than cutoff by the consumer's patience. Null: none. What has no number waits for 7 days.
+-- The first entry of a scope, whose last one is tip, that a purge up to cutoff has to keep for the
+-- feed: one that has no number, or that a consumer has not consumed, unless it is older than cutoff
+-- by the consumer's patience. Null: none. What has no number waits for 7 days.
 create function metered._feed_needs(tip metered.ledger, cutoff timestamptz) returns bigint
 language plpgsql stable
 as $$

@@ -1,8 +1,9 @@
 -- How units that were revoked come back to their lots.
 
--- Gives units back to a lot from which they were revoked, and which has not ended: as pending ones before it begins. entry is
--- after everything due. Appends it, and returns it.
-create function metered._reinstate(entry metered.ledger, lot metered.lots, units bigint) returns metered.ledger
+-- Gives units back to a lot from which they were revoked, and which has not ended: as pending ones
+-- before it begins. entry is after everything due. Appends it, and returns it.
+create function metered._reinstate(entry metered.ledger, lot metered.lots, units bigint)
+    returns metered.ledger
 language plpgsql volatile
 as $$
 declare
@@ -18,24 +19,31 @@ begin
     entry.kind := case when rest > 0 then 'd' else 's' end;
     entry.amount := units;
     entry.credited := entry.credited + rest;
-    entry.lots_end := least(entry.lots_end, case when later then lot.starts_at else lot.expires_at end);
+    entry.lots_end := least(entry.lots_end,
+        case when later then lot.starts_at else lot.expires_at end);
     if entry.crossed is not null and rest > 0 then
         entry.crossed := metered._rearmed(entry);
     end if;
     perform metered._append(entry);
-    update metered.lot_rows y set revoked = y.revoked - units, pending = y.pending + case when later then units else 0 end where y.no = lot.no;
-    perform metered._move_lot(entry.scope, entry.seq, 1, lot.no, case when later then 'm' else 'n' end::"char", units, rest, kept);
+    update metered.lot_rows y
+    set revoked = y.revoked - units, pending = y.pending + case when later then units else 0 end
+    where y.no = lot.no;
+    perform metered._move_lot(entry.scope, entry.seq, 1, lot.no,
+        case when later then 'm' else 'n' end::"char", units, rest, kept);
     return metered._pay_back(entry, entry.seq, 1, array[lot.no], debt);
 end
 $$;
 
--- Gives back units that were revoked from a lot and from those that it went on in, or all of them (null), as far as these
--- lots have not ended. Each lot has an entry of its own, and seq is the last. status is reinstated, same (nothing of
--- them is revoked), ended (what is revoked is of lots that have ended), unknown, or crossing: it ends other lots, and would
--- cross thresholds of limits, which the caller does not report.
-create function metered.reinstate_lot(of_scope metered.scope_name, key bigint, of_lot bigint, of_reference text, units bigint,
+-- Gives back units that were revoked from a lot and from those that it went on in, or all of them
+-- (null), as far as these lots have not ended. Each lot has an entry of its own, and seq is the
+-- last. status is reinstated, same (nothing of them is revoked), ended (what is revoked is of lots
+-- that have ended), unknown, or crossing: it ends other lots, and would cross thresholds of limits,
+-- which the caller does not report.
+create function metered.reinstate_lot(of_scope metered.scope_name, key bigint, of_lot bigint,
+    of_reference text, units bigint,
     limits metered.charge_limit[], wait_ms int, origin metered.origin,
-    out status text, out no bigint, out reinstated bigint, out seq bigint, out at timestamptz, out expires_at timestamptz, out crossed jsonb)
+    out status text, out no bigint, out reinstated bigint, out seq bigint, out at timestamptz,
+    out expires_at timestamptz, out crossed jsonb)
 language plpgsql volatile
 as $$
 declare
@@ -45,7 +53,8 @@ declare
     named   record;
     part    bigint;
 begin
-    perform metered._require(coalesce(metered._key_fits(key, of_scope), true) and (of_lot is null) <> (of_reference is null)
+    perform metered._require(coalesce(metered._key_fits(key, of_scope), true)
+        and (of_lot is null) <> (of_reference is null)
         and coalesce(units between 1 and 9007199254740992, true), 'reinstate_lot');
     entry := metered._next_entry(of_scope, key, wait_ms, origin);
     named := metered._name_lot(entry, of_lot, of_reference, 0, limits, wait_ms);
@@ -59,7 +68,9 @@ begin
     expires_at := nullif((named.lot).expires_at, 'infinity');
     nos := metered._family(no);
     reinstated := 0;
-    for its_lot in select y.* from metered.lots y where y.no = any (nos) and y.revoked > 0 and y.expires_at > entry.at order by y.age loop
+    for its_lot in select y.*
+        from metered.lots y
+        where y.no = any (nos) and y.revoked > 0 and y.expires_at > entry.at order by y.age loop
         part := least(units - reinstated, its_lot.revoked);
         exit when part = 0;
         perform metered._refuse_closed(entry);
@@ -74,17 +85,19 @@ begin
         return;
     end if;
     status := metered._missing_lot(entry);      -- nothing is revoked, as of this snapshot
-    status := case when exists (select from metered.lot_rows y where y.no = any (nos) and y.revoked > 0) then 'ended' else 'same' end;
+    status := case when exists (select from metered.lot_rows y
+            where y.no = any (nos) and y.revoked > 0) then 'ended' else 'same' end;
     at := entry.at;
 end
 $$;
 
--- Takes back that the renewals of a grant were ended, by its reference: the lot of the next period is scheduled again, and others come
--- after it. status is reinstated, same (they go on), ended (that period has begun), unknown (no such grant renews), or
--- crossing, as reinstate_lot has it.
-create function metered.resume_renewal(of_scope metered.scope_name, key bigint, of_reference text, limits metered.charge_limit[],
-    wait_ms int, origin metered.origin,
-    out status text, out no bigint, out reinstated bigint, out seq bigint, out at timestamptz, out expires_at timestamptz, out crossed jsonb)
+-- Takes back that the renewals of a grant were ended, by its reference: the lot of the next period
+-- is scheduled again, and others come after it. status is reinstated, same (they go on), ended
+-- (that period has begun), unknown (no such grant renews), or crossing, as reinstate_lot has it.
+create function metered.resume_renewal(of_scope metered.scope_name, key bigint, of_reference text,
+    limits metered.charge_limit[], wait_ms int, origin metered.origin,
+    out status text, out no bigint, out reinstated bigint, out seq bigint, out at timestamptz,
+    out expires_at timestamptz, out crossed jsonb)
 language plpgsql volatile
 as $$
 declare
@@ -110,7 +123,9 @@ begin
     at := entry.at;
     -- The last lot of a plan has it. Those before passed it on.
     select y.* into its_lot from metered.lots y
-    where y.scope = of_scope and ((y.plan).renews).every is not null and (y.plan).renewal = of_reference
+    where y.scope = of_scope
+        and ((y.plan).renews).every is not null
+        and (y.plan).renewal = of_reference
     order by y.age desc limit 1;
     no := its_lot.no;
     expires_at := nullif(its_lot.expires_at, 'infinity');

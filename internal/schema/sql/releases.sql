@@ -1,14 +1,18 @@
--- Parked jobs whose units are free are released: they become jobs of River. See dropped.sql for those that are not.
+-- Parked jobs whose units are free are released: they become jobs of River. See dropped.sql for
+-- those that are not.
 
--- Charges with the present limits of their scopes: given has these as text by scope. A charge keeps its own if given is null, as a whole or
--- for the scope. The result is null if given lacks a scope, or has an object for it: why its limits are not known (trouble).
-create function metered._under_limits(charges metered.new_charge[], given jsonb) returns metered.new_charge[]
+-- Charges with the present limits of their scopes: given has these as text by scope. A charge keeps
+-- its own if given is null, as a whole or for the scope. The result is null if given lacks a scope,
+-- or has an object for it: why its limits are not known (trouble).
+create function metered._under_limits(charges metered.new_charge[], given jsonb)
+    returns metered.new_charge[]
 language plpgsql immutable
 as $$
 begin
     if given is not null then
         for i in 1..cardinality(charges) loop
-            if not given ? charges[i].scope or jsonb_typeof(given -> charges[i].scope) = 'object' then
+            if not given ? charges[i].scope
+                or jsonb_typeof(given -> charges[i].scope) = 'object' then
                 return null;
             elsif given ->> charges[i].scope is not null then
                 charges[i].limits := (given ->> charges[i].scope)::metered.charge_limit[];
@@ -23,16 +27,21 @@ $$;
 create function metered._limits_trouble(scopes text[], given jsonb) returns text
 language sql immutable
 as $$
-    select format('limits of "%s": %s', x, given -> x ->> 'trouble') from unnest(scopes) x where jsonb_typeof(given -> x) = 'object' limit 1
+    select format('limits of "%s": %s', x, given -> x ->> 'trouble')
+    from unnest(scopes) x
+    where jsonb_typeof(given -> x) = 'object' limit 1
 $$;
 
--- _start_job, but started is null after an error, such as of a window that reaches purged entries. why is the error.
-create function metered._try_start_job(this_hold metered.new_hold, charges metered.new_charge[], ahead interval, wait_ms int, origin metered.origin, channel text,
+-- _start_job, but started is null after an error, such as of a window that reaches purged entries.
+-- why is the error.
+create function metered._try_start_job(this_hold metered.new_hold, charges metered.new_charge[],
+    ahead interval, wait_ms int, origin metered.origin, channel text,
     out started boolean, out refused jsonb, out due timestamptz, out why text)
 language plpgsql volatile
 as $$
 begin
-    select p.started, p.refused, p.due into started, refused, due from metered._start_job(this_hold, charges, ahead, wait_ms, origin, channel) p;
+    select p.started, p.refused, p.due into started, refused, due
+    from metered._start_job(this_hold, charges, ahead, wait_ms, origin, channel) p;
 exception
     when serialization_failure or deadlock_detected or lock_not_available then
         raise;
@@ -42,9 +51,10 @@ exception
 end
 $$;
 
--- For a job in two lines: its row in the other one, the charges of its first choice, which is tried first, and the keys that starting it
--- locks beside those of r's charges.
-create function metered._other_lane(job metered.parked_jobs, given jsonb, out other metered.parked_jobs, out first metered.new_charge[], out keys bigint[])
+-- For a job in two lines: its row in the other one, the charges of its first choice, which is tried
+-- first, and the keys that starting it locks beside those of r's charges.
+create function metered._other_lane(job metered.parked_jobs, given jsonb,
+    out other metered.parked_jobs, out first metered.new_charge[], out keys bigint[])
 language plpgsql volatile
 as $$
 begin
@@ -52,22 +62,28 @@ begin
     if not job.job ? 'burst' then
         return;
     end if;
-    select x.* into other from metered.parked_jobs x where x.job_id = job.job_id and x.lane <> job.lane;
+    select x.* into other
+    from metered.parked_jobs x
+    where x.job_id = job.job_id and x.lane <> job.lane;
     if other.job_id is null then
         return;
     end if;
     keys := array(select y.key from metered.parked_scopes y where y.scope = other.scope);
     if job.lane = 1 then
         first := metered._under_limits(other.charges::metered.new_charge[], given);
-        keys := case when first is not null then keys || array(select c.key from unnest(first) c) end;
+        keys := case when first is not null
+            then keys || array(select c.key from unnest(first) c) end;
     end if;
 end
 $$;
 
--- Starts a job of a line, or says why not. outcome is started, passes (it is to join the line of onward), refused, failed (in a careful look) or limits (both say why), unknown (given
--- lacks a scope), or busy (another has one of its locks, or moves it). other is its row in another line.
-create function metered._release_job(job metered.parked_jobs, given jsonb, ahead interval, wait_ms int, origin metered.origin, channel text, careful boolean,
-    out outcome text, out charges metered.new_charge[], out refused jsonb, out due timestamptz, out why text, out other metered.parked_jobs, out onward metered.new_charge)
+-- Starts a job of a line, or says why not. outcome is started, passes (it is to join the line of
+-- onward), refused, failed (in a careful look) or limits (both say why), unknown (given lacks a
+-- scope), or busy (another has one of its locks, or moves it). other is its row in another line.
+create function metered._release_job(job metered.parked_jobs, given jsonb, ahead interval,
+    wait_ms int, origin metered.origin, channel text, careful boolean,
+    out outcome text, out charges metered.new_charge[], out refused jsonb, out due timestamptz,
+    out why text, out other metered.parked_jobs, out onward metered.new_charge)
 language plpgsql volatile
 as $$
 declare
@@ -80,22 +96,27 @@ begin
     other := lane.other;
     if charges is null or lane.keys is null then
         why := metered._limits_trouble(array(
-            select c.scope from unnest(job.charges::metered.new_charge[] || coalesce(other.charges, '{}')::metered.new_charge[]) c), given);
+            select c.scope
+            from unnest(job.charges::metered.new_charge[]
+                || coalesce(other.charges, '{}')::metered.new_charge[]) c), given);
         outcome := case when why is null then 'unknown' else 'limits' end;
         return;
-    elsif not metered._try_each(array(select x.key from unnest(charges) x union select unnest(lane.keys) order by 1)) then
+    elsif not metered._try_each(array(select x.key
+                from unnest(charges) x union select unnest(lane.keys) order by 1)) then
         outcome := 'busy';
         return;
     elsif other.job_id is not null then    -- another releaser may have moved it since, or do so now
         perform from metered.parked_jobs x
-        where x.job_id = job.job_id and x.lane = other.lane and x.scope = other.scope for update skip locked;
+        where x.job_id = job.job_id and x.lane = other.lane and x.scope = other.scope
+        for update skip locked;
         if not found then
             outcome := 'busy';
             return;
         end if;
     end if;
     if lane.first is not null then
-        started := metered._try_start_job(other.hold::metered.new_hold, lane.first, ahead, wait_ms, origin, channel);
+        started := metered._try_start_job(other.hold::metered.new_hold, lane.first, ahead, wait_ms,
+            origin, channel);
         if started.started then
             outcome := 'started'; due := started.due;
             return;
@@ -106,30 +127,39 @@ begin
     end if;
     if onward.scope is not null then
         own := (metered._charge_of(job.scope, charges))[1];
-        select own.amount + coalesce(sum(x.passed_amount), 0) into own.amount from metered.parked_jobs x where x.passed = job.scope;
+        select own.amount + coalesce(sum(x.passed_amount), 0) into own.amount
+        from metered.parked_jobs x
+        where x.passed = job.scope;
         refused := (metered.check_charge(array[own], ahead)).refused;
         charges := array[own];
         outcome := case when refused is null then 'passes' else 'refused' end;
-        due := metered.clock() + interval '1 minute';   -- jobs that came from here will have left their line, or not
+        -- jobs that came from here will have left their line, or not
+        due := metered.clock() + interval '1 minute';
         return;
     end if;
     if careful then
-        started := metered._try_start_job(job.hold::metered.new_hold, charges, ahead, wait_ms, origin, channel);
+        started := metered._try_start_job(job.hold::metered.new_hold, charges, ahead, wait_ms,
+            origin, channel);
         why := started.why;
     else
-        started := metered._start_job(job.hold::metered.new_hold, charges, ahead, wait_ms, origin, channel);
+        started := metered._start_job(job.hold::metered.new_hold, charges, ahead, wait_ms, origin,
+            channel);
     end if;
     refused := started.refused; due := started.due;
-    outcome := case when started.started is null then 'failed' when started.started then 'started' else 'refused' end;
+    outcome := case when started.started is null then 'failed' when started.started then 'started'
+        else 'refused' end;
 end
 $$;
 
--- Takes jobs that fit out of the line of one scope, which is locked, and starts them, at most room jobs. A job that
--- another scope refuses moves to the line of that scope. If a lock of a job's other scopes is not free, the job stays, and the line
--- is looked at again soon. A job that could not be inserted leaves the line until it is tried again.
+-- Takes jobs that fit out of the line of one scope, which is locked, and starts them, at most room
+-- jobs. A job that another scope refuses moves to the line of that scope. If a lock of a job's
+-- other scopes is not free, the job stays, and the line is looked at again soon. A job that could
+-- not be inserted leaves the line until it is tried again.
 --
--- A look goes through at most 500 jobs, and the next one goes on after these. A careful look tries each job, and passes jobs that fail.
-create function metered._release_line(of_scope text, given jsonb, room int, ahead interval, wait_ms int, origin metered.origin, channel text, careful boolean) returns jsonb[]
+-- A look goes through at most 500 jobs, and the next one goes on after these. A careful look tries
+-- each job, and passes jobs that fail.
+create function metered._release_line(of_scope text, given jsonb, room int, ahead interval,
+    wait_ms int, origin metered.origin, channel text, careful boolean) returns jsonb[]
 language plpgsql volatile
 as $$
 declare
@@ -239,194 +269,12 @@ begin
     if whole then
         line.wake_at := greatest(least(line.next_at, metered._lot_begins(of_scope, clk)), clk + interval '1 millisecond');
     end if;
-    update metered.parked_scopes y set waiting = line.waiting, turns = line.turns, next_at = line.next_at, trouble = line.trouble, started = line.started, since = line.since,
+    update metered.parked_scopes y
+    set waiting = line.waiting, turns = line.turns, next_at = line.next_at, trouble = line.trouble,
+        started = line.started, since = line.since,
         after = case when whole then null else line.after end,
         wake_at = case when not whole or y.again then '-infinity' else line.wake_at end
     where y.scope = of_scope;
     return jobs;
-end
-$$;
-
--- Lines to look at: those of only_scopes, or else all that are marked or whose time has come. Jobs whose next attempt or try may begin join their
--- lines first, at most 64: then a null says that more may be due. If the lock of such a scope is not free, the scope is returned too.
-create function metered._lines(only_scopes text[], most int) returns table (scope text, key bigint)
-language plpgsql volatile
-as $$
-declare
-    parked metered.parked_jobs;
-    charge metered.new_charge;
-    nth    int := 0;
-    joined int := 0;
-    locked text[] := '{}';  -- scopes: their other jobs are passed, and keep nobody waiting
-begin
-    for parked in
-        select x.* from metered.parked_jobs x
-        where x.scope = '' and greatest(x.not_before, x.retry_at) <= metered.clock()
-          and (only_scopes is null or ((x.charges::metered.new_charge[])[1]).scope = any (only_scopes))
-        order by greatest(x.not_before, x.retry_at) limit 10000
-    loop
-        charge := (parked.charges::metered.new_charge[])[1];
-        continue when charge.scope = any (locked);
-        if metered._try_lock(charge.key) then
-            select x.* into parked from metered.parked_jobs x
-            where x.job_id = parked.job_id and x.lane = parked.lane and x.scope = '' for update skip locked;
-            continue when not found;
-            joined := joined + 1;
-            if metered._one_snapshot() then     -- nobody marked the line in which the job was not
-                perform metered._refuse_stale(array[metered._last_entry(charge.scope)]);
-            end if;
-            parked.class := metered._class_of(charge);
-            parked.turn := metered._turn(charge.scope, parked.priority, parked.fair);
-            update metered.parked_jobs x set scope = charge.scope, amount = charge.amount, class = parked.class, turn = parked.turn
-            where x.job_id = parked.job_id and x.lane = parked.lane;
-            perform metered._join_line(charge.scope, charge.key, '-infinity');
-            if joined = 64 then
-                scope := null; key := null;
-                return next;
-                exit;
-            end if;
-        else
-            locked := locked || charge.scope;
-            scope := charge.scope;
-            key := charge.key;
-            nth := nth + 1;
-            return next;
-            exit when nth = 16;
-        end if;
-    end loop;
-    if only_scopes is null then
-        return query select y.scope, y.key from metered.parked_scopes y where y.wake_at <= metered.clock() order by y.wake_at limit most;
-    else
-        return query select y.scope, y.key from metered.parked_scopes y where y.scope = any (only_scopes);
-    end if;
-end
-$$;
-
--- The scopes whose present limits release_jobs needs (given). It takes the same locks.
-create function metered.judged_scopes(only_scopes text[], wait_ms int, max_jobs int) returns text[]
-language plpgsql volatile
-as $$
-declare
-    line   record;
-    judged text[] := '{}';
-begin
-    perform metered._require(max_jobs between 1 and 1000, 'max_jobs');
-    if only_scopes is not null then
-        perform metered._lock_all_scopes(only_scopes, null, wait_ms);
-    end if;
-    for line in select l.scope, l.key from metered._lines(only_scopes, 65) l loop
-        continue when line.scope is null or not metered._try_lock(line.key);
-        judged := judged || line.scope || array(
-            select distinct c.scope from (
-                select j.job_id, j.lane from metered.parked_jobs j, metered.parked_scopes y
-                where y.scope = line.scope and j.scope = line.scope
-                  and (j.priority, j.turn, j.job_id) > (coalesce(y.after[1], -1), coalesce(y.after[2], -1), coalesce(y.after[3], -1))
-                order by j.priority, j.turn, j.job_id limit max_jobs) f,
-                lateral (select x.charges from metered.parked_jobs x where x.job_id = f.job_id and x.lane <= f.lane) a, unnest(a.charges::metered.new_charge[]) c
-            where pg_try_advisory_xact_lock(c.key));
-    end loop;
-    return array(select distinct x from unnest(judged) x);
-end
-$$;
-
--- Releases parked jobs that fit, at most max_jobs: of only_scopes, whose locks it waits for, or of
--- lines that are marked or whose time has come, if their locks are free. A row is released (the caller inserts job),
--- busy (the scope's lock was not free), trouble (why the line cannot be looked at), or more (call again).
---
--- Jobs count with their own limits, or with those of given, text by scope. Jobs and lines with a scope that given lacks are left for later.
-create function metered.release_jobs(only_scopes text[], given jsonb, wait_ms int, max_jobs int, ahead interval, origin metered.origin, channel text)
-returns table (status text, job jsonb, scope text)
-language plpgsql volatile
-as $$
-declare
-    line  record;
-    jobs  jsonb[];
-    left_ int := max_jobs;
-    more  boolean := false;
-    failed text;
-    soon  timestamptz;
-    lines int := 0;
-    busy  text[] := '{}';
-begin
-    perform metered._require(max_jobs between 1 and 1000, 'max_jobs');
-    if only_scopes is not null then
-        perform metered._lock_all_scopes(only_scopes, null, wait_ms);
-    end if;
-    for line in select l.scope, l.key from metered._lines(only_scopes, 65) l loop
-        if line.scope is null then
-            more := true;
-            continue;
-        end if;
-        lines := lines + 1;
-        if left_ = 0 or lines > 64 then
-            more := true;
-            exit;
-        end if;
-        scope := line.scope;
-        if jsonb_typeof(given -> line.scope) = 'object' then
-            failed := metered._limits_trouble(array[line.scope], given);
-            soon := metered.clock() + interval '10 seconds';
-            update metered.parked_scopes y set wake_at = soon, after = null, trouble = failed where y.scope = line.scope;
-            status := 'trouble'; job := to_jsonb(failed);
-            return next;
-            continue;
-        end if;
-        if given is not null and not given ? line.scope or not metered._try_lock(line.key) then
-            status := 'busy'; job := null;
-            return next;
-            busy := busy || line.scope;
-            continue;
-        end if;
-        begin
-            jobs := metered._release_line(line.scope, given, left_, ahead, wait_ms, origin, channel, false);
-            failed := null;
-        exception
-            when serialization_failure or deadlock_detected or lock_not_available then
-                raise;
-            when others then
-                failed := sqlerrm;
-        end;
-        if failed is not null then      -- of one job, or of all
-            status := 'trouble'; job := to_jsonb(failed);
-            return next;
-            begin
-                jobs := metered._release_line(line.scope, given, left_, ahead, wait_ms, origin, channel, true);
-            exception
-                when serialization_failure or deadlock_detected or lock_not_available then
-                    raise;
-                when others then
-                    failed := sqlerrm;
-                    soon := metered.clock() + interval '10 seconds';
-                    update metered.parked_scopes y set wake_at = soon, after = null, trouble = failed where y.scope = line.scope;
-                    continue;
-            end;
-        end if;
-        status := 'released';
-        foreach job in array jobs loop
-            left_ := left_ - 1;
-            return next;
-        end loop;
-        more := more or exists (select from metered.parked_scopes y where y.scope = line.scope and y.wake_at <= metered.clock());
-    end loop;
-    more := more or only_scopes is null and exists (    -- a job has joined another line
-        select from metered.parked_scopes y where y.wake_at = '-infinity' and y.scope <> all (busy));
-    if more then
-        status := 'more'; job := null; scope := null;
-        return next;
-    end if;
-end
-$$;
-
--- Microseconds until a line is to be looked at or a parked job to be dropped, 0 if one is due, or null if no time is known.
-create function metered.next_release() returns bigint
-language plpgsql stable
-as $$
-declare
-    next timestamptz := least(
-        (select y.wake_at from metered.parked_scopes y order by y.wake_at limit 1),
-        (select greatest(j.not_before, j.retry_at) from metered.parked_jobs j where j.scope = '' order by greatest(j.not_before, j.retry_at) limit 1),
-        (select greatest(j.drop_at, j.retry_at) from metered.parked_jobs j where j.drop_at is not null order by greatest(j.drop_at, j.retry_at) limit 1));
-begin
-    return case when next < 'infinity' then greatest(0, case when next > '-infinity' then extract(epoch from next - metered.clock()) * 1000000 else 0 end)::bigint end;
 end
 $$;

@@ -2,18 +2,22 @@
 -- See debts.sql.
 
 -- Overdraft by use, with so many units more for one use, or for none.
-create function metered._with_debt(debts metered.lot_debts[], of_use text, units bigint) returns metered.lot_debts[]
+create function metered._with_debt(debts metered.lot_debts[], of_use text, units bigint)
+    returns metered.lot_debts[]
 language plpgsql immutable
 as $$
 begin
     return array(select row(sum(y.amount)::bigint, '', y.use)::metered.lot_debts
-        from (select x.amount, x.use from unnest(debts) x union all select units, of_use where of_use is not null and units > 0) y
+        from (select x.amount, x.use
+            from unnest(debts) x union all select units, of_use
+            where of_use is not null and units > 0) y
         group by y.use order by y.use);
 end
 $$;
 
 -- Overdraft by use, less so many units, in the order of the uses: of all, or only of some.
-create function metered._without_debt(debts metered.lot_debts[], units bigint, for_uses text[]) returns metered.lot_debts[]
+create function metered._without_debt(debts metered.lot_debts[], units bigint, for_uses text[])
+    returns metered.lot_debts[]
 language plpgsql immutable
 as $$
 declare
@@ -29,8 +33,9 @@ begin
 end
 $$;
 
--- Lots with a rest, in their order, pay overdraft back in the entry at_seq, after its move nth: first spent
--- units, and then units of overdrawn holds, in their order. parts are the parts of holds without a lot.
+-- Lots with a rest, in their order, pay overdraft back in the entry at_seq, after its move nth:
+-- first spent units, and then units of overdrawn holds, in their order. parts are the parts of
+-- holds without a lot.
 create function metered._paid_back(of_scope text, at_seq bigint, nth int, inout lots metered.lots[],
     inout spent bigint, inout debts metered.lot_debts[], inout parts metered.lot_holds[],
     out more metered.lot_holds[], out moves metered.lot_moves[])
@@ -67,8 +72,8 @@ end
 $$;
 
 -- A lot whose units for its uses have come pays overdraft that was drawn for these, after tip.
-create function metered._use_repaid(inout tip metered.ledger, inout used_lot metered.lots, unwritten bigint,
-    inout spent bigint, inout debts metered.lot_debts[],
+create function metered._use_repaid(inout tip metered.ledger, inout used_lot metered.lots,
+    unwritten bigint, inout spent bigint, inout debts metered.lot_debts[],
     out entries metered.ledger[], out moves metered.lot_moves[])
 language plpgsql stable
 as $$
@@ -94,8 +99,8 @@ begin
 end
 $$;
 
--- Units that came with the move nth of the entry at_seq pay overdraft back, after tip. came are the places of lots
--- to which units for their uses came. The others are as _advance has them.
+-- Units that came with the move nth of the entry at_seq pay overdraft back, after tip. came are the
+-- places of lots to which units for their uses came. The others are as _advance has them.
 create function metered._repaid(inout tip metered.ledger, at_seq bigint, nth int, came int[],
     unwritten bigint, inout lots metered.lots[], inout parts metered.lot_holds[],
     inout debts metered.lot_debts[], inout spent bigint,
@@ -106,7 +111,8 @@ declare
     payers int[] := array(select x.ordinality from unnest(lots) with ordinality x
         where x.rest > 0 and (x.plan).uses is null and x.expires_at > tip.at
         order by x.priority, x.expires_at, x.age);
-    owed   int[] := array(select k.n from unnest(parts) with ordinality k(seq, lot, amount, scope, n)
+    owed   int[] := array(select k.n
+        from unnest(parts) with ordinality k(seq, lot, amount, scope, n)
         where k.lot = 0 and k.amount > 0 order by k.seq);
     pos    int;
     paid   record;

@@ -1,6 +1,6 @@
--- Sweeps of holds. A transaction that ends holds of many scopes keeps their locks until it commits. So
--- a scope with more due than one step writes (it is behind) is no part of it. It is swept alone, a
--- step a transaction, and nobody else waits for its backlog.
+-- Sweeps of holds. A transaction that ends holds of many scopes keeps their locks until it commits.
+-- So a scope with more due than one step writes (it is behind) is no part of it. It is swept alone,
+-- a step a transaction, and nobody else waits for its backlog.
 
 -- How many due events one step writes at most, about. Inlined wherever it stands.
 create function metered._events_per_step() returns int
@@ -9,7 +9,8 @@ as $$
     select 25
 $$;
 
--- When the nth of more due lines of a scope fell due, or clk if no more are due. tip is the last entry.
+-- When the nth of more due lines of a scope fell due, or clk if no more are due. tip is the last
+-- entry.
 create function metered._nth_due(tip metered.ledger, clk timestamptz, nth int) returns timestamptz
 language plpgsql stable
 as $$
@@ -23,13 +24,15 @@ end
 $$;
 
 -- The time up to which a step writes what is due in a scope: clk, or earlier if about most events
--- are due by then. tip is the last entry. Events of one instant count as one, and so does what idle plans bring.
+-- are due by then. tip is the last entry. Events of one instant count as one, and so does what idle
+-- plans bring.
 create function metered._step_until(tip metered.ledger, clk timestamptz, most int)
 returns timestamptz
 language plpgsql stable
 as $$
 begin
-    return metered._lots_until(tip, case when tip.next_due <= clk then metered._nth_due(tip, clk, most)
+    return metered._lots_until(tip,
+        case when tip.next_due <= clk then metered._nth_due(tip, clk, most)
         else clk end, most);
 end
 $$;
@@ -93,7 +96,8 @@ begin
 end
 $$;
 
--- Whether more is due in a scope than one step writes, or than it reads: a wallet that nobody touched for long.
+-- Whether more is due in a scope than one step writes, or than it reads: a wallet that nobody
+-- touched for long.
 create function metered._behind(of_scope text, clk timestamptz) returns boolean
 language plpgsql stable
 as $$
@@ -103,8 +107,8 @@ begin
 end
 $$;
 
--- Those of due holds, whose rows are locked, that a sweep can end whole, or but for lines of scopes that
--- are behind. The locked scopes are not behind, and nothing is due in the idle ones.
+-- Those of due holds, whose rows are locked, that a sweep can end whole, or but for lines of scopes
+-- that are behind. The locked scopes are not behind, and nothing is due in the idle ones.
 create function metered._sweepable(due_nos bigint[], locked text[], idle text[], behind text[])
 returns bigint[]
 language plpgsql volatile
@@ -117,7 +121,8 @@ begin
     due_nos := array(
         select y.no
         from unnest(due_nos) y(no), lateral (
-            select count(*) as lines, count(*) filter (where l.scope = any (locked || idle)) as mine,
+            select count(*) as lines,
+                count(*) filter (where l.scope = any (locked || idle)) as mine,
                 count(*) filter (where l.scope = any (behind)) as later
             from metered.hold_lines l where l.hold = y.no and l.open <> 0) x
         where x.lines = x.mine + x.later and (x.lines = 0 or x.mine > 0));
@@ -157,7 +162,8 @@ declare
     looked  bigint[];
     ended   bigint[];
     locked  text[] := '{}';
-    idle    text[] := '{}';     -- in which nothing is due but rows of lines that were freed with a sum
+    idle    text[] := '{}';     -- in which nothing is due but rows of
+                                -- lines that were freed with a sum
     tip     metered.ledger;
     wallets text[];
     one     record;
@@ -222,8 +228,9 @@ begin
 end
 $$;
 
--- Clears rows of lines that were freed with a sum, and their parts of lots, of some holds, whose rows are
--- locked: in only_scopes, or in all. Wallets are locked. Other scopes need not be: what was freed stays freed.
+-- Clears rows of lines that were freed with a sum, and their parts of lots, of some holds, whose
+-- rows are locked: in only_scopes, or in all. Wallets are locked. Other scopes need not be: what
+-- was freed stays freed.
 create function metered._clear_freed(nos bigint[], only_scopes text[]) returns void
 language plpgsql volatile
 as $$
@@ -255,8 +262,8 @@ begin
 end
 $$;
 
--- Ends the rows of swept holds, whose lines have ended, and returns those that keep no units. Unless
--- subscribers still shall hear of them, they are marked as announced.
+-- Ends the rows of swept holds, whose lines have ended, and returns those that keep no units.
+-- Unless subscribers still shall hear of them, they are marked as announced.
 create function metered._end_swept(swept bigint[], clk timestamptz, keep_pending boolean,
     channel text) returns bigint[]
 language plpgsql volatile
@@ -287,12 +294,12 @@ begin
 end
 $$;
 
--- Takes one step in a scope that is behind. A step clears the rows of up to max_holds lines that were
--- freed with a sum, and locks no scope. Where there are none, it frees what is due, if the scope's
--- lock is free: by a sum, as catch_up does it, or, in a wallet or a closed scope, the first lines one
--- by one. Then it takes the step that sweep_wallet takes, which may end lots and no line. freed counts
--- lines that it ended: null if it did nothing, since others have the locks. nos are holds that ended
--- whole with them, as sweep_due has it. more: rows of others are left.
+-- Takes one step in a scope that is behind. A step clears the rows of up to max_holds lines that
+-- were freed with a sum, and locks no scope. Where there are none, it frees what is due, if the
+-- scope's lock is free: by a sum, as catch_up does it, or, in a wallet or a closed scope, the first
+-- lines one by one. Then it takes the step that sweep_wallet takes, which may end lots and no line.
+-- freed counts lines that it ended: null if it did nothing, since others have the locks. nos are
+-- holds that ended whole with them, as sweep_due has it. more: rows of others are left.
 create function metered.sweep_scope(of_scope metered.scope_name, max_holds int,
     keep_pending boolean, channel text,
     out nos bigint[], out freed int, out more boolean)
@@ -345,8 +352,8 @@ end
 $$;
 
 -- Ends the first due lines, at most most, of a wallet or a closed scope, which is locked: up to the
--- first whose hold another call has locked, since it may capture something. In a wallet, what is due by
--- then is written. Returns the holds: null if the first one is locked.
+-- first whose hold another call has locked, since it may capture something. In a wallet, what is
+-- due by then is written. Returns the holds: null if the first one is locked.
 create function metered._free_first(tip metered.ledger, clk timestamptz, most int) returns bigint[]
 language plpgsql volatile
 as $$

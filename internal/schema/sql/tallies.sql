@@ -1,11 +1,14 @@
--- Charges without limits of a busy scope, such as the total of a channel that all users share. They do not queue: each is a row of its own
--- (a tally), written without the scope's lock, and whoever has that lock next folds all rows that it sees into the chain.
+-- Charges without limits of a busy scope, such as the total of a channel that all users share. They
+-- do not queue: each is a row of its own (a tally), written without the scope's lock, and whoever
+-- has that lock next folds all rows that it sees into the chain.
 --
--- A scope has tallies from the charge on that had to wait for its lock (tallied in its entries). So a writer learns from the last entry, which it
--- reads anyway, whether it has to look for rows. A row that it does not see was committed after it looked, and is charged after it.
+-- A scope has tallies from the charge on that had to wait for its lock (tallied in its entries). So
+-- a writer learns from the last entry, which it reads anyway, whether it has to look for rows. A
+-- row that it does not see was committed after it looked, and is charged after it.
 --
--- What nothing may be charged to without the lock (a wallet, a closed scope, a scope that is forgotten) takes the tallies' lock,
--- exclusively, and folds once more: _end_tallies. A tally has it shared. See ADR 26.
+-- What nothing may be charged to without the lock (a wallet, a closed scope, a scope that is
+-- forgotten) takes the tallies' lock, exclusively, and folds once more: _end_tallies. A tally has
+-- it shared. See ADR 26.
 
 -- The key of the lock that ends the tallies of a scope.
 create function metered._tally_key(of_scope text) returns bigint
@@ -14,9 +17,10 @@ as $$
     select metered._lock_key('metered/tally/metered', convert_to(of_scope, 'UTF8'))
 $$;
 
--- Folds the tallies of a scope, which is locked, into its chain, whose last entry is tip, and returns the last entry then. Each row
--- becomes an entry, in the order of their times, but no earlier than the entry before it, nor than its own time, even if the clock was
--- set back: else a later tally could get that time again, and with it the number.
+-- Folds the tallies of a scope, which is locked, into its chain, whose last entry is tip, and
+-- returns the last entry then. Each row becomes an entry, in the order of their times, but no
+-- earlier than the entry before it, nor than its own time, even if the clock was set back: else a
+-- later tally could get that time again, and with it the number.
 create function metered._fold(tip metered.ledger) returns metered.ledger
 language plpgsql volatile
 as $$
@@ -32,8 +36,10 @@ begin
         from gone g window w as (order by g.at)
     ), entries as (
         insert into metered.ledger ({entry columns}, ref)
-        select {entry of tip: seq = tip.seq + p.nth, amount = p.amount, at = greatest(tip.at, p.at), spent = tip.spent + p.sum,
-            kind = 'c', hold = p.hold, operation_tenant = p.operation_tenant, operation = p.operation, note = p.note}, metered._in_us(p.at)
+        select {entry of tip: seq = tip.seq + p.nth, amount = p.amount, at = greatest(tip.at, p.at),
+            spent = tip.spent + p.sum,
+            kind = 'c', hold = p.hold, operation_tenant = p.operation_tenant,
+            operation = p.operation, note = p.note}, metered._in_us(p.at)
         from placed p
         on conflict do nothing
         returning seq
@@ -42,46 +48,63 @@ begin
     if made < rows_ then
         perform metered._collided();
     elsif made > 0 then
-        select * into folded from metered.ledger l where l.scope = tip.scope and l.seq = tip.seq + made;
+        select * into folded
+        from metered.ledger l
+        where l.scope = tip.scope and l.seq = tip.seq + made;
     end if;
     return folded;
 end
 $$;
 
--- The units of a scope's tallies that count after a time, or of all of them (null), for a reader, and how many they are.
-create function metered._tallied_units(tip metered.ledger, since timestamptz, out units bigint, out charges bigint)
+-- The units of a scope's tallies that count after a time, or of all of them (null), for a reader,
+-- and how many they are.
+create function metered._tallied_units(tip metered.ledger, since timestamptz, out units bigint,
+    out charges bigint)
 language sql stable
 as $$
     select coalesce(sum(x.amount), 0)::bigint, count(*) from metered.tallies x
     where x.scope = tip.scope and (since is null or tip.at > since or x.at > since)
 $$;
 
--- Writes a charge without limits as a tally, if its scope has them, and returns its time, which no other one of the scope has, or null.
--- It waits for nobody: a time is the writer's own by a lock, and where the chain is ahead of the clock, the next one is looked for.
-create function metered._tally(charge metered.new_charge, origin metered.origin, of_hold text) returns timestamptz
+-- Writes a charge without limits as a tally, if its scope has them, and returns its time, which no
+-- other one of the scope has, or null. It waits for nobody: a time is the writer's own by a lock,
+-- and where the chain is ahead of the clock, the next one is looked for.
+create function metered._tally(charge metered.new_charge, origin metered.origin, of_hold text)
+    returns timestamptz
 language plpgsql volatile
 as $$
 declare
     t_lock bigint := metered._tally_key(charge.scope);
     made   timestamptz;
 begin
-    if ({sum: amount = charge.amount, note = charge.note} and charge.held = 0 and charge.must_exist is not true and charge.lease is null
+    if ({sum: amount = charge.amount, note = charge.note}
+            and charge.held = 0
+            and charge.must_exist is not true
+            and charge.lease is null
         and pg_try_advisory_xact_lock_shared(t_lock)) is not true then
         return null;
     end if;
-    {write tally: into = made, scope = charge.scope, amount = charge.amount, tenant = origin.tenant, operation = origin.operation, hold = of_hold, note = charge.note};
+    {write tally: into = made, scope = charge.scope, amount = charge.amount,
+        tenant = origin.tenant, operation = origin.operation, hold = of_hold, note = charge.note};
     if made is not null or not exists (
-        select from (select * from metered.ledger l where l.scope = charge.scope order by l.seq desc limit 1) t
+        select from (select *
+            from metered.ledger l where l.scope = charge.scope order by l.seq desc limit 1) t
         where {tallied: scope = charge.scope, tip = t, at = metered.clock()}) then
         return made;
     end if;
     for nth in 1..100 loop
-        insert into metered.tallies as y (at, amount, scope, operation_tenant, operation, hold, note)
-        select x.at, charge.amount, charge.scope, origin.tenant, origin.operation, of_hold, charge.note
+        insert into metered.tallies as y (at, amount, scope, operation_tenant, operation, hold,
+            note)
+        select x.at, charge.amount, charge.scope, origin.tenant, origin.operation, of_hold,
+            charge.note
         from (
             select nth * interval '1 microsecond' + greatest(metered.clock(), t.at,
-                (select y.at from metered.tallies y where y.scope = charge.scope order by y.at desc limit 1)) as at
-            from (select * from metered.ledger l where l.scope = charge.scope order by l.seq desc limit 1) t
+                (select y.at
+                    from metered.tallies y where y.scope = charge.scope order by y.at desc
+                    limit 1)) as at
+            from (select *
+                from metered.ledger l where l.scope = charge.scope order by l.seq desc
+                limit 1) t
             where {tallied: scope = charge.scope, tip = t, at = metered.clock()}) x
         where {own time: key = t_lock, at = x.at}
         on conflict do nothing
@@ -92,10 +115,13 @@ begin
 end
 $$;
 
--- _write_charges, where some charges were written as tallies, at these times: makes the others, or takes the tallies back. The seq of
--- a tally is its time in microseconds, less than 0. One in 32 also folds, if nobody has the scope's lock.
-create function metered._write_others(charges metered.new_charge[], tallies timestamptz[], ahead interval, wait_ms int,
-    origin metered.origin, mode text, hold metered.hold_terms, standing boolean) returns metered.charged
+-- _write_charges, where some charges were written as tallies, at these times: makes the others, or
+-- takes the tallies back. The seq of a tally is its time in microseconds, less than 0. One in 32
+-- also folds, if nobody has the scope's lock.
+create function metered._write_others(charges metered.new_charge[], tallies timestamptz[],
+    ahead interval, wait_ms int,
+    origin metered.origin, mode text, hold metered.hold_terms, standing boolean)
+returns metered.charged
 language plpgsql volatile
 as $$
 declare
@@ -114,7 +140,8 @@ begin
         answer := posted;
         if posted.refused is not null then
             for i in 1..cardinality(charges) loop
-                delete from metered.tallies y where y.scope = charges[i].scope and y.at = tallies[i];
+                delete from metered.tallies y
+                where y.scope = charges[i].scope and y.at = tallies[i];
             end loop;
             return answer;
         end if;
@@ -125,7 +152,8 @@ begin
             answer.seqs[i] := -metered._in_us(tallies[i]);
             answer.held[i] := 0;
             answer.at := coalesce(answer.at, tallies[i]);
-            if answer.seqs[i] & 31 = 0 and metered._try_lock(metered._scope_key(charges[i].scope)) then
+            if answer.seqs[i] & 31 = 0
+                and metered._try_lock(metered._scope_key(charges[i].scope)) then
                 perform metered._entry_for_write(charges[i].scope);
             end if;
         else
@@ -139,7 +167,8 @@ begin
 end
 $$;
 
--- Ends the tallies of a scope that is locked, and waits as long for those that are on their way: no transaction writes one from here on. entry is its last entry, as far as the caller knows it,
+-- Ends the tallies of a scope that is locked, and waits as long for those that are on their way: no
+-- transaction writes one from here on. entry is its last entry, as far as the caller knows it,
 -- which gets the number, the time and the spent units of the last one.
 create function metered._end_tallies(entry metered.ledger, wait_ms int) returns metered.ledger
 language plpgsql volatile
@@ -163,8 +192,8 @@ begin
 end
 $$;
 
--- Keeps tallies out of scopes that are locked, until the transaction ends, and folds those that there are: for a caller to whom nothing
--- of the past may be missing.
+-- Keeps tallies out of scopes that are locked, until the transaction ends, and folds those that
+-- there are: for a caller to whom nothing of the past may be missing.
 create function metered._without_tallies(scopes text[], wait_ms int) returns void
 language plpgsql volatile
 as $$
@@ -172,7 +201,8 @@ declare
     busy   text[] := metered._tallied_of(scopes);
 begin
     if busy <> '{}' then
-        perform metered._lock_keys(array(select metered._tally_key(b) as key from unnest(busy) b order by 1), wait_ms);
+        perform metered._lock_keys(array(select metered._tally_key(b) as key
+                from unnest(busy) b order by 1), wait_ms);
         perform metered._fold_of(busy);
     end if;
 end
@@ -184,7 +214,9 @@ language plpgsql stable
 as $$
 begin
     return array(select s.scope from unnest(scopes) s(scope),
-        lateral (select l.tallied from metered.ledger l where l.scope = s.scope order by l.seq desc limit 1) t where t.tallied);
+        lateral (select l.tallied
+            from metered.ledger l where l.scope = s.scope order by l.seq desc
+            limit 1) t where t.tallied);
 end
 $$;
 
@@ -209,7 +241,9 @@ declare
     last_scope text := '';
 begin
     for nth in 1..100 loop
-        select x.scope into last_scope from metered.tallies x where x.scope > last_scope order by x.scope limit 1;
+        select x.scope into last_scope
+        from metered.tallies x
+        where x.scope > last_scope order by x.scope limit 1;
         exit when not found;
         if metered._try_lock(metered._scope_key(last_scope)) then
             perform metered._entry_for_write(last_scope);
@@ -218,7 +252,8 @@ begin
 end
 $$;
 
--- The keys of locks that a command takes first, with those of the scopes of its charges without limits, unless these are tallies.
+-- The keys of locks that a command takes first, with those of the scopes of its charges without
+-- limits, unless these are tallies.
 create function metered.with_sums(keys bigint[], scopes text[]) returns bigint[]
 language plpgsql volatile
 as $$
@@ -229,12 +264,15 @@ begin
         select metered._scope_key(s.scope) from unnest(scopes) s(scope)
         where metered._one_snapshot() or metered._sharded() or (
             select {tallied: scope = s.scope, tip = l, at = metered.clock()}
-            from metered.ledger l where l.scope = s.scope order by l.seq desc limit 1) is not true) k order by 1);
+            from metered.ledger l
+            where l.scope = s.scope order by l.seq desc limit 1) is not true) k order by 1);
 end
 $$;
 
--- The units of a scope's tallies that count before each of the times, which ascend (see usage_before), or how many they are.
-create function metered._tallies_before(tip metered.ledger, times timestamptz[], counting boolean) returns bigint[]
+-- The units of a scope's tallies that count before each of the times, which ascend (see
+-- usage_before), or how many they are.
+create function metered._tallies_before(tip metered.ledger, times timestamptz[], counting boolean)
+    returns bigint[]
 language plpgsql stable
 as $$
 declare
@@ -243,7 +281,8 @@ declare
     tally record;
 begin
     for tally in
-        select width_bucket(greatest(x.at, tip.at), times) as nth, sum(case when counting then 1 else x.amount end)::bigint as amount
+        select width_bucket(greatest(x.at, tip.at), times) as nth,
+            sum(case when counting then 1 else x.amount end)::bigint as amount
         from metered.tallies x where x.scope = tip.scope group by 1
     loop
         if tally.nth < cardinality(times) then
@@ -258,7 +297,8 @@ begin
 end
 $$;
 
--- The entry of a tally that was folded, or null. It is no earlier than the tally. A scope has tallies in its first epoch only.
+-- The entry of a tally that was folded, or null. It is no earlier than the tally. A scope has
+-- tallies in its first epoch only.
 create function metered._seq_of_tally(of_scope text, named bigint) returns bigint
 language plpgsql stable
 as $$
@@ -271,7 +311,8 @@ begin
     before := timestamptz 'epoch' - (named + 1) * interval '1 microsecond';
     return (select l.seq from metered.ledger l
         where l.scope = of_scope and l.epoch = 0 and l.kind = 'c' and l.ref = -named
-            and l.seq > coalesce((select base.seq from {base: scope = of_scope, epoch = 0, since = before}), 0)
+            and l.seq > coalesce((select base.seq
+                    from {base: scope = of_scope, epoch = 0, since = before}), 0)
         order by l.seq limit 1);
 end
 $$;

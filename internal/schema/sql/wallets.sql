@@ -1,210 +1,14 @@
--- The functions of wallets that applications call. See lots.sql.
+-- What applications call of wallets besides: ends of lots and of renewals, draws, the balance.
 
--- Grants a lot that begins at once and has no plan, for builds of 0.1.0: see plan_lot.
-create function metered.grant_lot(of_scope metered.scope_name, key bigint, lot metered.new_lot, must_exist boolean, wait_ms int, origin metered.origin,
-    out status text, out no bigint, out seq bigint, out at timestamptz, out expires_at timestamptz, out refused jsonb)
-language plpgsql volatile
-as $$
-begin
-    select g.status, g.no, g.seq, g.at, g.expires_at, g.refused into status, no, seq, at, expires_at, refused
-    from metered.plan_lot(of_scope, key, lot, null, null, must_exist, wait_ms, origin) g;
-end
-$$;
-
--- Checks a plan that a caller passes. What comes again is a day long at least, since a call writes all that came meanwhile.
-create function metered._require_plan(lot metered.new_lot, plan metered.lot_plan, starts_at timestamptz) returns void
-language plpgsql stable
-as $$
-begin
-    perform metered._require(plan.renewal is null and plan.of_reference is null and plan.roll_for is null
-        and (((plan.renews).every is null) = (plan.renew_amount is null)) and coalesce(plan.renew_amount between 1 and 9007199254740992, true)
-        and coalesce((plan.renews).every >= interval '1 day', true) and coalesce(octet_length((plan.renews).zone) <= 255, true)
-        and coalesce(octet_length((plan.roll_to).zone) <= 255, true)
-        and ((plan.renews).every is null or lot.lasts is null and lot.expires_at is null and lot.reference is not null)
-        and (lot.roll_cap is not null or (plan.roll_to).every is null and plan.roll_again is null and plan.roll_shared is null)
-        and coalesce(plan.roll_again between -1 and 10000, true) and coalesce(metered._sound_uses(plan.uses), true)
-        and (coalesce(plan.roll_again, 0) = 0 or coalesce((plan.roll_to).every, lot.roll_for) >= interval '1 day')
-        and coalesce(starts_at > '-infinity' and starts_at < '9000-01-01 00:00:00+00', true), 'plan');
-end
-$$;
-
--- The first lot of a grant that was bought at since: its amount, its beginning and its end. amount is null for the part of the
--- period that was left then. Ended by that time is one that does not renew, and one whose plan would have brought more
--- than 24 lots since.
-create function metered._first_lot(inout lot metered.new_lot, plan metered.lot_plan, since timestamptz, now timestamptz, out ended boolean)
-language plpgsql stable
-as $$
-declare
-    span timestamptz[];
-begin
-    ended := false;
-    if (plan.renews).every is null then
-        lot.expires_at := coalesce(since + lot.lasts, lot.expires_at, 'infinity');
-        ended := lot.expires_at <= greatest(since, now);
-        return;
-    end if;
-    span := metered._period_at(plan.renews, since);
-    lot.expires_at := span[2];
-    lot.amount := coalesce(lot.amount, div(plan.renew_amount * (extract(epoch from span[2]) - extract(epoch from since)),
-        extract(epoch from span[2]) - extract(epoch from span[1])));
-    ended := extract(epoch from now) - extract(epoch from since) > 24 * extract(epoch from (plan.renews).every);
-end
-$$;
-
--- Notes the first lot of a plan that has no units, and schedules the lot of the next period. last_entry is after everything due. Appends
--- it, and returns it.
-create function metered._empty_lot(last_entry metered.ledger, empty metered.lots, out entry metered.ledger, out no bigint)
-language plpgsql volatile
-as $$
-begin
-    entry := metered._schedule(last_entry, (empty.plan).renew_amount, case when empty.expires_at > last_entry.at then empty.expires_at end);
-    empty.granted_seq := entry.seq;
-    empty.last_seq := entry.seq;
-    empty.no := metered._note_lot(empty);
-    perform metered._move_lot(last_entry.scope, entry.seq, 1, metered._renew_lot(empty, entry.seq), 's', entry.amount, 0, 0);
-    no := empty.no;
-end
-$$;
-
--- Grants a lot to a wallet, which is any scope: it becomes a wallet with the first one. The lot begins at starts_at, or at once. That of a plan may have no
--- units, or null: the part of its period that was left at starts_at. A plan that was bought in a period which is over brings
--- the lots of that period and of all since. status is granted, same (it was
--- granted under the reference before, and is answered as it is now, with the units that were revoked of it since, and whether its renewals were ended), conflict (the reference is of another lot) or ended (it would have ended by now). refused, and nothing
--- written, if the scope must exist and does not.
-create function metered.plan_lot(of_scope metered.scope_name, key bigint, lot metered.new_lot, plan metered.lot_plan, starts_at timestamptz, must_exist boolean,
+-- Sets the end of a lot, by its number or reference: earlier, later, or never (infinity). status is
+-- set, same (it has that end), unknown, ended (it has ended by now, or the end would be over), or
+-- crossing: it ends other lots, and would cross thresholds of limits, which the caller does not
+-- report.
+create function metered.set_lot_end(of_scope metered.scope_name, key bigint, of_lot bigint,
+    of_reference text, ends timestamptz, limits metered.charge_limit[],
     wait_ms int, origin metered.origin,
-    out status text, out no bigint, out amount bigint, out seq bigint, out at timestamptz, out expires_at timestamptz, out refused jsonb,
-    out revoked bigint, out renewals_ended boolean)
-language plpgsql volatile
-as $$
-declare
-    entry  metered.ledger;
-    was    metered.lots;
-    first  metered.lots;
-    made   record;
-    renews boolean := ((plan).renews).every is not null;
-begin
-    perform metered._require(coalesce(metered._key_fits(key, of_scope), true), 'key');
-    perform metered._require((renews and lot.amount is null or lot.amount between (not renews)::int and 9007199254740992)
-        and octet_length(lot.category) <= 255 and lot.priority is not null
-        and coalesce(octet_length(lot.reference) between 1 and 255, true) and (lot.reference is null) = (lot.fingerprint is null)
-        and coalesce(octet_length(lot.fingerprint) = 33, true) and (lot.lasts is null or lot.expires_at is null)
-        and coalesce(lot.lasts > interval '0' and lot.lasts <= interval '36525 days', true)
-        and coalesce(lot.expires_at > '-infinity' and lot.expires_at < '9000-01-01 00:00:00+00', true)
-        and (lot.roll_cap is null) = (lot.roll_for is null) and coalesce(lot.roll_cap between 1 and 9007199254740992, true)
-        and coalesce(metered._goes_on(lot.roll_for), true) and coalesce(metered._goes_on(lot.late), true), 'lot');
-    if plan is distinct from null or starts_at is not null then
-        perform metered._require_plan(lot, plan, starts_at);
-        plan := metered._plan_kept(plan);
-    end if;
-    entry := metered._next_entry(of_scope, key, wait_ms, origin);
-    if lot.reference is not null then
-        was := metered._find_lot(of_scope, null, lot.reference);
-        if was.no is null and entry.lots_end is not null then   -- a lot that is due may have the reference
-            entry := metered._after_due(entry, 0, wait_ms);
-            was := metered._find_lot(of_scope, null, lot.reference);
-        end if;
-        if was.no is not null then
-            status := case when was.fingerprint = lot.fingerprint then 'same' else 'conflict' end;
-            no := was.no;
-            amount := was.amount;
-            seq := was.granted_seq;
-            at := was.granted_at;
-            expires_at := nullif(was.expires_at, 'infinity');
-            revoked := (select sum(y.revoked) from metered.lot_rows y where y.no = any (metered._family(was.no)));
-            renewals_ended := (was.plan).renewal = was.reference and not exists (select from metered.lot_rows y
-                where y.scope = of_scope and y.pending > 0 and (y.plan).renewal = was.reference);
-            return;
-        end if;
-    end if;
-    perform metered._refuse_closed(entry);
-    if must_exist then
-        refused := metered._admit(row(of_scope, key, coalesce(plan.renew_amount, lot.amount), 0, null, null, true, null, null), null, false, wait_ms);
-        if refused is not null then
-            return;
-        end if;
-    end if;
-    made := metered._first_lot(lot, plan, coalesce(starts_at, entry.at), entry.at);
-    lot := made.lot;
-    expires_at := nullif(lot.expires_at, 'infinity');
-    if made.ended then
-        status := metered._missing_lot(entry);   -- it was not granted before, as of now
-        status := 'ended';
-        at := entry.at;
-        return;
-    end if;
-    if renews then
-        plan.renewal := lot.reference;
-    end if;
-    if plan is distinct from null or lot.roll_cap is not null then
-        plan.roll_for := lot.roll_for;
-    end if;
-    entry := metered._after_minima(entry, wait_ms);
-    first.scope := of_scope;
-    first.amount := lot.amount;
-    first.expires_at := lot.expires_at;
-    first.roll_cap := lot.roll_cap;
-    first.late := lot.late;
-    first.priority := lot.priority;
-    first.category := lot.category;
-    first.reference := lot.reference;
-    first.fingerprint := lot.fingerprint;
-    first.plan := plan;
-    first.starts_at := coalesce(starts_at, entry.at);
-    if lot.roll_cap is not null then
-        first.roll_end := metered._roll_end(lot.expires_at, plan, lot.roll_for);
-    end if;
-    if lot.amount > 0 and first.starts_at <= entry.at and lot.expires_at > entry.at then
-        made := metered._credit_lot(entry, lot, plan, 'g', wait_ms);
-        entry := made.entry;
-        no := made.no;
-        if renews then
-            first.no := no;
-            perform metered._renew_lot(first, entry.seq);
-        end if;
-    else
-        entry := metered._after_due(metered._as_wallet(entry, wait_ms), 0, wait_ms);
-        if lot.amount = 0 then
-            made := metered._empty_lot(entry, first);
-            entry := made.entry;
-            no := made.no;
-        else
-            entry := metered._schedule(entry, lot.amount, case when first.starts_at > entry.at then first.starts_at end);
-            first.granted_seq := entry.seq;
-            first.last_seq := entry.seq;
-            no := metered._note_lot(first);
-            perform metered._move_lot(of_scope, entry.seq, 1, no, 's', lot.amount, 0, 0);
-        end if;
-        if lot.expires_at <= entry.at then      -- what it has brought by now
-            perform metered._settle(entry, least(entry.at, metered.clock()), metered._ends_per_call(), 0, wait_ms);
-        end if;
-    end if;
-    status := 'granted';
-    amount := lot.amount;
-    seq := entry.seq;
-    at := entry.at;
-end
-$$;
-
--- Appends an entry that moves no units: a lot of so many units is scheduled, or its end is set. entry is as _next_entry has it, after everything due. The lot begins or
--- ends at comes.
-create function metered._schedule(entry metered.ledger, units bigint, comes timestamptz) returns metered.ledger
-language plpgsql volatile
-as $$
-begin
-    entry.kind := 's';
-    entry.amount := units;
-    entry.lots_end := least(entry.lots_end, comes);
-    perform metered._append(entry);
-    return entry;
-end
-$$;
-
--- Sets the end of a lot, by its number or reference: earlier, later, or never (infinity). status is set, same (it has that end), unknown, ended (it has
--- ended by now, or the end would be over), or crossing: it ends other lots, and would cross thresholds of limits, which the caller does not report.
-create function metered.set_lot_end(of_scope metered.scope_name, key bigint, of_lot bigint, of_reference text, ends timestamptz, limits metered.charge_limit[],
-    wait_ms int, origin metered.origin,
-    out status text, out no bigint, out units bigint, out seq bigint, out at timestamptz, out crossed jsonb)
+    out status text, out no bigint, out units bigint, out seq bigint, out at timestamptz,
+    out crossed jsonb)
 language plpgsql volatile
 as $$
 declare
@@ -212,8 +16,10 @@ declare
     lot   metered.lots;
     named record;
 begin
-    perform metered._require(coalesce(metered._key_fits(key, of_scope), true) and (of_lot is null) <> (of_reference is null)
-        and (ends = 'infinity' or ends > '-infinity' and ends < '9000-01-01 00:00:00+00') is true, 'set_lot_end');
+    perform metered._require(coalesce(metered._key_fits(key, of_scope), true)
+        and (of_lot is null) <> (of_reference is null)
+        and (ends = 'infinity' or ends > '-infinity' and ends < '9000-01-01 00:00:00+00') is true,
+            'set_lot_end');
     entry := metered._next_entry(of_scope, key, wait_ms, origin);
     named := metered._name_lot(entry, of_lot, of_reference, null, limits, wait_ms);
     status := named.status;
@@ -230,7 +36,8 @@ begin
     if lot.expires_at = ends then
         status := 'same';
         return;
-    elsif lot.expires_at <= entry.at or ends <= greatest(entry.at, case when lot.pending > 0 then lot.starts_at end) then
+    elsif lot.expires_at <= entry.at
+        or ends <= greatest(entry.at, case when lot.pending > 0 then lot.starts_at end) then
         status := metered._missing_lot(entry);
         status := 'ended';
         return;
@@ -239,13 +46,17 @@ begin
     at := entry.at;
     entry := metered._schedule(entry, lot.rest + lot.held + lot.pending + lot.kept, ends);
     if lot.roll_cap is not null then
-        if (lot.plan).roll_for is null and ((lot.plan).roll_to).every is null then   -- granted by 0.1.0, and never set
+        -- granted by 0.1.0, and never set
+        if (lot.plan).roll_for is null and ((lot.plan).roll_to).every is null then
             lot.plan.roll_for := case when lot.roll_end = 'infinity' then interval '0'
-                else (extract(epoch from lot.roll_end) - extract(epoch from lot.expires_at)) * interval '1 second' end;
+                else (extract(epoch from lot.roll_end) - extract(epoch from lot.expires_at))
+                    * interval '1 second' end;
         end if;
         lot.roll_end := metered._roll_end(ends, lot.plan, (lot.plan).roll_for);
     end if;
-    update metered.lot_rows y set expires_at = ends, roll_end = lot.roll_end, plan = lot.plan where y.no = lot.no;
+    update metered.lot_rows y
+    set expires_at = ends, roll_end = lot.roll_end, plan = lot.plan
+    where y.no = lot.no;
     perform metered._move_lot(of_scope, entry.seq, 1, lot.no, 's', entry.amount, 0, 0);
     status := 'set';
     seq := entry.seq;
@@ -253,10 +64,13 @@ begin
 end
 $$;
 
--- Ends the renewals of a grant, by its reference: the lot of the next period is withdrawn, and none comes after it. The present one stays. status is revoked,
--- same (they were ended before), unknown (no such grant renews), or crossing, as revoke_lot has it.
-create function metered.end_renewal(of_scope metered.scope_name, key bigint, of_reference text, limits metered.charge_limit[], wait_ms int, origin metered.origin,
-    out status text, out no bigint, out revoked bigint, out missing bigint, out seq bigint, out at timestamptz, out crossed jsonb)
+-- Ends the renewals of a grant, by its reference: the lot of the next period is withdrawn, and none
+-- comes after it. The present one stays. status is revoked, same (they were ended before), unknown
+-- (no such grant renews), or crossing, as revoke_lot has it.
+create function metered.end_renewal(of_scope metered.scope_name, key bigint, of_reference text,
+    limits metered.charge_limit[], wait_ms int, origin metered.origin,
+    out status text, out no bigint, out revoked bigint, out missing bigint, out seq bigint,
+    out at timestamptz, out crossed jsonb)
 language plpgsql volatile
 as $$
 declare
@@ -264,11 +78,13 @@ declare
     its_lot metered.lots;
     named   record;
 begin
-    perform metered._require(coalesce(metered._key_fits(key, of_scope), true) and (octet_length(of_reference) between 1 and 255) is true, 'end_renewal');
+    perform metered._require(coalesce(metered._key_fits(key, of_scope), true)
+        and (octet_length(of_reference) between 1 and 255) is true, 'end_renewal');
     entry := metered._next_entry(of_scope, key, wait_ms, origin);
     begin
         named := metered._name_lot(entry, null, of_reference, null, limits, wait_ms);
-    exception when sqlstate 'MT010' then    -- a zone that the server has lost: the lot that is due begins, and no other
+    -- a zone that the server has lost: the lot that is due begins, and no other
+    exception when sqlstate 'MT010' then
         no := metered._end_lost(of_scope, of_reference);
         if no is null then
             raise;
@@ -286,7 +102,12 @@ begin
         status := metered._missing_lot(entry);
         return;
     end if;
-    select * into its_lot from metered.lots y where y.scope = of_scope and y.pending > 0 and ((y.plan).renews).every is not null and (y.plan).renewal = of_reference
+    select * into its_lot
+    from metered.lots y
+    where y.scope = of_scope
+        and y.pending > 0
+        and ((y.plan).renews).every is not null
+        and (y.plan).renewal = of_reference
     order by y.starts_at, y.age limit 1;
     missing := 0;
     revoked := 0;
@@ -305,7 +126,8 @@ begin
 end
 $$;
 
--- Ends what the lots of a plan still need its zones for: no lot comes after those that are there. Returns the last one.
+-- Ends what the lots of a plan still need its zones for: no lot comes after those that are there.
+-- Returns the last one.
 create function metered._end_lost(of_scope text, of_reference text) returns bigint
 language plpgsql volatile
 as $$
@@ -314,33 +136,43 @@ declare
 begin
     for last in
         select y.no from metered.lot_rows y
-        where y.scope = of_scope and ((y.plan).renewal = of_reference or (y.plan).of_reference = of_reference)
+        where y.scope = of_scope
+            and ((y.plan).renewal = of_reference or (y.plan).of_reference = of_reference)
         order by y.age
     loop
-        update metered.lot_rows y set plan.renews = null, plan.renew_amount = null, plan.roll_to = null, plan.roll_again = null
+        update metered.lot_rows y
+        set plan.renews = null, plan.renew_amount = null, plan.roll_to = null,
+            plan.roll_again = null
         where y.no = last;
     end loop;
     return last;
 end
 $$;
 
--- Takes back units of a lot before they begin. Without any left, it does not begin, and none comes after it. Appends an entry after it, and returns it.
-create function metered._withdraw(entry metered.ledger, lot metered.lots, units bigint) returns metered.ledger
+-- Takes back units of a lot before they begin. Without any left, it does not begin, and none comes
+-- after it. Appends an entry after it, and returns it.
+create function metered._withdraw(entry metered.ledger, lot metered.lots, units bigint)
+    returns metered.ledger
 language plpgsql volatile
 as $$
 begin
     entry := metered._schedule(entry, units, entry.lots_end);
-    update metered.lot_rows y set pending = y.pending - units, revoked = y.revoked + units where y.no = lot.no;
+    update metered.lot_rows y
+    set pending = y.pending - units, revoked = y.revoked + units
+    where y.no = lot.no;
     perform metered._move_lot(lot.scope, entry.seq, 1, lot.no, 'w', units, 0, 0);
     return entry;
 end
 $$;
 
--- Draws units of a wallet, as a charge does: charge.amount of them, or with up_to as much of that as its limits let in. lots says of
--- which lots they are, and overdrawn how many are of none. left is the balance after it, with lots for the use of the charge. A refusal of a command's draw raises, because COMMIT
--- follows, and its draws are kept for its record.
-create function metered.draw(charge metered.new_charge, up_to boolean, ahead interval, wait_ms int, origin metered.origin,
-    out seq bigint, out at timestamptz, out amount bigint, out lots json, out overdrawn bigint, out left_over bigint, out refused jsonb, out crossed jsonb)
+-- Draws units of a wallet, as a charge does: charge.amount of them, or with up_to as much of that
+-- as its limits let in. lots says of which lots they are, and overdrawn how many are of none. left
+-- is the balance after it, with lots for the use of the charge. A refusal of a command's draw
+-- raises, because COMMIT follows, and its draws are kept for its record.
+create function metered.draw(charge metered.new_charge, up_to boolean, ahead interval, wait_ms int,
+    origin metered.origin,
+    out seq bigint, out at timestamptz, out amount bigint, out lots json, out overdrawn bigint,
+    out left_over bigint, out refused jsonb, out crossed jsonb)
 language plpgsql volatile
 as $$
 declare
@@ -349,11 +181,15 @@ declare
     posted  metered.charged;
     kept    bigint;
 begin
-    if (charge.held = 0 and charge.lease is null and charge.amount between 1 and 9007199254740992 and up_to is not null) is not true then
+    if (charge.held = 0
+            and charge.lease is null
+            and charge.amount between 1 and 9007199254740992
+            and up_to is not null) is not true then
         perform metered._require(false, 'draw');
     end if;
     if up_to then
-        written := metered._write_up_to(array[charge], 1, ahead, wait_ms, origin, mode, null, false);
+        written := metered._write_up_to(array[charge], 1, ahead, wait_ms, origin, mode, null,
+            false);
         charge := written.charges[1];
         posted := written.posted;
     else
@@ -368,27 +204,35 @@ begin
     seq := posted.seqs[1];
     at := posted.ats[1];
     lots := metered._lots_of(charge.scope, seq);
-    select e.credited - e.spent + e.refunded - e.held - case when metered._lags(row(e.*)::metered.ledger)
+    select e.credited - e.spent + e.refunded - e.held
+        - case when metered._lags(row(e.*)::metered.ledger)
         then metered._lapsing(row(e.*)::metered.ledger, e.at) else 0 end into left_over
     from metered.ledger e
     where e.scope = charge.scope and e.seq = draw.seq;
     overdrawn := greatest(0, least(amount, -left_over));
     if charge.note ? 'use' then
-        overdrawn := coalesce((select coalesce(sum(x.amount) filter (where x.lot = 0), 0) from metered.lot_moves x
+        overdrawn := coalesce((select coalesce(sum(x.amount) filter (where x.lot = 0), 0)
+                from metered.lot_moves x
             where x.scope = charge.scope and x.seq = draw.seq having count(*) > 0), overdrawn);
         kept := (select coalesce(sum(y.kept), 0) from metered.lots y
-            where y.scope = charge.scope and y.keeps and y.expires_at > draw.at and (y.plan).uses @> array[charge.note ->> 'use']);
+            where y.scope = charge.scope
+                and y.keeps
+                and y.expires_at > draw.at
+                and (y.plan).uses @> array[charge.note ->> 'use']);
         left_over := case when kept > 0 then greatest(0, left_over) + kept else left_over end;
     end if;
     if origin.operation is not null then
-        perform metered._remember_hold(json_build_object('drawn', json_strip_nulls(json_build_object('wallet', charge.scope, 'seq', seq, 'at', at,
+        perform metered._remember_hold(json_build_object('drawn',
+                json_strip_nulls(json_build_object('wallet', charge.scope, 'seq', seq, 'at', at,
             'amount', amount, 'lots', lots, 'overdrawn', overdrawn, 'left', left_over))));
     end if;
 end
 $$;
 
--- The balance of a wallet: units that can be drawn (less than 0: overdrawn), held units, and the lots that have some of either, in the
--- order in which they are drawn. Lots for some uses are no part of units. A lot or hold that is due has ended, whether that is written down or not. A lot that rolls over then is there as it will be.
+-- The balance of a wallet: units that can be drawn (less than 0: overdrawn), held units, and the
+-- lots that have some of either, in the order in which they are drawn. Lots for some uses are no
+-- part of units. A lot or hold that is due has ended, whether that is written down or not. A lot
+-- that rolls over then is there as it will be.
 create function metered.wallet_balance(of_scope text,
     out now timestamptz, out seq bigint, out units bigint, out held bigint, out lots json)
 language plpgsql stable
@@ -401,17 +245,22 @@ declare
 begin
     now := greatest(clk, tip.at);
     seq := tip.seq;
-    due := case when tip.next_due <= clk then metered._due_units(of_scope, tip.next_due, clk) else 0 end;
+    due := case when tip.next_due <= clk
+        then metered._due_units(of_scope, tip.next_due, clk) else 0 end;
     held := tip.held - due;
-    units := metered._balance(tip) + due - case when tip.next_due <= clk then metered._minima(tip, null, clk) else 0 end;
+    units := metered._balance(tip) + due - case when tip.next_due <= clk
+        then metered._minima(tip, null, clk) else 0 end;
     if tip.lots_end is null then
         return;
     end if;
     lapses := metered._due_lots(tip, clk);
     units := units - metered._lapsing_after(tip, clk, lapses.lots, lapses.lapsed, lapses.debt);
     lots := (
-        select json_agg(json_build_object('lot', coalesce(x.no, 0), 'reference', coalesce(x.reference, (x.plan).of_reference), 'category', x.category, 'priority', x.priority,
-            'granted_at', x.granted_at, 'expires_at', nullif(x.expires_at, 'infinity'), 'amount', x.amount, 'rest', x.rest, 'held', x.held, 'uses', (x.plan).uses)
+        select json_agg(json_build_object('lot', coalesce(x.no, 0), 'reference',
+                coalesce(x.reference, (x.plan).of_reference), 'category', x.category,
+                'priority', x.priority,
+            'granted_at', x.granted_at, 'expires_at', nullif(x.expires_at, 'infinity'), 'amount',
+            x.amount, 'rest', x.rest, 'held', x.held, 'uses', (x.plan).uses)
             order by x.priority, x.expires_at, x.age)
         from metered._lots_after(tip, clk, null, lapses.lots) x);
 end
