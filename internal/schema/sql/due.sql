@@ -58,9 +58,10 @@ create function metered._due_after(of_scope text, seq bigint, held bigint, next_
 returns timestamptz
 language sql volatile
 as $$
-    select case when held > 0 then
-        case when next_due > '-infinity'
-            and (next_due <= clk or seq & 15 < 2) then metered._later_due(of_scope, next_due,
-                clk) else next_due end
-    when next_due = '-infinity' then next_due end
+    select case
+        when held > 0 then
+            case when next_due > '-infinity' and (next_due <= clk or seq & 15 < 2)
+                then metered._later_due(of_scope, next_due, clk)
+                else next_due end
+        when next_due = '-infinity' then next_due end
 $$;

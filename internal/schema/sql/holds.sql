@@ -95,14 +95,14 @@ begin
     if right(channel, 1) = '+' then
         channel := left(channel, -1);
         -- Four texts of 255 bytes, of which JSON makes 6,120 at most.
-        select y.no, y.state, json_build_object('state',
-            case when y.returned then 'b' else y.state end, 'holder', y.holder, 'deadline',
-            y.deadline, 'at', e.at, 'claim', y.claim)::text as stands,
-            case when e.note is not null
-                then json_strip_nulls(json_build_object('actor', e.note ->> 'actor', 'tenant',
-                        e.note ->> 'tenant',
-                'correlation', e.note ->> 'correlation', 'reason',
-                e.note ->> 'reason'))::text end as note
+        select y.no, y.state,
+            json_build_object('state', case when y.returned then 'b' else y.state end,
+                'holder', y.holder, 'deadline', y.deadline, 'at', e.at,
+                'claim', y.claim)::text as stands,
+            case when e.note is not null then json_strip_nulls(json_build_object(
+                'actor', e.note ->> 'actor', 'tenant', e.note ->> 'tenant',
+                'correlation', e.note ->> 'correlation',
+                'reason', e.note ->> 'reason'))::text end as note
         into this_hold
         from metered.holds y
         left join metered.hold_events e on e.hold = y.no and e.version = of_version
@@ -121,8 +121,8 @@ begin
                   case when this_hold.state = 'h' then y.open else 0 end, y.refunded,
                   y.at_least)::text) j(line)
               where y.hold = this_hold.no) x;
-        said := left(said, -1) || ', "lines" : [' || fitting.sent || ']' || case when cut
-            or fitting.cut then ', "cut" : true}' else '}' end;
+        said := left(said, -1) || ', "lines" : [' || fitting.sent || ']'
+            || case when cut or fitting.cut then ', "cut" : true}' else '}' end;
     end if;
     perform pg_notify(channel, said);
 end
