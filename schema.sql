@@ -15534,12 +15534,12 @@ begin
 end
 $$;
 
--- The short way of the commonest calls: one charge, with at most one limit by window or lifetime, of a
--- scope in which nothing is unusual; and the claim of a new id. Most of the time of such a call is
--- neither reading nor writing, but PL/pgSQL's: each expression is prepared in each transaction, and
--- each composite is taken apart. So these functions have few expressions, and take scalars. Where
--- something is unusual they write nothing, and go on with the full function, which alone refuses. It
--- runs in the same call, since COMMIT may follow in the same flush. See ADR 22.
+-- The short way of the commonest calls: one charge, with at most one limit, of a scope in which nothing
+-- is unusual; and the claim of a new id. Most of the time of such a call is neither reading nor writing,
+-- but PL/pgSQL's: each expression is prepared in each transaction, and each composite is taken apart. So
+-- these functions have few expressions, and take scalars. Where something is unusual they write nothing,
+-- and go on with the full function, which alone refuses. It runs in the same call, since COMMIT may
+-- follow in the same flush. See ADR 22.
 
 -- Whether calls may go the short way. A test answers false, and so sends all calls the full way. On
 -- Citus locks are taken by another node, and calls go the full way. Inlined wherever it stands.
@@ -15572,8 +15572,25 @@ as $$
     select (extract(epoch from moment) * 1000000)::bigint
 $$;
 
--- A charge with at most one limit by window or lifetime, as the full functions take it. whole is the limit itself,
--- a charge_limit, where it has thresholds.
+-- The period that a limit is judged in now, as the microseconds of since and until: those before the
+-- limit's start, and of its end. Null if the caller knows it, or it is none.
+create function metered._told_period(whole text, since timestamptz, until timestamptz) returns bigint[]
+language plpgsql volatile
+as $$
+declare
+    clk  timestamptz := metered.clock();
+    span timestamptz[];
+begin
+    if whole is null or clk > since and clk < until then
+        return null;
+    end if;
+    span := metered._period_at((whole::metered.charge_limit).period, clk);
+    return case when span is not null then array[metered._in_us(span[1]) - 1, metered._in_us(span[2])] end;
+end
+$$;
+
+-- A charge with at most one limit, as the full functions take it. whole is the limit itself, a
+-- charge_limit, where it has thresholds or is by period.
 create function metered._as_charges(of_scope text, key bigint, units bigint, max_units bigint, win interval,
     note jsonb, whole text) returns metered.new_charge[]
 language sql stable
@@ -15583,24 +15600,27 @@ as $$
         note, null, null, null)::metered.new_charge]
 $$;
 
--- The answer of charge as JSON, with times in microseconds.
-create function metered._charged_json(answer metered.charged) returns json
+-- The answer of charge as JSON, with times in microseconds, and the period of _told_period.
+create function metered._charged_json(answer metered.charged, told bigint[]) returns json
 language sql stable
 as $$
     select json_build_object('seqs', (answer).seqs,
         'ats', array(select metered._in_us(x) from unnest((answer).ats) x),
         'used', (answer).used, 'held', (answer).held, 'refused', (answer).refused, 'crossed', (answer).crossed,
-        'periods', array(select metered._in_us(x) from unnest((answer).periods) x))
+        'periods', array(select metered._in_us(x) from unnest((answer).periods) x), 'told', told)
 $$;
 
 -- A charge of one scope without a command, as charge makes it: JSON, [seq, time in microseconds, held units, used
 -- units], or charge's answer as an object. It has at most one limit: max_units in each win, or in its lifetime, if win is
--- 0. The columns that it leaves out are null in a usual scope.
+-- 0, or in a period, if win is null. The columns that it leaves out are null in a usual scope.
 --
--- Where the limit has thresholds, whole is the limit itself, which the full function is given, and max_units is less than
--- the lowest of them: the short way reaches none.
+-- To find a period is dear. The caller knows it from an answer of before (told): it goes from the microsecond after since
+-- up to until, and the short way is taken between them alone.
+--
+-- Where the limit has thresholds or is by period, whole is the limit itself, which the full function is given. With
+-- thresholds max_units is less than the lowest of them: the short way reaches none.
 create function metered.charge_plain(of_scope text, key bigint, units bigint, max_units bigint, win interval,
-    note jsonb, whole text, standing boolean, ahead interval, wait_ms int) returns json
+    since timestamptz, until timestamptz, note jsonb, whole text, standing boolean, ahead interval, wait_ms int) returns json
 language plpgsql volatile
 security definer
 set search_path = pg_catalog, pg_temp
@@ -15644,12 +15664,12 @@ begin
             lateral (select y.seq, y.spent, y.refunded from metered.ledger y
                 where y.scope = of_scope and y.seq between mark.seq and mark.seq + 15 and y.epoch = t.epoch and y.at <= t.clk - win
                 order by y.seq desc limit 1) base) b on true
-                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null and true
+                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null and true and true
                     and coalesce(b.refunded, 0) = t.refunded and (b.seq > 1 or b.seq = t.seq or t.epoch = 0 and (t.seq <= 16 and b.seq is null
                         or (select l.seq from metered.ledger l where l.scope = of_scope and l.seq = 2) > 0)) and t.spent - coalesce(b.spent, 0) <= max_units - t.held - units
                 on conflict do nothing
                 returning y.seq, y.at, y.held, y.spent - units - coalesce(y.anchor_spent, 0) into e_seq, e_at, e_held, e_used;
-            else
+            elsif since is null then
                 insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, operation_tenant, operation, note,
                     others, anchor_at, anchor_spent)
                 select t.seq + 1, units, t.clk, t.spent + units, t.refunded, t.credited, t.held, t.epoch, 'c', of_scope, t.next_due, of_tenant,
@@ -15664,13 +15684,49 @@ begin
                 else t.spent - case when t.anchor_at <= t.clk - win then t.anchor_spent else 0 end end <= max_units - t.held - units)
                 on conflict do nothing
                 returning y.seq, y.at, y.held, y.spent - units - y.refunded - y.credited into e_seq, e_at, e_held, e_used;
+            elsif standing then
+                insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, operation_tenant, operation, note,
+                    others, anchor_at, anchor_spent)
+                select t.seq + 1, units, t.clk, t.spent + units, t.refunded, t.credited, t.held, t.epoch, 'c', of_scope, t.next_due, of_tenant,
+                    of_id, note, int8smaller(t.others, t.seq), case when b.spent > 0 then since end, nullif(b.spent, 0)
+                from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
+                l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
+            from metered.ledger l where l.scope = of_scope and not metered._in_cell()
+            order by l.seq desc limit 1) t left join lateral (select base.seq, base.spent, base.refunded
+                    from (select y.seq from metered.ledger y
+                where y.scope = of_scope and y.epoch = t.epoch and y.at <= since and (y.seq & 15 = 1 or y.kind = 'k')
+                order by y.at desc, y.seq desc limit 1) mark,
+            lateral (select y.seq, y.spent, y.refunded from metered.ledger y
+                where y.scope = of_scope and y.seq between mark.seq and mark.seq + 15 and y.epoch = t.epoch and y.at <= since
+                order by y.seq desc limit 1) base) b on true
+                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null and true and t.clk > since and t.clk < until
+                    and coalesce(b.refunded, 0) = t.refunded and (b.seq > 1 or b.seq = t.seq or t.epoch = 0 and (t.seq <= 16 and b.seq is null
+                        or (select l.seq from metered.ledger l where l.scope = of_scope and l.seq = 2) > 0)) and t.spent - coalesce(b.spent, 0) <= max_units - t.held - units
+                on conflict do nothing
+                returning y.seq, y.at, y.held, y.spent - units - coalesce(y.anchor_spent, 0) into e_seq, e_at, e_held, e_used;
+            else
+                insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, operation_tenant, operation, note,
+                    others, anchor_at, anchor_spent)
+                select t.seq + 1, units, t.clk, t.spent + units, t.refunded, t.credited, t.held, t.epoch, 'c', of_scope, t.next_due, of_tenant,
+                    of_id, note, int8smaller(t.others, t.seq), t.anchor_at, t.anchor_spent
+                from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
+                l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
+            from metered.ledger l where l.scope = of_scope and not metered._in_cell()
+            order by l.seq desc limit 1) t
+                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null and true
+                    and (max_units is null or t.clk > since and t.clk < until
+            and case when win = interval '0' then t.spent - t.refunded - t.credited
+                else t.spent - case when t.anchor_at <= since then t.anchor_spent else 0 end end <= max_units - t.held - units)
+                on conflict do nothing
+                returning y.seq, y.at, y.held, y.spent - units - y.refunded - y.credited into e_seq, e_at, e_held, e_used;
             end if;
         if e_seq is not null then
             return array_to_json(array[e_seq, metered._in_us(e_at), e_held, e_used]);
         end if;
     end if;
     return metered._charged_json(metered.charge(
-        metered._as_charges(of_scope, key, units, max_units, win, note, whole), ahead, wait_ms, standing));
+        metered._as_charges(of_scope, key, units, max_units, win, note, whole), ahead, wait_ms, standing),
+        metered._told_period(whole, since, until));
 end
 $$;
 
@@ -15732,9 +15788,10 @@ begin
 end
 $$;
 
--- Ends a command by complete_command, whose answer it returns as JSON, with times in microseconds.
+-- Ends a command by complete_command, whose answer it returns as JSON, with times in microseconds, and the
+-- period of _told_period.
 create function metered._completed_json(command metered.new_command, of_fingerprint bytea, of_result bytea,
-    charges metered.new_charge[], ahead interval, wait_ms int) returns json
+    charges metered.new_charge[], ahead interval, wait_ms int, told bigint[]) returns json
 language plpgsql volatile
 as $$
 declare
@@ -15742,7 +15799,7 @@ declare
 begin
     return json_build_object('seqs', whole.seqs, 'ats', array(select metered._in_us(x) from unnest(whole.ats) x),
         'used', whole.used, 'held', whole.held, 'at', metered._in_us(whole.at), 'crossed', whole.crossed,
-        'periods', array(select metered._in_us(x) from unnest(whole.periods) x));
+        'periods', array(select metered._in_us(x) from unnest(whole.periods) x), 'told', told);
 end
 $$;
 
@@ -15750,8 +15807,8 @@ $$;
 -- the time of the record in microseconds and the array of charge_plain, or complete_command's answer as an object.
 create function metered.complete_command_plain(of_tenant text, of_id text, marker text,
     of_fingerprint bytea, issued timestamptz, of_result bytea, name text, jobs bigint[], of_scope text,
-    key bigint, units bigint, max_units bigint, win interval, note jsonb, whole text, standing boolean,
-    ahead interval, wait_ms int) returns json
+    key bigint, units bigint, max_units bigint, win interval, since timestamptz, until timestamptz,
+    note jsonb, whole text, standing boolean, ahead interval, wait_ms int) returns json
 language plpgsql volatile
 security definer
 set search_path = pg_catalog, pg_temp
@@ -15802,7 +15859,42 @@ begin
             lateral (select y.seq, y.spent, y.refunded from metered.ledger y
                 where y.scope = of_scope and y.seq between mark.seq and mark.seq + 15 and y.epoch = t.epoch and y.at <= t.clk - win
                 order by y.seq desc limit 1) base) b on true
+                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null and true and true
+                    and coalesce(b.refunded, 0) = t.refunded and (b.seq > 1 or b.seq = t.seq or t.epoch = 0 and (t.seq <= 16 and b.seq is null
+                        or (select l.seq from metered.ledger l where l.scope = of_scope and l.seq = 2) > 0)) and t.spent - coalesce(b.spent, 0) <= max_units - t.held - units
+                on conflict do nothing
+                returning y.seq, y.at, y.held, y.spent - units - coalesce(y.anchor_spent, 0) into e_seq, e_at, e_held, e_used;
+            elsif since is null then
+                insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, operation_tenant, operation, note,
+                    others, anchor_at, anchor_spent)
+                select t.seq + 1, units, t.clk, t.spent + units, t.refunded, t.credited, t.held, t.epoch, 'c', of_scope, t.next_due, of_tenant,
+                    of_id, note, int8smaller(t.others, t.seq), t.anchor_at, t.anchor_spent
+                from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
+                l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
+            from metered.ledger l where l.scope = of_scope and not metered._in_cell()
+            order by l.seq desc limit 1) t
                 where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null and true
+                    and (max_units is null or win >= interval '0'
+            and case when win = interval '0' then t.spent - t.refunded - t.credited
+                else t.spent - case when t.anchor_at <= t.clk - win then t.anchor_spent else 0 end end <= max_units - t.held - units)
+                on conflict do nothing
+                returning y.seq, y.at, y.held, y.spent - units - y.refunded - y.credited into e_seq, e_at, e_held, e_used;
+            elsif standing then
+                insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, operation_tenant, operation, note,
+                    others, anchor_at, anchor_spent)
+                select t.seq + 1, units, t.clk, t.spent + units, t.refunded, t.credited, t.held, t.epoch, 'c', of_scope, t.next_due, of_tenant,
+                    of_id, note, int8smaller(t.others, t.seq), case when b.spent > 0 then since end, nullif(b.spent, 0)
+                from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
+                l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
+            from metered.ledger l where l.scope = of_scope and not metered._in_cell()
+            order by l.seq desc limit 1) t left join lateral (select base.seq, base.spent, base.refunded
+                    from (select y.seq from metered.ledger y
+                where y.scope = of_scope and y.epoch = t.epoch and y.at <= since and (y.seq & 15 = 1 or y.kind = 'k')
+                order by y.at desc, y.seq desc limit 1) mark,
+            lateral (select y.seq, y.spent, y.refunded from metered.ledger y
+                where y.scope = of_scope and y.seq between mark.seq and mark.seq + 15 and y.epoch = t.epoch and y.at <= since
+                order by y.seq desc limit 1) base) b on true
+                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null and true and t.clk > since and t.clk < until
                     and coalesce(b.refunded, 0) = t.refunded and (b.seq > 1 or b.seq = t.seq or t.epoch = 0 and (t.seq <= 16 and b.seq is null
                         or (select l.seq from metered.ledger l where l.scope = of_scope and l.seq = 2) > 0)) and t.spent - coalesce(b.spent, 0) <= max_units - t.held - units
                 on conflict do nothing
@@ -15817,9 +15909,9 @@ begin
             from metered.ledger l where l.scope = of_scope and not metered._in_cell()
             order by l.seq desc limit 1) t
                 where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null and true
-                    and (max_units is null or win >= interval '0'
+                    and (max_units is null or t.clk > since and t.clk < until
             and case when win = interval '0' then t.spent - t.refunded - t.credited
-                else t.spent - case when t.anchor_at <= t.clk - win then t.anchor_spent else 0 end end <= max_units - t.held - units)
+                else t.spent - case when t.anchor_at <= since then t.anchor_spent else 0 end end <= max_units - t.held - units)
                 on conflict do nothing
                 returning y.seq, y.at, y.held, y.spent - units - y.refunded - y.credited into e_seq, e_at, e_held, e_used;
             end if;
@@ -15844,7 +15936,8 @@ begin
     return metered._completed_json(row(of_tenant, of_id, null, issued, null, null, marker, standing, false,
         name, jobs)::metered.new_command, of_fingerprint, of_result,
         case when of_scope is null then '{}'
-            else metered._as_charges(of_scope, key, units, max_units, win, note, whole) end, ahead, wait_ms);
+            else metered._as_charges(of_scope, key, units, max_units, win, note, whole) end, ahead, wait_ms,
+        metered._told_period(whole, since, until));
 end
 $$;
 
@@ -15853,8 +15946,8 @@ $$;
 -- since nobody gets at the transaction before it is complete.
 create function metered.run_command_plain(of_tenant text, of_id text, id_key bigint,
     of_fingerprint bytea, issued timestamptz, max_future interval, of_result bytea, name text,
-    of_scope text, key bigint, units bigint, max_units bigint, win interval, note jsonb,
-    whole text, standing boolean, ahead interval, wait_ms int) returns json
+    of_scope text, key bigint, units bigint, max_units bigint, win interval, since timestamptz,
+    until timestamptz, note jsonb, whole text, standing boolean, ahead interval, wait_ms int) returns json
 language plpgsql volatile
 security definer
 set search_path = pg_catalog, pg_temp
@@ -15913,7 +16006,42 @@ begin
             lateral (select y.seq, y.spent, y.refunded from metered.ledger y
                 where y.scope = of_scope and y.seq between mark.seq and mark.seq + 15 and y.epoch = t.epoch and y.at <= t.clk - win
                 order by y.seq desc limit 1) base) b on true
+                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null and (exists (select from metered.operations o where o.tenant = of_tenant and o.id = of_id) or issued <= (select h.at from metered.operations_horizon h where h.one) or issued > metered.clock() + max_future) is not true and true
+                    and coalesce(b.refunded, 0) = t.refunded and (b.seq > 1 or b.seq = t.seq or t.epoch = 0 and (t.seq <= 16 and b.seq is null
+                        or (select l.seq from metered.ledger l where l.scope = of_scope and l.seq = 2) > 0)) and t.spent - coalesce(b.spent, 0) <= max_units - t.held - units
+                on conflict do nothing
+                returning y.seq, y.at, y.held, y.spent - units - coalesce(y.anchor_spent, 0) into e_seq, e_at, e_held, e_used;
+            elsif since is null then
+                insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, operation_tenant, operation, note,
+                    others, anchor_at, anchor_spent)
+                select t.seq + 1, units, t.clk, t.spent + units, t.refunded, t.credited, t.held, t.epoch, 'c', of_scope, t.next_due, of_tenant,
+                    of_id, note, int8smaller(t.others, t.seq), t.anchor_at, t.anchor_spent
+                from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
+                l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
+            from metered.ledger l where l.scope = of_scope and not metered._in_cell()
+            order by l.seq desc limit 1) t
                 where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null and (exists (select from metered.operations o where o.tenant = of_tenant and o.id = of_id) or issued <= (select h.at from metered.operations_horizon h where h.one) or issued > metered.clock() + max_future) is not true
+                    and (max_units is null or win >= interval '0'
+            and case when win = interval '0' then t.spent - t.refunded - t.credited
+                else t.spent - case when t.anchor_at <= t.clk - win then t.anchor_spent else 0 end end <= max_units - t.held - units)
+                on conflict do nothing
+                returning y.seq, y.at, y.held, y.spent - units - y.refunded - y.credited into e_seq, e_at, e_held, e_used;
+            elsif standing then
+                insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, operation_tenant, operation, note,
+                    others, anchor_at, anchor_spent)
+                select t.seq + 1, units, t.clk, t.spent + units, t.refunded, t.credited, t.held, t.epoch, 'c', of_scope, t.next_due, of_tenant,
+                    of_id, note, int8smaller(t.others, t.seq), case when b.spent > 0 then since end, nullif(b.spent, 0)
+                from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
+                l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
+            from metered.ledger l where l.scope = of_scope and not metered._in_cell()
+            order by l.seq desc limit 1) t left join lateral (select base.seq, base.spent, base.refunded
+                    from (select y.seq from metered.ledger y
+                where y.scope = of_scope and y.epoch = t.epoch and y.at <= since and (y.seq & 15 = 1 or y.kind = 'k')
+                order by y.at desc, y.seq desc limit 1) mark,
+            lateral (select y.seq, y.spent, y.refunded from metered.ledger y
+                where y.scope = of_scope and y.seq between mark.seq and mark.seq + 15 and y.epoch = t.epoch and y.at <= since
+                order by y.seq desc limit 1) base) b on true
+                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null and (exists (select from metered.operations o where o.tenant = of_tenant and o.id = of_id) or issued <= (select h.at from metered.operations_horizon h where h.one) or issued > metered.clock() + max_future) is not true and t.clk > since and t.clk < until
                     and coalesce(b.refunded, 0) = t.refunded and (b.seq > 1 or b.seq = t.seq or t.epoch = 0 and (t.seq <= 16 and b.seq is null
                         or (select l.seq from metered.ledger l where l.scope = of_scope and l.seq = 2) > 0)) and t.spent - coalesce(b.spent, 0) <= max_units - t.held - units
                 on conflict do nothing
@@ -15928,9 +16056,9 @@ begin
             from metered.ledger l where l.scope = of_scope and not metered._in_cell()
             order by l.seq desc limit 1) t
                 where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null and (exists (select from metered.operations o where o.tenant = of_tenant and o.id = of_id) or issued <= (select h.at from metered.operations_horizon h where h.one) or issued > metered.clock() + max_future) is not true
-                    and (max_units is null or win >= interval '0'
+                    and (max_units is null or t.clk > since and t.clk < until
             and case when win = interval '0' then t.spent - t.refunded - t.credited
-                else t.spent - case when t.anchor_at <= t.clk - win then t.anchor_spent else 0 end end <= max_units - t.held - units)
+                else t.spent - case when t.anchor_at <= since then t.anchor_spent else 0 end end <= max_units - t.held - units)
                 on conflict do nothing
                 returning y.seq, y.at, y.held, y.spent - units - y.refunded - y.credited into e_seq, e_at, e_held, e_used;
             end if;
@@ -15949,7 +16077,7 @@ begin
     end if;
     answer := metered.begin_command_plain(of_tenant, of_id, id_key, issued, max_future, null, 'whole', wait_ms, false);
     return coalesce(answer, metered.complete_command_plain(of_tenant, of_id, 'whole', of_fingerprint, issued,
-        of_result, name, null, of_scope, key, units, max_units, win, note, whole, standing, ahead,
+        of_result, name, null, of_scope, key, units, max_units, win, since, until, note, whole, standing, ahead,
         wait_ms));
 end
 $$;
@@ -15984,7 +16112,7 @@ begin
     end if;
     answer := metered.begin_command_plain(command.tenant, command.id, command.key, command.issued_at,
         command.max_future, command.timeout_ms, command.marker, wait_ms, false);
-    return coalesce(answer, metered._completed_json(command, of_fingerprint, of_result, charges, ahead, wait_ms));
+    return coalesce(answer, metered._completed_json(command, of_fingerprint, of_result, charges, ahead, wait_ms, null));
 end
 $$;
 
@@ -16010,7 +16138,8 @@ $$;
 -- Two charges without a command, as charge makes them: JSON, the array of charge_plain and the seq
 -- of the tally, which is less than 0 and has its time, or charge's answer as an object.
 create function metered.charge_total(of_scope text, key bigint, units bigint, max_units bigint,
-    win interval, note jsonb, whole text, standing boolean, total_scope text, total_key bigint,
+    win interval, since timestamptz, until timestamptz, note jsonb, whole text, standing boolean,
+    total_scope text, total_key bigint,
     total_units bigint, total_note jsonb, total_first boolean, ahead interval, wait_ms int) returns json
 language plpgsql volatile
 security definer
@@ -16069,7 +16198,42 @@ begin
             lateral (select y.seq, y.spent, y.refunded from metered.ledger y
                 where y.scope = of_scope and y.seq between mark.seq and mark.seq + 15 and y.epoch = t.epoch and y.at <= t.clk - win
                 order by y.seq desc limit 1) base) b on true
+                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null and true and true
+                    and coalesce(b.refunded, 0) = t.refunded and (b.seq > 1 or b.seq = t.seq or t.epoch = 0 and (t.seq <= 16 and b.seq is null
+                        or (select l.seq from metered.ledger l where l.scope = of_scope and l.seq = 2) > 0)) and t.spent - coalesce(b.spent, 0) <= max_units - t.held - units
+                on conflict do nothing
+                returning y.seq, y.at, y.held, y.spent - units - coalesce(y.anchor_spent, 0) into e_seq, e_at, e_held, e_used;
+            elsif since is null then
+                insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, operation_tenant, operation, note,
+                    others, anchor_at, anchor_spent)
+                select t.seq + 1, units, t.clk, t.spent + units, t.refunded, t.credited, t.held, t.epoch, 'c', of_scope, t.next_due, of_tenant,
+                    of_id, note, int8smaller(t.others, t.seq), t.anchor_at, t.anchor_spent
+                from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
+                l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
+            from metered.ledger l where l.scope = of_scope and not metered._in_cell()
+            order by l.seq desc limit 1) t
                 where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null and true
+                    and (max_units is null or win >= interval '0'
+            and case when win = interval '0' then t.spent - t.refunded - t.credited
+                else t.spent - case when t.anchor_at <= t.clk - win then t.anchor_spent else 0 end end <= max_units - t.held - units)
+                on conflict do nothing
+                returning y.seq, y.at, y.held, y.spent - units - y.refunded - y.credited into e_seq, e_at, e_held, e_used;
+            elsif standing then
+                insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, operation_tenant, operation, note,
+                    others, anchor_at, anchor_spent)
+                select t.seq + 1, units, t.clk, t.spent + units, t.refunded, t.credited, t.held, t.epoch, 'c', of_scope, t.next_due, of_tenant,
+                    of_id, note, int8smaller(t.others, t.seq), case when b.spent > 0 then since end, nullif(b.spent, 0)
+                from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
+                l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
+            from metered.ledger l where l.scope = of_scope and not metered._in_cell()
+            order by l.seq desc limit 1) t left join lateral (select base.seq, base.spent, base.refunded
+                    from (select y.seq from metered.ledger y
+                where y.scope = of_scope and y.epoch = t.epoch and y.at <= since and (y.seq & 15 = 1 or y.kind = 'k')
+                order by y.at desc, y.seq desc limit 1) mark,
+            lateral (select y.seq, y.spent, y.refunded from metered.ledger y
+                where y.scope = of_scope and y.seq between mark.seq and mark.seq + 15 and y.epoch = t.epoch and y.at <= since
+                order by y.seq desc limit 1) base) b on true
+                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null and true and t.clk > since and t.clk < until
                     and coalesce(b.refunded, 0) = t.refunded and (b.seq > 1 or b.seq = t.seq or t.epoch = 0 and (t.seq <= 16 and b.seq is null
                         or (select l.seq from metered.ledger l where l.scope = of_scope and l.seq = 2) > 0)) and t.spent - coalesce(b.spent, 0) <= max_units - t.held - units
                 on conflict do nothing
@@ -16084,9 +16248,9 @@ begin
             from metered.ledger l where l.scope = of_scope and not metered._in_cell()
             order by l.seq desc limit 1) t
                 where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null and true
-                    and (max_units is null or win >= interval '0'
+                    and (max_units is null or t.clk > since and t.clk < until
             and case when win = interval '0' then t.spent - t.refunded - t.credited
-                else t.spent - case when t.anchor_at <= t.clk - win then t.anchor_spent else 0 end end <= max_units - t.held - units)
+                else t.spent - case when t.anchor_at <= since then t.anchor_spent else 0 end end <= max_units - t.held - units)
                 on conflict do nothing
                 returning y.seq, y.at, y.held, y.spent - units - y.refunded - y.credited into e_seq, e_at, e_held, e_used;
             end if;
@@ -16102,7 +16266,8 @@ begin
         end if;
     end if;
     return metered._charged_json(metered.charge(metered._with_total(of_scope, key, units, max_units,
-        win, note, whole, total_scope, total_key, total_units, total_note, total_first), ahead, wait_ms, standing));
+        win, note, whole, total_scope, total_key, total_units, total_note, total_first), ahead, wait_ms,
+        standing), metered._told_period(whole, since, until));
 end
 $$;
 
@@ -16111,8 +16276,8 @@ $$;
 -- an object.
 create function metered.complete_command_total(of_tenant text, of_id text, marker text,
     of_fingerprint bytea, issued timestamptz, of_result bytea, name text, jobs bigint[],
-    of_scope text, key bigint, units bigint, max_units bigint, win interval, note jsonb,
-    whole text, standing boolean,
+    of_scope text, key bigint, units bigint, max_units bigint, win interval, since timestamptz,
+    until timestamptz, note jsonb, whole text, standing boolean,
     total_scope text, total_key bigint, total_units bigint, total_note jsonb, total_first boolean,
     ahead interval, wait_ms int) returns json
 language plpgsql volatile
@@ -16178,7 +16343,42 @@ begin
             lateral (select y.seq, y.spent, y.refunded from metered.ledger y
                 where y.scope = of_scope and y.seq between mark.seq and mark.seq + 15 and y.epoch = t.epoch and y.at <= t.clk - win
                 order by y.seq desc limit 1) base) b on true
+                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null and true and true
+                    and coalesce(b.refunded, 0) = t.refunded and (b.seq > 1 or b.seq = t.seq or t.epoch = 0 and (t.seq <= 16 and b.seq is null
+                        or (select l.seq from metered.ledger l where l.scope = of_scope and l.seq = 2) > 0)) and t.spent - coalesce(b.spent, 0) <= max_units - t.held - units
+                on conflict do nothing
+                returning y.seq, y.at, y.held, y.spent - units - coalesce(y.anchor_spent, 0) into e_seq, e_at, e_held, e_used;
+            elsif since is null then
+                insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, operation_tenant, operation, note,
+                    others, anchor_at, anchor_spent)
+                select t.seq + 1, units, t.clk, t.spent + units, t.refunded, t.credited, t.held, t.epoch, 'c', of_scope, t.next_due, of_tenant,
+                    of_id, note, int8smaller(t.others, t.seq), t.anchor_at, t.anchor_spent
+                from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
+                l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
+            from metered.ledger l where l.scope = of_scope and not metered._in_cell()
+            order by l.seq desc limit 1) t
                 where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null and true
+                    and (max_units is null or win >= interval '0'
+            and case when win = interval '0' then t.spent - t.refunded - t.credited
+                else t.spent - case when t.anchor_at <= t.clk - win then t.anchor_spent else 0 end end <= max_units - t.held - units)
+                on conflict do nothing
+                returning y.seq, y.at, y.held, y.spent - units - y.refunded - y.credited into e_seq, e_at, e_held, e_used;
+            elsif standing then
+                insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, operation_tenant, operation, note,
+                    others, anchor_at, anchor_spent)
+                select t.seq + 1, units, t.clk, t.spent + units, t.refunded, t.credited, t.held, t.epoch, 'c', of_scope, t.next_due, of_tenant,
+                    of_id, note, int8smaller(t.others, t.seq), case when b.spent > 0 then since end, nullif(b.spent, 0)
+                from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
+                l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
+            from metered.ledger l where l.scope = of_scope and not metered._in_cell()
+            order by l.seq desc limit 1) t left join lateral (select base.seq, base.spent, base.refunded
+                    from (select y.seq from metered.ledger y
+                where y.scope = of_scope and y.epoch = t.epoch and y.at <= since and (y.seq & 15 = 1 or y.kind = 'k')
+                order by y.at desc, y.seq desc limit 1) mark,
+            lateral (select y.seq, y.spent, y.refunded from metered.ledger y
+                where y.scope = of_scope and y.seq between mark.seq and mark.seq + 15 and y.epoch = t.epoch and y.at <= since
+                order by y.seq desc limit 1) base) b on true
+                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null and true and t.clk > since and t.clk < until
                     and coalesce(b.refunded, 0) = t.refunded and (b.seq > 1 or b.seq = t.seq or t.epoch = 0 and (t.seq <= 16 and b.seq is null
                         or (select l.seq from metered.ledger l where l.scope = of_scope and l.seq = 2) > 0)) and t.spent - coalesce(b.spent, 0) <= max_units - t.held - units
                 on conflict do nothing
@@ -16193,9 +16393,9 @@ begin
             from metered.ledger l where l.scope = of_scope and not metered._in_cell()
             order by l.seq desc limit 1) t
                 where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null and true
-                    and (max_units is null or win >= interval '0'
+                    and (max_units is null or t.clk > since and t.clk < until
             and case when win = interval '0' then t.spent - t.refunded - t.credited
-                else t.spent - case when t.anchor_at <= t.clk - win then t.anchor_spent else 0 end end <= max_units - t.held - units)
+                else t.spent - case when t.anchor_at <= since then t.anchor_spent else 0 end end <= max_units - t.held - units)
                 on conflict do nothing
                 returning y.seq, y.at, y.held, y.spent - units - y.refunded - y.credited into e_seq, e_at, e_held, e_used;
             end if;
@@ -16226,15 +16426,15 @@ begin
     return metered._completed_json(row(of_tenant, of_id, null, issued, null, null, marker, standing,
         false, name, jobs)::metered.new_command, of_fingerprint, of_result, metered._with_total(of_scope,
         key, units, max_units, win, note, whole, total_scope, total_key, total_units, total_note, total_first),
-        ahead, wait_ms);
+        ahead, wait_ms, metered._told_period(whole, since, until));
 end
 $$;
 
 -- A whole command that does nothing but two such charges, as run_command_plain does it.
 create function metered.run_command_total(of_tenant text, of_id text, id_key bigint,
     of_fingerprint bytea, issued timestamptz, max_future interval, of_result bytea, name text,
-    of_scope text, key bigint, units bigint, max_units bigint, win interval, note jsonb,
-    whole text, standing boolean, total_scope text, total_key bigint, total_units bigint, total_note jsonb, total_first boolean,
+    of_scope text, key bigint, units bigint, max_units bigint, win interval, since timestamptz,
+    until timestamptz, note jsonb, whole text, standing boolean, total_scope text, total_key bigint, total_units bigint, total_note jsonb, total_first boolean,
     ahead interval, wait_ms int) returns json
 language plpgsql volatile
 security definer
@@ -16297,7 +16497,42 @@ begin
             lateral (select y.seq, y.spent, y.refunded from metered.ledger y
                 where y.scope = of_scope and y.seq between mark.seq and mark.seq + 15 and y.epoch = t.epoch and y.at <= t.clk - win
                 order by y.seq desc limit 1) base) b on true
+                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null and (exists (select from metered.operations o where o.tenant = of_tenant and o.id = of_id) or issued <= (select h.at from metered.operations_horizon h where h.one) or issued > metered.clock() + max_future) is not true and true
+                    and coalesce(b.refunded, 0) = t.refunded and (b.seq > 1 or b.seq = t.seq or t.epoch = 0 and (t.seq <= 16 and b.seq is null
+                        or (select l.seq from metered.ledger l where l.scope = of_scope and l.seq = 2) > 0)) and t.spent - coalesce(b.spent, 0) <= max_units - t.held - units
+                on conflict do nothing
+                returning y.seq, y.at, y.held, y.spent - units - coalesce(y.anchor_spent, 0) into e_seq, e_at, e_held, e_used;
+            elsif since is null then
+                insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, operation_tenant, operation, note,
+                    others, anchor_at, anchor_spent)
+                select t.seq + 1, units, t.clk, t.spent + units, t.refunded, t.credited, t.held, t.epoch, 'c', of_scope, t.next_due, of_tenant,
+                    of_id, note, int8smaller(t.others, t.seq), t.anchor_at, t.anchor_spent
+                from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
+                l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
+            from metered.ledger l where l.scope = of_scope and not metered._in_cell()
+            order by l.seq desc limit 1) t
                 where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null and (exists (select from metered.operations o where o.tenant = of_tenant and o.id = of_id) or issued <= (select h.at from metered.operations_horizon h where h.one) or issued > metered.clock() + max_future) is not true
+                    and (max_units is null or win >= interval '0'
+            and case when win = interval '0' then t.spent - t.refunded - t.credited
+                else t.spent - case when t.anchor_at <= t.clk - win then t.anchor_spent else 0 end end <= max_units - t.held - units)
+                on conflict do nothing
+                returning y.seq, y.at, y.held, y.spent - units - y.refunded - y.credited into e_seq, e_at, e_held, e_used;
+            elsif standing then
+                insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, operation_tenant, operation, note,
+                    others, anchor_at, anchor_spent)
+                select t.seq + 1, units, t.clk, t.spent + units, t.refunded, t.credited, t.held, t.epoch, 'c', of_scope, t.next_due, of_tenant,
+                    of_id, note, int8smaller(t.others, t.seq), case when b.spent > 0 then since end, nullif(b.spent, 0)
+                from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
+                l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
+            from metered.ledger l where l.scope = of_scope and not metered._in_cell()
+            order by l.seq desc limit 1) t left join lateral (select base.seq, base.spent, base.refunded
+                    from (select y.seq from metered.ledger y
+                where y.scope = of_scope and y.epoch = t.epoch and y.at <= since and (y.seq & 15 = 1 or y.kind = 'k')
+                order by y.at desc, y.seq desc limit 1) mark,
+            lateral (select y.seq, y.spent, y.refunded from metered.ledger y
+                where y.scope = of_scope and y.seq between mark.seq and mark.seq + 15 and y.epoch = t.epoch and y.at <= since
+                order by y.seq desc limit 1) base) b on true
+                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null and (exists (select from metered.operations o where o.tenant = of_tenant and o.id = of_id) or issued <= (select h.at from metered.operations_horizon h where h.one) or issued > metered.clock() + max_future) is not true and t.clk > since and t.clk < until
                     and coalesce(b.refunded, 0) = t.refunded and (b.seq > 1 or b.seq = t.seq or t.epoch = 0 and (t.seq <= 16 and b.seq is null
                         or (select l.seq from metered.ledger l where l.scope = of_scope and l.seq = 2) > 0)) and t.spent - coalesce(b.spent, 0) <= max_units - t.held - units
                 on conflict do nothing
@@ -16312,9 +16547,9 @@ begin
             from metered.ledger l where l.scope = of_scope and not metered._in_cell()
             order by l.seq desc limit 1) t
                 where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null and (exists (select from metered.operations o where o.tenant = of_tenant and o.id = of_id) or issued <= (select h.at from metered.operations_horizon h where h.one) or issued > metered.clock() + max_future) is not true
-                    and (max_units is null or win >= interval '0'
+                    and (max_units is null or t.clk > since and t.clk < until
             and case when win = interval '0' then t.spent - t.refunded - t.credited
-                else t.spent - case when t.anchor_at <= t.clk - win then t.anchor_spent else 0 end end <= max_units - t.held - units)
+                else t.spent - case when t.anchor_at <= since then t.anchor_spent else 0 end end <= max_units - t.held - units)
                 on conflict do nothing
                 returning y.seq, y.at, y.held, y.spent - units - y.refunded - y.credited into e_seq, e_at, e_held, e_used;
             end if;
@@ -16340,7 +16575,7 @@ begin
     answer := metered.begin_command_plain(of_tenant, of_id, id_key, issued, max_future, null, 'whole',
         wait_ms, false);
     return coalesce(answer, metered.complete_command_total(of_tenant, of_id, 'whole', of_fingerprint,
-        issued, of_result, name, null, of_scope, key, units, max_units, win, note, whole, standing,
+        issued, of_result, name, null, of_scope, key, units, max_units, win, since, until, note, whole, standing,
         total_scope, total_key, total_units, total_note, total_first, ahead, wait_ms));
 end
 $$;
@@ -16436,24 +16671,26 @@ begin
 end
 $$;
 
--- The short way of holds (see plain.sql): a placement of one line with at most one limit by window or
--- lifetime, the capture that ends such a hold, and the opening of a session. As there, these functions
+-- The short way of holds (see plain.sql): a placement of one line with at most one limit, the
+-- capture that ends such a hold, and the opening of a session. As there, these functions
 -- decide nothing but the usual case, and otherwise write nothing and go on with the full function.
 
 -- The answer of place or open_session as JSON, with times in microseconds and the hold as text.
 create function metered._placed_json(status text, placed_at timestamptz, deadline timestamptz, refused jsonb,
-    stored json, crossed jsonb) returns json
+    stored json, crossed jsonb, told bigint[]) returns json
 language sql stable
 as $$
     select json_build_object('status', status, 'placed_at', metered._in_us(placed_at),
-        'deadline', metered._in_us(deadline), 'refused', refused, 'stored', stored::text, 'crossed', crossed)
+        'deadline', metered._in_us(deadline), 'refused', refused, 'stored', stored::text, 'crossed', crossed,
+        'told', told)
 $$;
 
 -- Places a hold of one line, as place does: JSON, [seq, time in microseconds], or place's answer as an
 -- object. id_key is null if the id was made up for this call.
 create function metered.place_plain(of_tenant text, of_id text, id_key bigint, holder text,
     of_fingerprint bytea, issued timestamptz, ttl interval, grace interval, lifetime interval, metadata json,
-    of_scope text, key bigint, units bigint, max_units bigint, win interval, note jsonb, op_tenant text,
+    of_scope text, key bigint, units bigint, max_units bigint, win interval, since timestamptz,
+    until timestamptz, note jsonb, whole text, op_tenant text,
     operation text, ahead interval, wait_ms int, channel text, raising boolean) returns json
 language plpgsql volatile
 security definer
@@ -16474,6 +16711,7 @@ begin
         or pg_column_compression(metadata) is not null and octet_length(metadata::text) > 65536
         or pg_column_size(note) > 8196
         or pg_column_compression(note) is not null and octet_length(note::text) > 8192
+        or octet_length(whole) > 2048
         or wait_ms > 3600000
         or octet_length(channel) > 64 then
         raise exception 'out of bounds: an argument of place_plain' using errcode = '22023';
@@ -16500,9 +16738,9 @@ begin
             from metered.ledger l where l.scope = of_scope and not metered._in_cell()
             order by l.seq desc limit 1) t
             where t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null
-                and (max_units is null or win >= interval '0'
+                and (max_units is null or (win >= interval '0' or t.clk > since and t.clk < until)
             and case when win = interval '0' then t.spent - t.refunded - t.credited
-                else t.spent - case when t.anchor_at <= t.clk - win then t.anchor_spent else 0 end end <= max_units - t.held - units)
+                else t.spent - case when t.anchor_at <= coalesce(since, t.clk - win) then t.anchor_spent else 0 end end <= max_units - t.held - units)
                 and t.clk + ttl > t.clk and t.clk + (ttl + grace) >= t.clk + ttl
                 and coalesce(ttl <= lifetime and t.clk + ttl <= t.clk + lifetime, true)
             on conflict do nothing
@@ -16540,9 +16778,10 @@ begin
     end if;
     answer := metered.place(
         row(of_tenant, of_id, id_key is not null, id_key, holder, null, of_fingerprint, issued, ttl, grace, lifetime, metadata, null)::metered.new_hold,
-        metered._as_held(of_scope, key, units, max_units, win, note), ahead, wait_ms,
+        metered._as_held(of_scope, key, units, max_units, win, note, whole), ahead, wait_ms,
         row(op_tenant, operation, note)::metered.origin, channel, raising);
-    return metered._placed_json(answer.status, answer.placed_at, answer.deadline, answer.refused, answer.stored, answer.crossed);
+    return metered._placed_json(answer.status, answer.placed_at, answer.deadline, answer.refused, answer.stored, answer.crossed,
+        metered._told_period(whole, since, until));
 end
 $$;
 
@@ -16558,10 +16797,11 @@ $$;
 
 -- The units of a placement of one line, as the full functions take them.
 create function metered._as_held(of_scope text, key bigint, units bigint, max_units bigint, win interval,
-    note jsonb) returns metered.new_charge[]
-language sql immutable
+    note jsonb, whole text) returns metered.new_charge[]
+language sql stable
 as $$
     select array[row(of_scope, key, units, units, case when max_units is null then '{}'
+            when whole is not null then array[whole::metered.charge_limit]
             else array[row(max_units, win, null, null, null, null)::metered.charge_limit] end,
         note, null, null, null)::metered.new_charge]
 $$;
@@ -16570,7 +16810,7 @@ $$;
 create function metered.open_session_plain(named text, name_key bigint, named_at timestamptz, max_future interval,
     of_tenant text, of_id text, holder text, of_fingerprint bytea, issued timestamptz, ttl interval, grace interval,
     lifetime interval, metadata json, of_scope text, key bigint, units bigint, max_units bigint, win interval,
-    note jsonb, op_tenant text, operation text, ahead interval, wait_ms int, channel text) returns json
+    since timestamptz, until timestamptz, note jsonb, whole text, op_tenant text, operation text, ahead interval, wait_ms int, channel text) returns json
 language plpgsql volatile
 security definer
 set search_path = pg_catalog, pg_temp
@@ -16590,6 +16830,7 @@ begin
         or pg_column_compression(metadata) is not null and octet_length(metadata::text) > 65536
         or pg_column_size(note) > 8196
         or pg_column_compression(note) is not null and octet_length(note::text) > 8192
+        or octet_length(whole) > 2048
         or wait_ms > 3600000
         or octet_length(channel) > 64 then
         raise exception 'out of bounds: an argument of open_session_plain' using errcode = '22023';
@@ -16622,9 +16863,9 @@ begin
             from metered.ledger l where l.scope = of_scope and not metered._in_cell()
             order by l.seq desc limit 1) t
             where t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null
-                and (max_units is null or win >= interval '0'
+                and (max_units is null or (win >= interval '0' or t.clk > since and t.clk < until)
             and case when win = interval '0' then t.spent - t.refunded - t.credited
-                else t.spent - case when t.anchor_at <= t.clk - win then t.anchor_spent else 0 end end <= max_units - t.held - units)
+                else t.spent - case when t.anchor_at <= coalesce(since, t.clk - win) then t.anchor_spent else 0 end end <= max_units - t.held - units)
                 and t.clk + ttl > t.clk and t.clk + (ttl + grace) >= t.clk + ttl
                 and coalesce(ttl <= lifetime and t.clk + ttl <= t.clk + lifetime, true)
             on conflict do nothing
@@ -16662,9 +16903,10 @@ begin
     end if;
     opened := metered.open_session(row(of_tenant, named, name_key, named_at, max_future, null, null, null, null, null, null)::metered.new_command,
         row(of_tenant, of_id, false, null, holder, null, of_fingerprint, issued, ttl, grace, lifetime, metadata, null)::metered.new_hold,
-        metered._as_held(of_scope, key, units, max_units, win, note), ahead, wait_ms,
+        metered._as_held(of_scope, key, units, max_units, win, note, whole), ahead, wait_ms,
         row(op_tenant, operation, note)::metered.origin, channel);
-    return metered._placed_json(opened.status, opened.placed_at, opened.deadline, opened.refused, opened.stored, opened.crossed);
+    return metered._placed_json(opened.status, opened.placed_at, opened.deadline, opened.refused, opened.stored, opened.crossed,
+        metered._told_period(whole, since, until));
 end
 $$;
 
@@ -18023,6 +18265,8 @@ declare
     one       jsonb;
     standing  boolean;
     win       interval;
+    since     timestamptz;      -- of no period
+    until     timestamptz;
     max_units bigint;
     key       bigint;
     of_scope  alias for scope;  -- the names of the short way
@@ -18079,7 +18323,42 @@ begin
             lateral (select y.seq, y.spent, y.refunded from metered.ledger y
                 where y.scope = of_scope and y.seq between mark.seq and mark.seq + 15 and y.epoch = t.epoch and y.at <= t.clk - win
                 order by y.seq desc limit 1) base) b on true
+                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null and true and true
+                    and coalesce(b.refunded, 0) = t.refunded and (b.seq > 1 or b.seq = t.seq or t.epoch = 0 and (t.seq <= 16 and b.seq is null
+                        or (select l.seq from metered.ledger l where l.scope = of_scope and l.seq = 2) > 0)) and t.spent - coalesce(b.spent, 0) <= max_units - t.held - units
+                on conflict do nothing
+                returning y.seq, y.at, y.held, y.spent - units - coalesce(y.anchor_spent, 0) into e_seq, e_at, e_held, e_used;
+            elsif since is null then
+                insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, operation_tenant, operation, note,
+                    others, anchor_at, anchor_spent)
+                select t.seq + 1, units, t.clk, t.spent + units, t.refunded, t.credited, t.held, t.epoch, 'c', of_scope, t.next_due, of_tenant,
+                    of_id, note, int8smaller(t.others, t.seq), t.anchor_at, t.anchor_spent
+                from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
+                l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
+            from metered.ledger l where l.scope = of_scope and not metered._in_cell()
+            order by l.seq desc limit 1) t
                 where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null and true
+                    and (max_units is null or win >= interval '0'
+            and case when win = interval '0' then t.spent - t.refunded - t.credited
+                else t.spent - case when t.anchor_at <= t.clk - win then t.anchor_spent else 0 end end <= max_units - t.held - units)
+                on conflict do nothing
+                returning y.seq, y.at, y.held, y.spent - units - y.refunded - y.credited into e_seq, e_at, e_held, e_used;
+            elsif standing then
+                insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, operation_tenant, operation, note,
+                    others, anchor_at, anchor_spent)
+                select t.seq + 1, units, t.clk, t.spent + units, t.refunded, t.credited, t.held, t.epoch, 'c', of_scope, t.next_due, of_tenant,
+                    of_id, note, int8smaller(t.others, t.seq), case when b.spent > 0 then since end, nullif(b.spent, 0)
+                from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
+                l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
+            from metered.ledger l where l.scope = of_scope and not metered._in_cell()
+            order by l.seq desc limit 1) t left join lateral (select base.seq, base.spent, base.refunded
+                    from (select y.seq from metered.ledger y
+                where y.scope = of_scope and y.epoch = t.epoch and y.at <= since and (y.seq & 15 = 1 or y.kind = 'k')
+                order by y.at desc, y.seq desc limit 1) mark,
+            lateral (select y.seq, y.spent, y.refunded from metered.ledger y
+                where y.scope = of_scope and y.seq between mark.seq and mark.seq + 15 and y.epoch = t.epoch and y.at <= since
+                order by y.seq desc limit 1) base) b on true
+                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null and true and t.clk > since and t.clk < until
                     and coalesce(b.refunded, 0) = t.refunded and (b.seq > 1 or b.seq = t.seq or t.epoch = 0 and (t.seq <= 16 and b.seq is null
                         or (select l.seq from metered.ledger l where l.scope = of_scope and l.seq = 2) > 0)) and t.spent - coalesce(b.spent, 0) <= max_units - t.held - units
                 on conflict do nothing
@@ -18094,9 +18373,9 @@ begin
             from metered.ledger l where l.scope = of_scope and not metered._in_cell()
             order by l.seq desc limit 1) t
                 where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null and true
-                    and (max_units is null or win >= interval '0'
+                    and (max_units is null or t.clk > since and t.clk < until
             and case when win = interval '0' then t.spent - t.refunded - t.credited
-                else t.spent - case when t.anchor_at <= t.clk - win then t.anchor_spent else 0 end end <= max_units - t.held - units)
+                else t.spent - case when t.anchor_at <= since then t.anchor_spent else 0 end end <= max_units - t.held - units)
                 on conflict do nothing
                 returning y.seq, y.at, y.held, y.spent - units - y.refunded - y.credited into e_seq, e_at, e_held, e_used;
             end if;
@@ -18353,7 +18632,7 @@ begin
         answer := metered.place_plain(tenant, id, metered._lock_key('metered/hold/metered',
                 convert_to(tenant, 'UTF8') || decode('00', 'hex') || convert_to(id, 'UTF8')),
             tenant, print, metered._v1_issued(id), ttl, interval '0', null, metadata::json, scope,
-            metered._scope_key(scope), amount, max_units, win, note, null, null,
+            metered._scope_key(scope), amount, max_units, win, null, null, note, null, null, null,
             interval '1 minute', 5000, null, false);
     else
         placed := metered.place(row(tenant, id, true, null, tenant, null, print,
@@ -18361,7 +18640,7 @@ begin
             metered._v1_charge(scope, amount, amount, limits, note, false), interval '1 minute', 5000,
             row(null, null, note)::metered.origin, null, false);
         answer := metered._placed_json(placed.status, placed.placed_at, placed.deadline,
-            placed.refused, placed.stored, null);
+            placed.refused, placed.stored, null, null);
     end if;
     if json_typeof(answer) = 'array' then
         return format('{"ok": true, "new": true, "state": "held", "deadline": %s}', to_json(
@@ -18530,7 +18809,7 @@ begin
         marker => 'v1', of_fingerprint => decode(of ->> 2, 'hex'),
         issued => metered._v1_issued(of ->> 1), of_result => convert_to(answer::text, 'UTF8'),
         name => null, jobs => null, of_scope => null, key => null, units => null,
-        max_units => null, win => null, note => null, whole => null, standing => false,
+        max_units => null, win => null, since => null, until => null, note => null, whole => null, standing => false,
         ahead => interval '1 minute', wait_ms => 5000);
     unused := set_config('metered_tx.v1', '', true);
     return '{"ok": true}';
@@ -19018,17 +19297,17 @@ comment on function metered.begin_command(boolean, boolean, metered.new_command,
 comment on function metered.complete_command(metered.new_command, metered.fingerprint, bytea, json, metered.new_charge[], interval, int, boolean) is 'Ends a command: charges, records the operation, and lets COMMIT pass. A refusal raises, because COMMIT follows in the same flush. Without finishing, finish_command lets COMMIT pass later. With of_refusal it records that the command was refused and rolled back, with an empty result.';
 comment on function metered.finish_command(text) is 'Lets COMMIT pass for a command that was completed without finishing, if this is still its transaction.';
 comment on function metered.purge_operations(timestamptz, timestamptz, int, int) is 'Deletes records of operations completed and issued before cutoff, at most max_rows, oldest first, and moves the horizon to the latest time that their ids carry, in the same transaction. A horizon beyond these would refuse new ids, after a clock was ahead, for as long. after is the last of the batch before, as in purge_tokens. It waits for another purge''s move, as long as wait_ms. It also deletes at most max_rows newest events of keys that took effect before cutoff, which deleted does not count.';
-comment on function metered.charge_plain(text, bigint, bigint, bigint, interval, jsonb, text, boolean, interval, int) is 'A charge of one scope without a command, as charge makes it: JSON, [seq, time in microseconds, held units, used units], or charge''s answer as an object. It has at most one limit: max_units in each win, or in its lifetime, if win is 0. The columns that it leaves out are null in a usual scope.';
+comment on function metered.charge_plain(text, bigint, bigint, bigint, interval, timestamptz, timestamptz, jsonb, text, boolean, interval, int) is 'A charge of one scope without a command, as charge makes it: JSON, [seq, time in microseconds, held units, used units], or charge''s answer as an object. It has at most one limit: max_units in each win, or in its lifetime, if win is 0, or in a period, if win is null. The columns that it leaves out are null in a usual scope.';
 comment on function metered.begin_command_plain(text, text, bigint, timestamptz, interval, int, text, int, boolean) is 'Claims the id of a command without a token and without charges to look at. Null: it is new, and begun. Else begin_command''s answer, whose arguments these are, or with raising an error, after which the server skips the rest of the flush. Then the marker begins with a minus, and there is no guard.';
-comment on function metered.complete_command_plain(text, text, text, bytea, timestamptz, bytea, text, bigint[], text, bigint, bigint, bigint, interval, jsonb, text, boolean, interval, int) is 'Ends a command that has at most one charge of its own, as complete_command does with finishing: JSON, the time of the record in microseconds and the array of charge_plain, or complete_command''s answer as an object.';
-comment on function metered.run_command_plain(text, text, bigint, bytea, timestamptz, interval, bytea, text, text, bigint, bigint, bigint, interval, jsonb, text, boolean, interval, int) is 'A whole command that does nothing but its one charge: the answer of begin_command_plain, if that is not null, or else that of complete_command_plain. The short way needs no guard against a COMMIT, since nobody gets at the transaction before it is complete.';
+comment on function metered.complete_command_plain(text, text, text, bytea, timestamptz, bytea, text, bigint[], text, bigint, bigint, bigint, interval, timestamptz, timestamptz, jsonb, text, boolean, interval, int) is 'Ends a command that has at most one charge of its own, as complete_command does with finishing: JSON, the time of the record in microseconds and the array of charge_plain, or complete_command''s answer as an object.';
+comment on function metered.run_command_plain(text, text, bigint, bytea, timestamptz, interval, bytea, text, text, bigint, bigint, bigint, interval, timestamptz, timestamptz, jsonb, text, boolean, interval, int) is 'A whole command that does nothing but its one charge: the answer of begin_command_plain, if that is not null, or else that of complete_command_plain. The short way needs no guard against a COMMIT, since nobody gets at the transaction before it is complete.';
 comment on function metered.run_command(metered.new_command, bytea, bytea, metered.new_charge[], interval, int) is 'A whole command that does nothing but its charges, of any kind, as run_command_plain does it, by the full functions.';
-comment on function metered.charge_total(text, bigint, bigint, bigint, interval, jsonb, text, boolean, text, bigint, bigint, jsonb, boolean, interval, int) is 'Two charges without a command, as charge makes them: JSON, the array of charge_plain and the seq of the tally, which is less than 0 and has its time, or charge''s answer as an object.';
-comment on function metered.complete_command_total(text, text, text, bytea, timestamptz, bytea, text, bigint[], text, bigint, bigint, bigint, interval, jsonb, text, boolean, text, bigint, bigint, jsonb, boolean, interval, int) is 'Ends a command that has two such charges, as complete_command_plain ends one with one: JSON, the time of the record in microseconds and the array of charge_total, or complete_command''s answer as an object.';
-comment on function metered.run_command_total(text, text, bigint, bytea, timestamptz, interval, bytea, text, text, bigint, bigint, bigint, interval, jsonb, text, boolean, text, bigint, bigint, jsonb, boolean, interval, int) is 'A whole command that does nothing but two such charges, as run_command_plain does it.';
+comment on function metered.charge_total(text, bigint, bigint, bigint, interval, timestamptz, timestamptz, jsonb, text, boolean, text, bigint, bigint, jsonb, boolean, interval, int) is 'Two charges without a command, as charge makes them: JSON, the array of charge_plain and the seq of the tally, which is less than 0 and has its time, or charge''s answer as an object.';
+comment on function metered.complete_command_total(text, text, text, bytea, timestamptz, bytea, text, bigint[], text, bigint, bigint, bigint, interval, timestamptz, timestamptz, jsonb, text, boolean, text, bigint, bigint, jsonb, boolean, interval, int) is 'Ends a command that has two such charges, as complete_command_plain ends one with one: JSON, the time of the record in microseconds and the array of charge_total, or complete_command''s answer as an object.';
+comment on function metered.run_command_total(text, text, bigint, bytea, timestamptz, interval, bytea, text, text, bigint, bigint, bigint, interval, timestamptz, timestamptz, jsonb, text, boolean, text, bigint, bigint, jsonb, boolean, interval, int) is 'A whole command that does nothing but two such charges, as run_command_plain does it.';
 comment on function metered.open_session(metered.new_command, metered.new_hold, metered.new_charge[], interval, int, metered.origin, text) is 'Opens a session of an operation: places its hold, unless the operation is on record, or another session of it is open. The id of a session''s hold is that of its operation, as a digest in 41 characters, and some of its own. status as place has it, or open (this very session was opened before, and its hold is stored), replay (the operation is on record), retired and future, as begin_command has them, running (another session is open, until deadline, as seen at placed_at) or busy (a session of another command is open).';
-comment on function metered.place_plain(text, text, bigint, text, bytea, timestamptz, interval, interval, interval, json, text, bigint, bigint, bigint, interval, jsonb, text, text, interval, int, text, boolean) is 'Places a hold of one line, as place does: JSON, [seq, time in microseconds], or place''s answer as an object. id_key is null if the id was made up for this call.';
-comment on function metered.open_session_plain(text, bigint, timestamptz, interval, text, text, text, bytea, timestamptz, interval, interval, interval, json, text, bigint, bigint, bigint, interval, jsonb, text, text, interval, int, text) is 'Opens a session whose hold has one line, as open_session does: JSON, as place_plain has it.';
+comment on function metered.place_plain(text, text, bigint, text, bytea, timestamptz, interval, interval, interval, json, text, bigint, bigint, bigint, interval, timestamptz, timestamptz, jsonb, text, text, text, interval, int, text, boolean) is 'Places a hold of one line, as place does: JSON, [seq, time in microseconds], or place''s answer as an object. id_key is null if the id was made up for this call.';
+comment on function metered.open_session_plain(text, bigint, timestamptz, interval, text, text, text, bytea, timestamptz, interval, interval, interval, json, text, bigint, bigint, bigint, interval, timestamptz, timestamptz, jsonb, text, text, text, interval, int, text) is 'Opens a session whose hold has one line, as open_session does: JSON, as place_plain has it.';
 comment on function metered.capture_holds_plain(text, text, timestamptz, text, text, bigint, text, jsonb, text, text, int, text, boolean) is 'Captures one hold and ends it, as capture_holds does: all of it (units is null), or units of of_scope, its one line, as far as they are held. JSON: the hold, or an array of capture_holds'' answer, whose holds are text, since the metadata of one may be as deep as a reader of JSON goes.';
 comment on function metered.charge_each(metered.new_charge[], metered.new_event[], interval, interval, interval, int, boolean) is 'Makes up to 1,000 charges, each on its own, and answers each, in any order. Those of one scope are judged in the order given, and one that is let in counts for the next. All locks are taken first, those of ids before those of scopes: two of the server''s lock table for a charge with an id.';
 comment on table metered.feed_state is 'The feed''s state: see feed.sql.';
@@ -19321,11 +19600,11 @@ begin
             _scope_key,_seq_of_tally,_settle,_settle_lowered,_sharded,_shorter,_sound_uses,_spend_range,
             _spent_limits,_spent_since,_start_job,_start_lot,_step_until,_sum_lines,_sweep_lots,_sweepable,
             _take_back,_take_lots,_take_units,_taken,_taken_of,_taken_parts,_tallied_of,_tallied_units,
-            _tallies_before,_tally,_tally_key,_tenant_key,_threshold_key,_token_fits,_told_use,_trouble_job,
-            _try_each,_try_keys,_try_lock,_try_lock_shared,_try_lock_there,_try_start_job,_turn,_turn_at,
-            _unbound_lock_wait,_under_limits,_unknown_use,_unsettled_spends,_untold,_untold_json,_unwritten,
-            _usage_known_from,_use_lots,_use_repaid,_v1_charge,_v1_hold,_v1_hold_no,_v1_issued,_v1_limit,
-            _v1_no,_v1_print,_v1_refused,_v1_stand,_v1_standings,_wake_releasers,_who_holds,_with_absent,
+            _tallies_before,_tally,_tally_key,_tenant_key,_threshold_key,_token_fits,_told_period,_told_use,
+            _trouble_job,_try_each,_try_keys,_try_lock,_try_lock_shared,_try_lock_there,_try_start_job,
+            _turn,_turn_at,_unbound_lock_wait,_under_limits,_unknown_use,_unsettled_spends,_untold,_untold_json,
+            _unwritten,_usage_known_from,_use_lots,_use_repaid,_v1_charge,_v1_hold,_v1_hold_no,_v1_issued,
+            _v1_limit,_v1_no,_v1_print,_v1_refused,_v1_stand,_v1_standings,_wake_releasers,_who_holds,_with_absent,
             _with_debt,_with_keys,_with_minima,_with_total,_withdraw,_without_debt,_without_lapsing,_without_tallies,
             _write_charges,_write_debts,_write_due,_write_exact,_write_for_uses,_write_lines,_write_moves,
             _write_others,_write_plain,_write_up_to,_written_here,announced,begin_change,begin_command,

@@ -111,12 +111,13 @@ from metered.charge($1::metered.new_charge[], $2::interval, $3::int, $4::bool)`
 
 // chargePlainSQL is chargeSQL the short way.
 const chargePlainSQL = `
-select metered.charge_plain($1::text, $2::bigint, $3::bigint, $4::bigint, $5::interval, $6::jsonb, $7::text, $8::bool, $9::interval, $10::int)`
+select metered.charge_plain($1::text, $2::bigint, $3::bigint, $4::bigint, $5::interval, $6::timestamptz, $7::timestamptz,
+    $8::jsonb, $9::text, $10::bool, $11::interval, $12::int)`
 
 // chargeTotalSQL is chargePlainSQL for a charge with a limit, and one without.
 const chargeTotalSQL = `
-select metered.charge_total($1::text, $2::bigint, $3::bigint, $4::bigint, $5::interval, $6::jsonb, $7::text, $8::bool,
-    $9::text, $10::bigint, $11::bigint, $12::jsonb, $13::bool, $14::interval, $15::int)`
+select metered.charge_total($1::text, $2::bigint, $3::bigint, $4::bigint, $5::interval, $6::timestamptz, $7::timestamptz,
+    $8::jsonb, $9::text, $10::bool, $11::text, $12::bigint, $13::bigint, $14::jsonb, $15::bool, $16::interval, $17::int)`
 
 // prepareCharge validates charges as Charge does. They go the short way, if there is one.
 func (l *Ledger) prepareCharge(charges ...Charge) (*ledger.Call[Receipt], error) {
@@ -139,7 +140,7 @@ func (l *Ledger) prepareCharge(charges ...Charge) (*ledger.Call[Receipt], error)
 	}
 	call.SQL = sql
 	call.Args = func(s ledger.Sending) []any {
-		_, args := c.Short(l.sql.chargePlain, l.sql.chargeTotal, make([]any, 0, 15), s.Telling)
+		_, args := c.Short(l.sql.chargePlain, l.sql.chargeTotal, make([]any, 0, 17), s.Telling)
 		return append(args, c.Tolerance, s.WaitMS)
 	}
 	call.Scan = func(row pgx.Row) (Receipt, error) {

@@ -80,6 +80,7 @@ type Ledger struct {
 	space     string
 	sql       statements
 	observer  *observed.To
+	spans     ledger.Spans
 
 	onThreshold func(ctx context.Context, tx pgx.Tx, c Crossing) error
 }

@@ -60,7 +60,7 @@ func TestChargePlain_HasTheScopesLockAndNotThatOfTheLastEntry(t *testing.T) {
 	for _, standing := range []bool{false, true} {
 		scope := fmt.Sprint(standing)
 		charged := func(keyOf string) string {
-			return pgtest.Value[string](t, pool, `select metered.charge_plain($1, metered._scope_key($2), 1, 10, '1 hour', null, null, $3, '1 minute', 1000)::text`,
+			return pgtest.Value[string](t, pool, `select metered.charge_plain($1, metered._scope_key($2), 1, 10, '1 hour', null, null, null, null, $3, '1 minute', 1000)::text`,
 				scope, keyOf, standing)
 		}
 		rowsLocked := func() int {
@@ -72,6 +72,79 @@ func TestChargePlain_HasTheScopesLockAndNotThatOfTheLastEntry(t *testing.T) {
 		require.Zero(t, rowsLocked())
 		require.Regexp(t, `^{"seqs" : \[4\]`, charged("another"))
 		require.Equal(t, 1, rowsLocked())
+	}
+}
+
+// A limit by period goes the short way in the period that the server told of, and in no other one.
+func TestChargePlain_GoesShortInThePeriodThatIsKnown(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Open(t)
+	clock := pgtest.SetClock(t, pool, time.Date(2026, 3, 1, 0, 0, 0, 0, time.UTC))
+	month := budget.Per(3, budget.Month, time.UTC, time.Time{})
+	for _, quiet := range []bool{false, true} {
+		l := newLedger(t, budget.Config{})
+		charge := func(of, outcome string) {
+			t.Helper()
+			scope := fmt.Sprint(of, quiet)
+			locked := func() int {
+				return pgtest.Value[int](t, pool, "select count(*) from metered.ledger where scope = $1 and xmax::text <> '0'", scope)
+			}
+			before := locked()
+			r, err := l.ChargeNow(t.Context(), pool, budget.Charge{Scope: scope, Amount: 1, NoStandings: quiet, Limits: []budget.Limit{month}})
+			if outcome == "refused" {
+				require.ErrorIs(t, err, budget.ErrExceeded)
+				return
+			}
+			require.NoError(t, err)
+			require.Equal(t, outcome == "full", locked() > before || r.Seq == 1, "the full way locks the last entry")
+			if !quiet {
+				at, s := clock.Now(), r.Standings[0]
+				require.Equal(t, time.Date(at.Year(), at.Month(), 1, 0, 0, 0, 0, time.UTC), s.PeriodStart)
+				require.Equal(t, s.PeriodStart.AddDate(0, 1, 0), s.PeriodEnd)
+			}
+		}
+		at := func(month time.Month, day int) { clock.Set(time.Date(2026, month, day, 0, 0, 0, 0, time.UTC)) }
+		at(3, 1)
+		charge("a", "full")
+		charge("a", "short")
+		at(4, 1)
+		clock.Advance(-time.Microsecond)
+		charge("a", "short")
+		clock.Advance(time.Microsecond)
+		charge("a", "full") // the first moment of the next one
+		charge("a", "short")
+		charge("b", "full")
+		charge("b", "short")
+		charge("b", "short")
+		charge("b", "refused")
+		at(6, 1)
+		charge("a", "full")
+		charge("b", "short")
+		require.Equal(t, int64(6), usage(t, pool, l, fmt.Sprint("a", quiet), 0).Used)
+		require.Equal(t, int64(4), usage(t, pool, l, fmt.Sprint("b", quiet), 0).Used)
+		requireVerified(t, pool, l)
+	}
+}
+
+// A clock that is set back is before the period that is known: the entries of the one before count.
+func TestChargePlain_IsFullBeforeThePeriodThatIsKnown(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Open(t)
+	clock := pgtest.SetClock(t, pool, time.Date(2026, 3, 31, 0, 0, 0, 0, time.UTC))
+	limit := []budget.Limit{budget.Per(2, budget.Month, time.UTC, time.Time{})}
+	for _, quiet := range []bool{false, true} {
+		l, behind := newLedger(t, budget.Config{}), fmt.Sprint("behind", quiet)
+		one := func(scope string) error {
+			_, err := l.ChargeNow(t.Context(), pool, budget.Charge{Scope: scope, Amount: 1, NoStandings: quiet, Limits: limit})
+			return err
+		}
+		clock.Set(time.Date(2026, 3, 31, 0, 0, 0, 0, time.UTC))
+		require.NoError(t, one(behind))
+		require.NoError(t, one(behind))
+		clock.Advance(48 * time.Hour)
+		require.NoError(t, one(fmt.Sprint("ahead", quiet)))
+		clock.Advance(-47 * time.Hour)
+		require.ErrorIs(t, one(behind), budget.ErrExceeded)
 	}
 }
 
@@ -126,12 +199,14 @@ func TestChargePlain_AnswersAsTheFullFunctionDoes(t *testing.T) {
 	berlin, origin := location(t, "Europe/Berlin"), time.Date(2020, 1, 1, 0, 0, 0, 0, time.UTC)
 	day := budget.Per(pgtest.Sizes[int64](150, 1200, 1200), budget.Day, berlin, time.Time{})
 	limits := [][]budget.Limit{nil, {budget.PerWindow(40, time.Hour)}, {budget.PerWindow(9, time.Minute)}, {budget.Lifetime(90)}, {budget.Prepaid(50)},
-		{day}, {budget.PerWindow(1000, time.Hour), budget.PerPeriod(100, 10*time.Minute, origin)}, // the full way, in one chain
+		{day}, {budget.PerPeriod(60, 10*time.Minute, origin)},
+		{budget.PerWindow(1000, time.Hour), budget.PerPeriod(100, 10*time.Minute, origin)}, // the full way, in one chain
 		// Each of these has a chain of its own: the full way is taken while a threshold stays reported.
 		{budget.PerWindow(40, time.Hour).WithThresholds(eighty()...)}, {budget.PerWindow(9, time.Minute).WithThresholds(budget.Threshold{Name: "low", Left: 3, Rearm: 2})},
-		{budget.Lifetime(40).WithThresholds(budget.Threshold{Name: "spent", Used: 30, Spent: true})}}
+		{budget.Lifetime(40).WithThresholds(budget.Threshold{Name: "spent", Used: 30, Spent: true})},
+		{budget.PerPeriod(40, 10*time.Minute, origin).WithThresholds(eighty()...)}}
 	seqs := map[string]int64{}
-	const chained = 7 // have one chain
+	const chained = 8 // have one chain
 	admitted, refused, crossed := make([]int, len(limits)), make([]int, len(limits)), make([]int, len(limits))
 	for step := range pgtest.Sizes(40, 120, 120) {
 		for i, set := range limits {

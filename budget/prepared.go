@@ -163,7 +163,7 @@ func (l *Ledger) prepare(charges ...Charge) (*ledger.ChargeCall[Receipt], error)
 	// In the order of the keys, not of the names: two names may share a key.
 	slices.Sort(m.Locks.Keys)
 	m.Locks.Keys = slices.Compact(m.Locks.Keys)
-	m.Tolerance, m.Standing = interval(l.tolerance), slices.Contains(m.quiet, false)
+	m.Tolerance, m.Standing, m.Spans = interval(l.tolerance), slices.Contains(m.quiet, false), &l.spans
 	return &m.ChargeCall, nil
 }
 

@@ -209,7 +209,7 @@ func TestTotal_BesideALimitHasBoundsInSQL(t *testing.T) {
 	key := l.LockKey("channel")
 	send := func(units int64, note string) error {
 		clock.Advance(time.Second + time.Microsecond) // else the chain is not behind it
-		_, err := pool.Exec(ctx, `select metered.charge_total('user', $1, 1, 10, '1 hour', null, null, false, 'channel', $2, $3, $4::jsonb, false, '1 minute', 1000)`,
+		_, err := pool.Exec(ctx, `select metered.charge_total('user', $1, 1, 10, '1 hour', null, null, null, null, false, 'channel', $2, $3, $4::jsonb, false, '1 minute', 1000)`,
 			l.LockKey("user"), key, units, note)
 		return err
 	}
@@ -225,7 +225,7 @@ func TestTotal_BesideALimitHasBoundsInSQL(t *testing.T) {
 
 	clock.Advance(time.Second)
 	_, err := pool.Exec(ctx, `select metered.complete_command_total('t', 'op', 'another', repeat('a', 33)::bytea, null, '', null, null,
-		'user', $1, 1, 10, '1 hour', null, null, false, 'channel', $2, 1, null, false, '1 minute', 1000)`, l.LockKey("user"), key)
+		'user', $1, 1, 10, '1 hour', null, null, null, null, false, 'channel', $2, 1, null, false, '1 minute', 1000)`, l.LockKey("user"), key)
 	require.ErrorContains(t, err, "MT005")
 	require.Zero(t, pgtest.Count(t, pool, "metered.operations"))
 	requireVerified(t, pool, l)

@@ -26,7 +26,7 @@ from metered.open_session($1::metered.new_command, $2::metered.new_hold, $3::met
 const openPlainSQL = `
 select metered.open_session_plain($1::text, $2::bigint, $3::timestamptz, $4::interval, $5::text, $6::text, $7::text, $8::bytea,
     $9::timestamptz, $10::interval, $11::interval, $12::interval, $13::json, $14::text, $15::bigint, $16::bigint, $17::bigint,
-    $18::interval, $19::jsonb, $20::text, $21::text, $22::interval, $23::int, $24::text)`
+    $18::interval, $19::timestamptz, $20::timestamptz, $21::jsonb, $22::text, $23::text, $24::text, $25::interval, $26::int, $27::text)`
 
 // idsOfSession begins the ids of the holds of an operation's sessions.
 func idsOfSession(operation string) string {

@@ -86,8 +86,8 @@ from metered.place($1::metered.new_hold, $2::metered.new_charge[], $3::interval,
 
 const placePlainSQL = `
 select metered.place_plain($1::text, $2::text, $3::bigint, $4::text, $5::bytea, $6::timestamptz, $7::interval, $8::interval,
-    $9::interval, $10::json, $11::text, $12::bigint, $13::bigint, $14::bigint, $15::interval, $16::jsonb, $17::text, $18::text,
-    $19::interval, $20::int, $21::text, $22::bool)`
+    $9::interval, $10::json, $11::text, $12::bigint, $13::bigint, $14::bigint, $15::interval, $16::timestamptz, $17::timestamptz,
+    $18::jsonb, $19::text, $20::text, $21::text, $22::interval, $23::int, $24::text, $25::bool)`
 
 const lookSQL = `
 select status, at, deadline, refused, stored
@@ -182,7 +182,7 @@ func (b *Book) preparePlace(r Placement) (*call, error) {
 			if err := row.Scan(&answer); err != nil {
 				return nil, placeFailed(priced, r.key, err)
 			}
-			if err := a.ScanPlain(answer, r.TTL); err != nil {
+			if err := a.ScanPlain(answer, &priced.Charging, r.TTL); err != nil {
 				return nil, placeFailed(priced, r.key, err)
 			}
 			crossed = a.Crossed

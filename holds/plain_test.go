@@ -30,12 +30,13 @@ func TestPlainHolds_AnswerAsTheFullFunctionsDo(t *testing.T) {
 		require.Equal(t, fmt.Sprint(otherErr), fmt.Sprint(oneErr), what)
 		require.Equal(t, other, one, what)
 	}
-	limits := [][]budget.Limit{nil, {budget.PerWindow(90, time.Hour)}, {budget.PerWindow(25, time.Minute)}, {budget.Lifetime(400)}}
+	limits := [][]budget.Limit{nil, {budget.PerWindow(90, time.Hour)}, {budget.PerWindow(25, time.Minute)}, {budget.Lifetime(400)},
+		{budget.PerPeriod(30, 2*time.Minute, time.Date(2020, 1, 1, 0, 0, 0, 0, time.UTC))}}
 	for step := range 90 {
 		id := fmt.Sprint("h", step)
 		scope := []string{"a", "b"}[step%2]
 		r := holds.Placement{ID: id, TTL: time.Duration(20+step%5*30) * time.Second, Grace: time.Duration(step%2) * time.Second,
-			Lines: []holds.Line{{Scope: scope, Amount: int64(2 + step%4), Limits: limits[step%4]}}}
+			Lines: []holds.Line{{Scope: scope, Amount: int64(2 + step%4), Limits: limits[step%len(limits)]}}}
 		if step%3 == 0 {
 			r.Holder, r.Metadata, r.Note = "ann", []byte(`{"step": 1}`), budget.Note{Actor: "ann"}
 		}

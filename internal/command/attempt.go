@@ -384,13 +384,14 @@ from metered.complete_command($1::metered.new_command, $2::bytea, $3::bytea, $4:
 // completePlainSQL is completeSQL the short way.
 const completePlainSQL = `
 select metered.complete_command_plain($1::text, $2::text, $3::text, $4::bytea, $5::timestamptz, $6::bytea, $7::text, $8::bigint[],
-    $9::text, $10::bigint, $11::bigint, $12::bigint, $13::interval, $14::jsonb, $15::text, $16::bool, $17::interval, $18::int)`
+    $9::text, $10::bigint, $11::bigint, $12::bigint, $13::interval, $14::timestamptz, $15::timestamptz, $16::jsonb, $17::text,
+    $18::bool, $19::interval, $20::int)`
 
 // completeTotalSQL is completePlainSQL for a charge with a limit, and one without.
 const completeTotalSQL = `
 select metered.complete_command_total($1::text, $2::text, $3::text, $4::bytea, $5::timestamptz, $6::bytea, $7::text, $8::bigint[],
-    $9::text, $10::bigint, $11::bigint, $12::bigint, $13::interval, $14::jsonb, $15::text, $16::bool,
-    $17::text, $18::bigint, $19::bigint, $20::jsonb, $21::bool, $22::interval, $23::int)`
+    $9::text, $10::bigint, $11::bigint, $12::bigint, $13::interval, $14::timestamptz, $15::timestamptz, $16::jsonb, $17::text,
+    $18::bool, $19::text, $20::bigint, $21::bigint, $22::jsonb, $23::bool, $24::interval, $25::int)`
 
 // finishSQL lets COMMIT pass where complete_command did not, because subscribers come first.
 const finishSQL = `select metered.finish_command($1::text)`

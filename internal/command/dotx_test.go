@@ -357,7 +357,7 @@ func TestTx_APlainCommandIsCompletedByItsOwnMarker(t *testing.T) {
 	_, err = tx.Exec(ctx, "select metered.begin_command_plain('t', 'op', 1, null, '1 hour', null, 'its own', 1000, false)")
 	require.NoError(t, err)
 	_, err = tx.Exec(ctx, `select metered.complete_command_plain('t', 'op', 'another', repeat('a', 33)::bytea, null, '', null, null,
-		null, null, null, null, null, null, null, false, '1 minute', 1000)`)
+		null, null, null, null, null, null, null, null, null, false, '1 minute', 1000)`)
 	require.ErrorContains(t, err, "MT005")
 	require.Error(t, tx.Commit(ctx))
 	require.Zero(t, count(t, pool, "metered.operations"))

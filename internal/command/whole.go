@@ -12,13 +12,14 @@ import (
 
 const runPlainSQL = `
 select metered.run_command_plain($1::text, $2::text, $3::bigint, $4::bytea, $5::timestamptz, $6::interval, $7::bytea, $8::text,
-    $9::text, $10::bigint, $11::bigint, $12::bigint, $13::interval, $14::jsonb, $15::text, $16::bool, $17::interval, $18::int)`
+    $9::text, $10::bigint, $11::bigint, $12::bigint, $13::interval, $14::timestamptz, $15::timestamptz, $16::jsonb, $17::text,
+    $18::bool, $19::interval, $20::int)`
 
 // runTotalSQL is runPlainSQL for a charge with a limit, and one without.
 const runTotalSQL = `
 select metered.run_command_total($1::text, $2::text, $3::bigint, $4::bytea, $5::timestamptz, $6::interval, $7::bytea, $8::text,
-    $9::text, $10::bigint, $11::bigint, $12::bigint, $13::interval, $14::jsonb, $15::text, $16::bool,
-    $17::text, $18::bigint, $19::bigint, $20::jsonb, $21::bool, $22::interval, $23::int)`
+    $9::text, $10::bigint, $11::bigint, $12::bigint, $13::interval, $14::timestamptz, $15::timestamptz, $16::jsonb, $17::text,
+    $18::bool, $19::text, $20::bigint, $21::bigint, $22::jsonb, $23::bool, $24::interval, $25::int)`
 
 const runSQL = `
 select metered.run_command($1::metered.new_command, $2::bytea, $3::bytea, $4::metered.new_charge[], $5::interval, $6::int)`
@@ -104,7 +105,7 @@ func (b *begun) readWhole(answer []byte, end Ending) (err error) {
 func standings(c *ledger.Charging) bool { return c != nil && c.Standing }
 
 // mostArgs are the most arguments of a statement of the short way.
-const mostArgs = 23
+const mostArgs = 25
 
 // claimArgs are the arguments of begin_command_plain.
 func (e *Engine) claimArgs(op *Operation, timeoutMS *int32, marker string, wait int32, raising bool) []any {

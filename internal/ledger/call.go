@@ -92,7 +92,10 @@ type Charging struct {
 	Locks     Locks
 	Tolerance pgtype.Interval
 	Standing  bool              // the receipt has the standing of each limit
+	Spans     *Spans            // the periods that the server told of, nil for none
 	Closed    func(lease int64) // is called with a lease that cannot be spent from, nil without leases
+
+	sent span // the period of the limit that was sent the short way
 }
 
 // Leased reports whether some of the charges are spent from leases.

@@ -12,8 +12,8 @@ import (
 )
 
 // Plain reports whether charges go the short way, as charge_plain and complete_command_plain take
-// them: one charge, with at most one limit by window or lifetime, and nothing that the full
-// functions alone know. None at all are plain, too.
+// them: one charge, with at most one limit, and nothing that the full functions alone know. None at
+// all are plain, too.
 func (c *Charging) Plain() bool {
 	if c == nil || len(c.Charges) == 0 {
 		return true
@@ -60,7 +60,7 @@ func (c *Charging) totalFirst() bool { return len(c.Charges[0].Limits) == 0 }
 // with a limit, and the total's scope, key, amount and note, and whether it comes first.
 func (c *Charging) appendTotal(args []any, telling bool) []any {
 	own, total := c.pair()
-	args = append(own.appendTelling(args, telling), c.Standing, total.Scope, total.Key, total.Amount)
+	args = append(c.appendTelling(args, own, telling), c.Standing, total.Scope, total.Key, total.Amount)
 	return append(args, orNull(total.Note), c.totalFirst())
 }
 
@@ -71,45 +71,45 @@ func (c *Charging) PlainHold() bool {
 }
 
 func (x *Charge) plain() bool {
-	return x.Lease == nil && !x.MustExist && x.Use == "" &&
-		(len(x.Limits) == 0 || len(x.Limits) == 1 && x.Limits[0].Period.IsZero())
+	return x.Lease == nil && !x.MustExist && x.Use == "" && len(x.Limits) <= 1
 }
 
 // appendPlain appends the arguments of a plain charge, and whether standings are asked for. All are
 // null without charges.
 func (c *Charging) appendPlain(args []any, telling bool) []any {
 	if c == nil || len(c.Charges) == 0 {
-		return append(args, nil, nil, nil, nil, nil, nil, nil, false)
+		return append(args, nil, nil, nil, nil, nil, nil, nil, nil, nil, false)
 	}
-	return append(c.Charges[0].appendTelling(args, telling), c.Standing)
+	return append(c.appendTelling(args, &c.Charges[0], telling), c.Standing)
 }
 
-// appendTelling is appendPlain with the limit itself, where it has thresholds. The most units are
-// then too few to reach the lowest of them. Without a window the short way admits nothing.
-func (x *Charge) appendTelling(args []any, telling bool) []any {
-	args = x.appendPlain(args)
-	if !tells(x.Limits) {
-		return append(args, nil)
-	}
-	limit, most, window := x.Limits[0], len(args)-3, len(args)-2
-	if limit.TellAt != nil {
-		args[most] = min(limit.Max, *limit.TellAt-1)
-	}
-	if limit.Telling = telling; telling {
-		args[window] = nil
-	}
-	return append(args, limit.String())
-}
-
-// appendPlain appends scope, key, amount, the most units and the window of the limit, and the note.
-func (x *Charge) appendPlain(args []any) []any {
+// appendTelling appends scope, key and amount of a charge, the most units and the window or period
+// of its limit, the note, and the limit itself, where it has thresholds or is by period. With
+// thresholds the most units are too few to reach the lowest of them. With neither a window nor a
+// period that is known the short way admits nothing.
+func (c *Charging) appendTelling(args []any, x *Charge, telling bool) []any {
 	args = append(args, x.Scope, x.Key, x.Amount)
-	if len(x.Limits) > 0 {
-		args = append(args, x.Limits[0].Max, plainInterval(x.Limits[0].Window))
-	} else {
-		args = append(args, nil, nil)
+	if c.sent = (span{}); len(x.Limits) == 0 {
+		return append(args, nil, nil, nil, nil, orNull(x.Note), nil)
 	}
-	return append(args, orNull(x.Note))
+	limit, most := x.Limits[0], x.Limits[0].Max
+	if limit.TellAt != nil {
+		most = min(most, *limit.TellAt-1)
+	}
+	var window, since, until, whole any
+	switch limit.Telling = telling && limit.Thresholds != ""; {
+	case limit.Telling:
+	case limit.Period.IsZero():
+		window = plainInterval(limit.Window)
+	default:
+		if c.sent = c.Spans.of(limit.Period); c.sent.until != 0 {
+			since, until = time.UnixMicro(c.sent.since), time.UnixMicro(c.sent.until)
+		}
+	}
+	if limit.Thresholds != "" || !limit.Period.IsZero() {
+		whole = limit.String()
+	}
+	return append(args, most, window, since, until, orNull(x.Note), whole)
 }
 
 // orNull is a text as an argument, null for none.
@@ -123,7 +123,7 @@ func orNull(text string) any {
 // PlainPlacing are the arguments of place_plain and open_session_plain from the hold's tenant on to
 // the operation. A made up id has no key.
 func (c *Charging) PlainPlacing(h NewHold, keyed bool, s Sending) []any {
-	args := append(make([]any, 0, 24), h.Tenant, h.ID)
+	args := append(make([]any, 0, 27), h.Tenant, h.ID)
 	if keyed && h.Chosen {
 		args = append(args, h.Key)
 	} else if keyed {
@@ -135,7 +135,7 @@ func (c *Charging) PlainPlacing(h NewHold, keyed bool, s Sending) []any {
 	} else {
 		args = append(args, nil)
 	}
-	args = c.Charges[0].appendPlain(append(args, orNull(h.Metadata)))
+	args = c.appendTelling(append(args, orNull(h.Metadata)), &c.Charges[0], false)
 	return append(args, s.PlainOrigin()...)
 }
 
@@ -161,8 +161,9 @@ type Placed struct {
 	Crossed         []byte
 }
 
-// ScanPlain reads the answer of place_plain or open_session_plain, about a hold of that length.
-func (p *Placed) ScanPlain(answer []byte, ttl time.Duration) error {
+// ScanPlain reads the answer of place_plain or open_session_plain to charges, about a hold of that
+// length.
+func (p *Placed) ScanPlain(answer []byte, of *Charging, ttl time.Duration) error {
 	if isArray(answer) {
 		short, err := parseShort(answer)
 		if err != nil {
@@ -180,8 +181,10 @@ func (p *Placed) ScanPlain(answer []byte, ttl time.Duration) error {
 		Refused  json.RawMessage `json:"refused"`
 		Stored   *string         `json:"stored"`
 		Crossed  json.RawMessage `json:"crossed"`
+		Told     []int64         `json:"told"`
 	}
 	err := json.Unmarshal(answer, &f)
+	of.told(f.Told)
 	*p = Placed{
 		Status: f.Status, At: timeOf(f.At), Deadline: timeOf(f.Deadline),
 		Refused: present(f.Refused), Crossed: present(f.Crossed),
@@ -231,6 +234,7 @@ type full struct {
 	At      int64           `json:"at"`
 	Crossed json.RawMessage `json:"crossed"`
 	Periods []int64         `json:"periods"`
+	Told    []int64         `json:"told"`
 }
 
 // isArray reports whether an answer is that of the short way.
@@ -269,7 +273,7 @@ func (a *Answer) ScanPlain(answer []byte, of *Charging) error {
 		}
 		return err
 	}
-	_, err := a.full(answer)
+	_, err := a.full(answer, of)
 	return err
 }
 
@@ -286,7 +290,7 @@ func (a *Answer) ScanCompleted(answer []byte, of *Charging) (at time.Time, err e
 		}
 		return time.UnixMicro(short.n[0]), nil
 	}
-	return a.full(answer)
+	return a.full(answer, of)
 }
 
 // short takes the answer of charge_plain: seq, time, held units and used units. That of charge_total
@@ -295,6 +299,9 @@ func (a *Answer) short(n []int64, of *Charging) {
 	a.Seqs, a.Ats, a.Held = []int64{n[0]}, []time.Time{time.UnixMicro(n[1])}, []int64{n[2]}
 	if of.Standing {
 		a.Used = []int64{n[3]}
+		if of.sent.until != 0 {
+			a.Periods = Periods{time.UnixMicro(of.sent.since + 1), time.UnixMicro(of.sent.until)}
+		}
 	}
 	if len(n) > 4 {
 		at := 1
@@ -307,11 +314,12 @@ func (a *Answer) short(n []int64, of *Charging) {
 	}
 }
 
-func (a *Answer) full(answer []byte) (at time.Time, err error) {
+func (a *Answer) full(answer []byte, of *Charging) (at time.Time, err error) {
 	var f full
 	if err := json.Unmarshal(answer, &f); err != nil {
 		return at, err
 	}
+	of.told(f.Told)
 	a.Seqs, a.Used, a.Held, a.Ats, a.Periods = f.Seqs, f.Used, f.Held, Moments(f.Ats), Moments(f.Periods)
 	a.Refused, a.Crossed = present(f.Refused), present(f.Crossed)
 	return time.UnixMicro(f.At), nil

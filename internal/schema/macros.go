@@ -19,7 +19,8 @@ import (
 //	{short call}                                 the condition of a short charge or hold on what it is given: {locked}, and {plain}
 //	{plain: amount = n, note = j}                the condition that an entry has a usual amount, and a usual note or none
 //	{usual: tip = t, at = c}                     the condition that a scope needs none of the full function's care
-//	{admits: tip = t, at = c, amount = n}        the condition that its one limit admits a charge (max_units in each win) by the bound
+//	{admits: tip = t, at = c, amount = n, …}     the condition that its one limit admits a charge (max_units since a time) by the bound, when that is known
+//	{known period}                               the condition that the time is in the period that the caller knows
 //	{settled: tip = t, at = c}                   the condition that nothing of a scope is due, nor ahead of the clock, and that it has no lots
 //	{due: tip = t, at = c, held = n}             next_due of the entry after tip, which leaves n units held, without its own new line: see _due_after
 //	{known id: tenant = t, id = i, issued = j, future = f}   whether an operation id is recorded, retired, or too far ahead
@@ -48,7 +49,7 @@ import (
 //	{shorter timeouts: ms = n}                   sets the timeouts of a transaction, unless they are shorter
 //
 // A macro may stand in the arguments of another one.
-var macro = regexp.MustCompile(`(?s)\{(entry columns|entry of (\w+)|base|bound|(?:short|counted) \w+|locked|usual|admits|exact|settled|plain|due|known id|tallied|others|sum|own time|write tally|pair \w+|shorter timeouts|v1 (?:limit|window)|new hold|hold terms|placed detail|fits hold|(?:charge|capture) \w+)(?:: ([^{}]*))?\}`)
+var macro = regexp.MustCompile(`(?s)\{(entry columns|entry of (\w+)|base|bound|(?:short|counted) \w+|locked|known period|usual|admits|exact|settled|plain|due|known id|tallied|others|sum|own time|write tally|pair \w+|shorter timeouts|v1 (?:limit|window)|new hold|hold terms|placed detail|fits hold|(?:charge|capture) \w+)(?:: ([^{}]*))?\}`)
 
 // templates are the macros that only fill in their arguments.
 var templates = map[string]string{
@@ -67,11 +68,12 @@ var templates = map[string]string{
 	// Up to an entry of version 1, which has the greatest number, none is counted. Strict: null stays null.
 	"others": `int8smaller($tip.others, $tip.seq)`,
 	// With two of 16 entries a scope with held units moves its next_due on (_due_after).
-	"usual":   `($tip.held = 0 or $tip.seq & 15 > 1) and {settled: tip = $tip, at = $at} and $tip.crossed is null`,
-	"settled": `$tip.at <= $at and ($tip.next_due <= $at) is not true and $tip.lots_end is null and $tip.tallied is null`,
-	"admits": `(max_units is null or win >= interval '0'
+	"usual":        `($tip.held = 0 or $tip.seq & 15 > 1) and {settled: tip = $tip, at = $at} and $tip.crossed is null`,
+	"settled":      `$tip.at <= $at and ($tip.next_due <= $at) is not true and $tip.lots_end is null and $tip.tallied is null`,
+	"known period": `t.clk > since and t.clk < until`,
+	"admits": `(max_units is null or $when
             and case when win = interval '0' then $tip.spent - $tip.refunded - $tip.credited
-                else {bound: tip = $tip, since = $at - win} end <= max_units - $tip.held - $amount)`,
+                else {bound: tip = $tip, since = $since} end <= max_units - $tip.held - $amount)`,
 	"due": `case when $held > 0 then case when $tip.seq & 15 < 2 and $tip.next_due > '-infinity'
             then metered._later_due($tip.scope, $tip.next_due, $at) else $tip.next_due end end`,
 	// A number that a row has was drawn by a sequence that is behind (numbers.sql).
@@ -157,26 +159,33 @@ func init() {
                         or (select l.seq from metered.ledger l where l.scope = of_scope and l.seq = 2) > 0))`,
 		"short base": `(select base.seq, base.spent, base.refunded
                     from {base: scope = of_scope, epoch = $epoch, since = $since}) b on true`,
-		// A charge with at most one limit, by window or lifetime. The base of the window becomes
-		// the entry's anchor: so it is in the answer, too. Where nothing was spent before the window,
-		// an anchor says no more than none.
+		// A charge with at most one limit. A period has statements of its own: a window pays for no
+		// more conditions.
 		"short charge": `if standing and win > interval '0' then
-                insert into metered.ledger as y ({short columns})
-                select {short values: at = t.clk}, case when b.spent > 0 then t.clk - win end, nullif(b.spent, 0)
-                from {short last: scope = of_scope} t left join lateral {short base: epoch = t.epoch, since = t.clk - win}
-                where {usual: tip = t, at = t.clk} and $also
+                {short exact: since = t.clk - win, when = true, also = $also};
+            elsif since is null then
+                {short bounded: since = t.clk - win, when = win >= interval '0', also = $also};
+            elsif standing then
+                {short exact: since = since, when = {known period}, also = $also};
+            else
+                {short bounded: since = since, when = {known period}, also = $also};
+            end if`,
+		// The base of the window becomes the entry's anchor: so it is in the answer, too. Where
+		// nothing was spent before the window, an anchor says no more than none.
+		"short exact": `insert into metered.ledger as y ({short columns})
+                select {short values: at = t.clk}, case when b.spent > 0 then $since end, nullif(b.spent, 0)
+                from {short last: scope = of_scope} t left join lateral {short base: epoch = t.epoch, since = $since}
+                where {usual: tip = t, at = t.clk} and $also and $when
                     and {exact: seq = b.seq, refunded = b.refunded} and t.spent - coalesce(b.spent, 0) <= max_units - t.held - units
                 on conflict do nothing
-                returning y.seq, y.at, y.held, y.spent - units - coalesce(y.anchor_spent, 0) into e_seq, e_at, e_held, e_used;
-            else
-                insert into metered.ledger as y ({short columns})
+                returning y.seq, y.at, y.held, y.spent - units - coalesce(y.anchor_spent, 0) into e_seq, e_at, e_held, e_used`,
+		"short bounded": `insert into metered.ledger as y ({short columns})
                 select {short values: at = t.clk}, t.anchor_at, t.anchor_spent
                 from {short last: scope = of_scope} t
                 where {usual: tip = t, at = t.clk} and $also
-                    and {admits: tip = t, at = t.clk, amount = units}
+                    and {admits: tip = t, at = t.clk, amount = units, since = $since, when = $when}
                 on conflict do nothing
-                returning y.seq, y.at, y.held, y.spent - units - y.refunded - y.credited into e_seq, e_at, e_held, e_used;
-            end if`,
+                returning y.seq, y.at, y.held, y.spent - units - y.refunded - y.credited into e_seq, e_at, e_held, e_used`,
 		"short placed": `placed_at timestamptz;
     at_seq bigint;      -- the entry that was appended, or null
     new_no bigint;
@@ -189,7 +198,8 @@ func init() {
                 operation, note, t.anchor_at, t.anchor_spent, coalesce({others: tip = t}, 0) + 1
             from {short last: scope = of_scope} t
             where {settled: tip = t, at = t.clk} and t.crossed is null
-                and {admits: tip = t, at = t.clk, amount = units}
+                and {admits: tip = t, at = t.clk, amount = units, since = coalesce(since, t.clk - win),
+                    when = (win >= interval '0' or {known period})}
                 and t.clk + ttl > t.clk and t.clk + (ttl + grace) >= t.clk + ttl
                 and coalesce(ttl <= lifetime and t.clk + ttl <= t.clk + lifetime, true)
             on conflict do nothing

@@ -1,9 +1,9 @@
--- The short way of the commonest calls: one charge, with at most one limit by window or lifetime, of a
--- scope in which nothing is unusual; and the claim of a new id. Most of the time of such a call is
--- neither reading nor writing, but PL/pgSQL's: each expression is prepared in each transaction, and
--- each composite is taken apart. So these functions have few expressions, and take scalars. Where
--- something is unusual they write nothing, and go on with the full function, which alone refuses. It
--- runs in the same call, since COMMIT may follow in the same flush. See ADR 22.
+-- The short way of the commonest calls: one charge, with at most one limit, of a scope in which nothing
+-- is unusual; and the claim of a new id. Most of the time of such a call is neither reading nor writing,
+-- but PL/pgSQL's: each expression is prepared in each transaction, and each composite is taken apart. So
+-- these functions have few expressions, and take scalars. Where something is unusual they write nothing,
+-- and go on with the full function, which alone refuses. It runs in the same call, since COMMIT may
+-- follow in the same flush. See ADR 22.
 
 -- Whether calls may go the short way. A test answers false, and so sends all calls the full way. On
 -- Citus locks are taken by another node, and calls go the full way. Inlined wherever it stands.
@@ -36,8 +36,25 @@ as $$
     select (extract(epoch from moment) * 1000000)::bigint
 $$;
 
--- A charge with at most one limit by window or lifetime, as the full functions take it. whole is the limit itself,
--- a charge_limit, where it has thresholds.
+-- The period that a limit is judged in now, as the microseconds of since and until: those before the
+-- limit's start, and of its end. Null if the caller knows it, or it is none.
+create function metered._told_period(whole text, since timestamptz, until timestamptz) returns bigint[]
+language plpgsql volatile
+as $$
+declare
+    clk  timestamptz := metered.clock();
+    span timestamptz[];
+begin
+    if whole is null or clk > since and clk < until then
+        return null;
+    end if;
+    span := metered._period_at((whole::metered.charge_limit).period, clk);
+    return case when span is not null then array[metered._in_us(span[1]) - 1, metered._in_us(span[2])] end;
+end
+$$;
+
+-- A charge with at most one limit, as the full functions take it. whole is the limit itself, a
+-- charge_limit, where it has thresholds or is by period.
 create function metered._as_charges(of_scope text, key bigint, units bigint, max_units bigint, win interval,
     note jsonb, whole text) returns metered.new_charge[]
 language sql stable
@@ -47,24 +64,27 @@ as $$
         note, null, null, null)::metered.new_charge]
 $$;
 
--- The answer of charge as JSON, with times in microseconds.
-create function metered._charged_json(answer metered.charged) returns json
+-- The answer of charge as JSON, with times in microseconds, and the period of _told_period.
+create function metered._charged_json(answer metered.charged, told bigint[]) returns json
 language sql stable
 as $$
     select json_build_object('seqs', (answer).seqs,
         'ats', array(select metered._in_us(x) from unnest((answer).ats) x),
         'used', (answer).used, 'held', (answer).held, 'refused', (answer).refused, 'crossed', (answer).crossed,
-        'periods', array(select metered._in_us(x) from unnest((answer).periods) x))
+        'periods', array(select metered._in_us(x) from unnest((answer).periods) x), 'told', told)
 $$;
 
 -- A charge of one scope without a command, as charge makes it: JSON, [seq, time in microseconds, held units, used
 -- units], or charge's answer as an object. It has at most one limit: max_units in each win, or in its lifetime, if win is
--- 0. The columns that it leaves out are null in a usual scope.
+-- 0, or in a period, if win is null. The columns that it leaves out are null in a usual scope.
 --
--- Where the limit has thresholds, whole is the limit itself, which the full function is given, and max_units is less than
--- the lowest of them: the short way reaches none.
+-- To find a period is dear. The caller knows it from an answer of before (told): it goes from the microsecond after since
+-- up to until, and the short way is taken between them alone.
+--
+-- Where the limit has thresholds or is by period, whole is the limit itself, which the full function is given. With
+-- thresholds max_units is less than the lowest of them: the short way reaches none.
 create function metered.charge_plain(of_scope text, key bigint, units bigint, max_units bigint, win interval,
-    note jsonb, whole text, standing boolean, ahead interval, wait_ms int) returns json
+    since timestamptz, until timestamptz, note jsonb, whole text, standing boolean, ahead interval, wait_ms int) returns json
 language plpgsql volatile
 as $$
 declare
@@ -82,7 +102,8 @@ begin
         end if;
     end if;
     return metered._charged_json(metered.charge(
-        metered._as_charges(of_scope, key, units, max_units, win, note, whole), ahead, wait_ms, standing));
+        metered._as_charges(of_scope, key, units, max_units, win, note, whole), ahead, wait_ms, standing),
+        metered._told_period(whole, since, until));
 end
 $$;
 
@@ -131,9 +152,10 @@ begin
 end
 $$;
 
--- Ends a command by complete_command, whose answer it returns as JSON, with times in microseconds.
+-- Ends a command by complete_command, whose answer it returns as JSON, with times in microseconds, and the
+-- period of _told_period.
 create function metered._completed_json(command metered.new_command, of_fingerprint bytea, of_result bytea,
-    charges metered.new_charge[], ahead interval, wait_ms int) returns json
+    charges metered.new_charge[], ahead interval, wait_ms int, told bigint[]) returns json
 language plpgsql volatile
 as $$
 declare
@@ -141,7 +163,7 @@ declare
 begin
     return json_build_object('seqs', whole.seqs, 'ats', array(select metered._in_us(x) from unnest(whole.ats) x),
         'used', whole.used, 'held', whole.held, 'at', metered._in_us(whole.at), 'crossed', whole.crossed,
-        'periods', array(select metered._in_us(x) from unnest(whole.periods) x));
+        'periods', array(select metered._in_us(x) from unnest(whole.periods) x), 'told', told);
 end
 $$;
 
@@ -149,8 +171,8 @@ $$;
 -- the time of the record in microseconds and the array of charge_plain, or complete_command's answer as an object.
 create function metered.complete_command_plain(of_tenant text, of_id text, marker text,
     of_fingerprint bytea, issued timestamptz, of_result bytea, name text, jobs bigint[], of_scope text,
-    key bigint, units bigint, max_units bigint, win interval, note jsonb, whole text, standing boolean,
-    ahead interval, wait_ms int) returns json
+    key bigint, units bigint, max_units bigint, win interval, since timestamptz, until timestamptz,
+    note jsonb, whole text, standing boolean, ahead interval, wait_ms int) returns json
 language plpgsql volatile
 as $$
 declare
@@ -183,7 +205,8 @@ begin
     return metered._completed_json(row(of_tenant, of_id, null, issued, null, null, marker, standing, false,
         name, jobs)::metered.new_command, of_fingerprint, of_result,
         case when of_scope is null then '{}'
-            else metered._as_charges(of_scope, key, units, max_units, win, note, whole) end, ahead, wait_ms);
+            else metered._as_charges(of_scope, key, units, max_units, win, note, whole) end, ahead, wait_ms,
+        metered._told_period(whole, since, until));
 end
 $$;
 
@@ -192,8 +215,8 @@ $$;
 -- since nobody gets at the transaction before it is complete.
 create function metered.run_command_plain(of_tenant text, of_id text, id_key bigint,
     of_fingerprint bytea, issued timestamptz, max_future interval, of_result bytea, name text,
-    of_scope text, key bigint, units bigint, max_units bigint, win interval, note jsonb,
-    whole text, standing boolean, ahead interval, wait_ms int) returns json
+    of_scope text, key bigint, units bigint, max_units bigint, win interval, since timestamptz,
+    until timestamptz, note jsonb, whole text, standing boolean, ahead interval, wait_ms int) returns json
 language plpgsql volatile
 as $$
 declare
@@ -227,7 +250,7 @@ begin
     end if;
     answer := metered.begin_command_plain(of_tenant, of_id, id_key, issued, max_future, null, 'whole', wait_ms, false);
     return coalesce(answer, metered.complete_command_plain(of_tenant, of_id, 'whole', of_fingerprint, issued,
-        of_result, name, null, of_scope, key, units, max_units, win, note, whole, standing, ahead,
+        of_result, name, null, of_scope, key, units, max_units, win, since, until, note, whole, standing, ahead,
         wait_ms));
 end
 $$;
@@ -243,6 +266,6 @@ declare
 begin
     answer := metered.begin_command_plain(command.tenant, command.id, command.key, command.issued_at,
         command.max_future, command.timeout_ms, command.marker, wait_ms, false);
-    return coalesce(answer, metered._completed_json(command, of_fingerprint, of_result, charges, ahead, wait_ms));
+    return coalesce(answer, metered._completed_json(command, of_fingerprint, of_result, charges, ahead, wait_ms, null));
 end
 $$;

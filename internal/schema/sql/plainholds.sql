@@ -1,21 +1,23 @@
--- The short way of holds (see plain.sql): a placement of one line with at most one limit by window or
--- lifetime, the capture that ends such a hold, and the opening of a session. As there, these functions
+-- The short way of holds (see plain.sql): a placement of one line with at most one limit, the
+-- capture that ends such a hold, and the opening of a session. As there, these functions
 -- decide nothing but the usual case, and otherwise write nothing and go on with the full function.
 
 -- The answer of place or open_session as JSON, with times in microseconds and the hold as text.
 create function metered._placed_json(status text, placed_at timestamptz, deadline timestamptz, refused jsonb,
-    stored json, crossed jsonb) returns json
+    stored json, crossed jsonb, told bigint[]) returns json
 language sql stable
 as $$
     select json_build_object('status', status, 'placed_at', metered._in_us(placed_at),
-        'deadline', metered._in_us(deadline), 'refused', refused, 'stored', stored::text, 'crossed', crossed)
+        'deadline', metered._in_us(deadline), 'refused', refused, 'stored', stored::text, 'crossed', crossed,
+        'told', told)
 $$;
 
 -- Places a hold of one line, as place does: JSON, [seq, time in microseconds], or place's answer as an
 -- object. id_key is null if the id was made up for this call.
 create function metered.place_plain(of_tenant text, of_id text, id_key bigint, holder text,
     of_fingerprint bytea, issued timestamptz, ttl interval, grace interval, lifetime interval, metadata json,
-    of_scope text, key bigint, units bigint, max_units bigint, win interval, note jsonb, op_tenant text,
+    of_scope text, key bigint, units bigint, max_units bigint, win interval, since timestamptz,
+    until timestamptz, note jsonb, whole text, op_tenant text,
     operation text, ahead interval, wait_ms int, channel text, raising boolean) returns json
 language plpgsql volatile
 as $$
@@ -36,9 +38,10 @@ begin
     end if;
     answer := metered.place(
         row(of_tenant, of_id, id_key is not null, id_key, holder, null, of_fingerprint, issued, ttl, grace, lifetime, metadata, null)::metered.new_hold,
-        metered._as_held(of_scope, key, units, max_units, win, note), ahead, wait_ms,
+        metered._as_held(of_scope, key, units, max_units, win, note, whole), ahead, wait_ms,
         row(op_tenant, operation, note)::metered.origin, channel, raising);
-    return metered._placed_json(answer.status, answer.placed_at, answer.deadline, answer.refused, answer.stored, answer.crossed);
+    return metered._placed_json(answer.status, answer.placed_at, answer.deadline, answer.refused, answer.stored, answer.crossed,
+        metered._told_period(whole, since, until));
 end
 $$;
 
@@ -54,10 +57,11 @@ $$;
 
 -- The units of a placement of one line, as the full functions take them.
 create function metered._as_held(of_scope text, key bigint, units bigint, max_units bigint, win interval,
-    note jsonb) returns metered.new_charge[]
-language sql immutable
+    note jsonb, whole text) returns metered.new_charge[]
+language sql stable
 as $$
     select array[row(of_scope, key, units, units, case when max_units is null then '{}'
+            when whole is not null then array[whole::metered.charge_limit]
             else array[row(max_units, win, null, null, null, null)::metered.charge_limit] end,
         note, null, null, null)::metered.new_charge]
 $$;
@@ -66,7 +70,7 @@ $$;
 create function metered.open_session_plain(named text, name_key bigint, named_at timestamptz, max_future interval,
     of_tenant text, of_id text, holder text, of_fingerprint bytea, issued timestamptz, ttl interval, grace interval,
     lifetime interval, metadata json, of_scope text, key bigint, units bigint, max_units bigint, win interval,
-    note jsonb, op_tenant text, operation text, ahead interval, wait_ms int, channel text) returns json
+    since timestamptz, until timestamptz, note jsonb, whole text, op_tenant text, operation text, ahead interval, wait_ms int, channel text) returns json
 language plpgsql volatile
 as $$
 declare
@@ -90,9 +94,10 @@ begin
     end if;
     opened := metered.open_session(row(of_tenant, named, name_key, named_at, max_future, null, null, null, null, null, null)::metered.new_command,
         row(of_tenant, of_id, false, null, holder, null, of_fingerprint, issued, ttl, grace, lifetime, metadata, null)::metered.new_hold,
-        metered._as_held(of_scope, key, units, max_units, win, note), ahead, wait_ms,
+        metered._as_held(of_scope, key, units, max_units, win, note, whole), ahead, wait_ms,
         row(op_tenant, operation, note)::metered.origin, channel);
-    return metered._placed_json(opened.status, opened.placed_at, opened.deadline, opened.refused, opened.stored, opened.crossed);
+    return metered._placed_json(opened.status, opened.placed_at, opened.deadline, opened.refused, opened.stored, opened.crossed,
+        metered._told_period(whole, since, until));
 end
 $$;
 

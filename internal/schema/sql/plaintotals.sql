@@ -20,7 +20,8 @@ $$;
 -- Two charges without a command, as charge makes them: JSON, the array of charge_plain and the seq
 -- of the tally, which is less than 0 and has its time, or charge's answer as an object.
 create function metered.charge_total(of_scope text, key bigint, units bigint, max_units bigint,
-    win interval, note jsonb, whole text, standing boolean, total_scope text, total_key bigint,
+    win interval, since timestamptz, until timestamptz, note jsonb, whole text, standing boolean,
+    total_scope text, total_key bigint,
     total_units bigint, total_note jsonb, total_first boolean, ahead interval, wait_ms int) returns json
 language plpgsql volatile
 as $$
@@ -36,7 +37,8 @@ begin
         end if;
     end if;
     return metered._charged_json(metered.charge(metered._with_total(of_scope, key, units, max_units,
-        win, note, whole, total_scope, total_key, total_units, total_note, total_first), ahead, wait_ms, standing));
+        win, note, whole, total_scope, total_key, total_units, total_note, total_first), ahead, wait_ms,
+        standing), metered._told_period(whole, since, until));
 end
 $$;
 
@@ -45,8 +47,8 @@ $$;
 -- an object.
 create function metered.complete_command_total(of_tenant text, of_id text, marker text,
     of_fingerprint bytea, issued timestamptz, of_result bytea, name text, jobs bigint[],
-    of_scope text, key bigint, units bigint, max_units bigint, win interval, note jsonb,
-    whole text, standing boolean,
+    of_scope text, key bigint, units bigint, max_units bigint, win interval, since timestamptz,
+    until timestamptz, note jsonb, whole text, standing boolean,
     total_scope text, total_key bigint, total_units bigint, total_note jsonb, total_first boolean,
     ahead interval, wait_ms int) returns json
 language plpgsql volatile
@@ -75,15 +77,15 @@ begin
     return metered._completed_json(row(of_tenant, of_id, null, issued, null, null, marker, standing,
         false, name, jobs)::metered.new_command, of_fingerprint, of_result, metered._with_total(of_scope,
         key, units, max_units, win, note, whole, total_scope, total_key, total_units, total_note, total_first),
-        ahead, wait_ms);
+        ahead, wait_ms, metered._told_period(whole, since, until));
 end
 $$;
 
 -- A whole command that does nothing but two such charges, as run_command_plain does it.
 create function metered.run_command_total(of_tenant text, of_id text, id_key bigint,
     of_fingerprint bytea, issued timestamptz, max_future interval, of_result bytea, name text,
-    of_scope text, key bigint, units bigint, max_units bigint, win interval, note jsonb,
-    whole text, standing boolean, total_scope text, total_key bigint, total_units bigint, total_note jsonb, total_first boolean,
+    of_scope text, key bigint, units bigint, max_units bigint, win interval, since timestamptz,
+    until timestamptz, note jsonb, whole text, standing boolean, total_scope text, total_key bigint, total_units bigint, total_note jsonb, total_first boolean,
     ahead interval, wait_ms int) returns json
 language plpgsql volatile
 as $$
@@ -108,7 +110,7 @@ begin
     answer := metered.begin_command_plain(of_tenant, of_id, id_key, issued, max_future, null, 'whole',
         wait_ms, false);
     return coalesce(answer, metered.complete_command_total(of_tenant, of_id, 'whole', of_fingerprint,
-        issued, of_result, name, null, of_scope, key, units, max_units, win, note, whole, standing,
+        issued, of_result, name, null, of_scope, key, units, max_units, win, since, until, note, whole, standing,
         total_scope, total_key, total_units, total_note, total_first, ahead, wait_ms));
 end
 $$;

@@ -101,6 +101,8 @@ declare
     one       jsonb;
     standing  boolean;
     win       interval;
+    since     timestamptz;      -- of no period
+    until     timestamptz;
     max_units bigint;
     key       bigint;
     of_scope  alias for scope;  -- the names of the short way

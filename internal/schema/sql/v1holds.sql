@@ -67,7 +67,7 @@ begin
         answer := metered.place_plain(tenant, id, metered._lock_key('metered/hold/metered',
                 convert_to(tenant, 'UTF8') || decode('00', 'hex') || convert_to(id, 'UTF8')),
             tenant, print, metered._v1_issued(id), ttl, interval '0', null, metadata::json, scope,
-            metered._scope_key(scope), amount, max_units, win, note, null, null,
+            metered._scope_key(scope), amount, max_units, win, null, null, note, null, null, null,
             interval '1 minute', 5000, null, false);
     else
         placed := metered.place(row(tenant, id, true, null, tenant, null, print,
@@ -75,7 +75,7 @@ begin
             metered._v1_charge(scope, amount, amount, limits, note, false), interval '1 minute', 5000,
             row(null, null, note)::metered.origin, null, false);
         answer := metered._placed_json(placed.status, placed.placed_at, placed.deadline,
-            placed.refused, placed.stored, null);
+            placed.refused, placed.stored, null, null);
     end if;
     if json_typeof(answer) = 'array' then
         return format('{"ok": true, "new": true, "state": "held", "deadline": %s}', to_json(
@@ -198,7 +198,7 @@ begin
         marker => 'v1', of_fingerprint => decode(of ->> 2, 'hex'),
         issued => metered._v1_issued(of ->> 1), of_result => convert_to(answer::text, 'UTF8'),
         name => null, jobs => null, of_scope => null, key => null, units => null,
-        max_units => null, win => null, note => null, whole => null, standing => false,
+        max_units => null, win => null, since => null, until => null, note => null, whole => null, standing => false,
         ahead => interval '1 minute', wait_ms => 5000);
     unused := set_config('metered_tx.v1', '', true);
     return '{"ok": true}';
