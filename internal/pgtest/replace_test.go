@@ -23,6 +23,7 @@ func TestReplace_FindsATextHoweverItsLinesAreBroken(t *testing.T) {
 		{"if aand b then", "a and b", "if aand b then", 0},
 		{"if a and c then", "a and b", "if a and c then", 0},
 		{"a  -- one\n    b", "a -- one\n b", "X", 1},
+		{"a, -- one\n    b,\n    c\nfrom", "    b,\n    c\n", "a, -- one\n    X\nfrom", 1},
 	} {
 		out, places := pgtest.Replace(c.in, c.old, "X")
 		require.Equal(t, c.out, out, c.in)
