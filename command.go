@@ -123,7 +123,8 @@ type Order struct {
 	Key string
 
 	// At is when the event happened, as its sender says, to the microsecond. Of two events of one
-	// time, the one with the greater Command.ID is newer.
+	// time, the one with the greater Command.ID is newer. A time ahead is taken as it is: until it
+	// has passed, other events of the Key are older. So refuse one that cannot be.
 	//
 	// The newest event of a Key is kept as long as the records of operations
 	// (maintain.Policy.Operations). After that, an older one takes effect again.
