@@ -4958,7 +4958,7 @@ $$;
 -- how many units of its balance have lapsed with them, less those that began, and debt by how many units
 -- the wallet is overdrawn then. crossed are the reported thresholds that no lot has armed which began:
 -- units of the lots that are not loaded count as lapsed before that.
-create function metered._due_lots(tip metered.ledger, clk timestamptz,
+create function metered._due_state(tip metered.ledger, clk timestamptz,
     out lots metered.lots[], out lapsed bigint, out debt bigint, out crossed jsonb)
 language plpgsql stable
 as $$
@@ -5005,13 +5005,13 @@ create function metered._lapsing(tip metered.ledger, clk timestamptz) returns bi
 language plpgsql stable
 as $$
 declare
-    due record := metered._due_lots(tip, clk);
+    due record := metered._due_state(tip, clk);
 begin
     return metered._lapsing_after(tip, clk, due.lots, due.lapsed, due.debt);
 end
 $$;
 
--- The same, after _due_lots. It reads no more ended lots than a call writes. If there are more, it adds up the lots that have not ended.
+-- The same, after _due_state. It reads no more ended lots than a call writes. If there are more, it adds up the lots that have not ended.
 create function metered._lapsing_after(tip metered.ledger, clk timestamptz, lots metered.lots[], lapsed bigint, debt bigint)
 returns bigint
 language plpgsql stable
@@ -5049,11 +5049,11 @@ create function metered._lots_now(tip metered.ledger, clk timestamptz, of_nos bi
 language plpgsql stable
 as $$
 begin
-    return query select * from metered._lots_after(tip, clk, of_nos, (metered._due_lots(tip, clk)).lots);
+    return query select * from metered._lots_after(tip, clk, of_nos, (metered._due_state(tip, clk)).lots);
 end
 $$;
 
--- The same, after _due_lots, of which due are the lots.
+-- The same, after _due_state, of which due are the lots.
 create function metered._lots_after(tip metered.ledger, clk timestamptz, of_nos bigint[], due metered.lots[])
 returns setof metered.lots
 language plpgsql stable
@@ -5116,7 +5116,7 @@ begin
     foreach tip in array tips loop
         nth := nth + 1;
         if tip.lots_end is not null then
-            due := metered._due_lots(tip, clk);
+            due := metered._due_state(tip, clk);
             tip.credited := tip.credited - metered._lapsing_after(tip, clk, due.lots, due.lapsed, due.debt);
             tip.crossed := due.crossed;
             tips[nth] := tip;
@@ -6410,7 +6410,7 @@ begin
     if tip.lots_end is null then
         return;
     end if;
-    lapses := metered._due_lots(tip, clk);
+    lapses := metered._due_state(tip, clk);
     units := units - metered._lapsing_after(tip, clk, lapses.lots, lapses.lapsed, lapses.debt);
     lots := (
         select json_agg(json_build_object('lot', coalesce(x.no, 0), 'reference',
@@ -8074,7 +8074,7 @@ declare
 begin
     silent := false;
     if cardinality(lifetimes) > 0 then
-        due := metered._due_lots(e, clk);
+        due := metered._due_state(e, clk);
         e.credited := e.credited - metered._lapsing_after(e, clk, due.lots, due.lapsed, due.debt);
         e.crossed := due.crossed;
         if e.next_due <= clk then
@@ -8130,7 +8130,7 @@ declare
 begin
     silent := false;
     if tip.lots_end <= greatest(clk, tip.at) and tip.crossed is not null then
-        tip.crossed := (metered._due_lots(tip, clk)).crossed;
+        tip.crossed := (metered._due_state(tip, clk)).crossed;
     end if;
     if tip.crossed is not null then
         untold := metered._untold(untold, tip.crossed, tip.spent - tip.refunded, tip.held, tip.credited, clk);
@@ -9112,7 +9112,7 @@ begin
         continue when times[i] <= tip.at;
         if at >= comes then
             until := greatest(at, tip.at);
-            due := metered._due_lots(tip, at);
+            due := metered._due_state(tip, at);
             lapsed := metered._lapsing_after(tip, at, due.lots, due.lapsed, due.debt);
             comes := least(metered._next_end(tip.scope, until),
                 (select min(metered._turn_at(x)) from unnest(due.lots) x
@@ -19571,51 +19571,51 @@ begin
             _check_now,_class_of,_clear_freed,_clear_freed_of,_clock_changes,_close_lease,_close_scope,
             _closed_classes,_collided,_comes_of_kept,_completed_json,_created_json,_credit_lot,_cross_captured,
             _cross_lowered,_cross_thresholds,_crossed_at,_debt,_debt_paid,_due_after,_due_lots,_due_minima,
-            _due_units,_empty_lot,_end_due,_end_foreseen,_end_line,_end_lost,_end_lot,_end_minima,_end_minima_of,
-            _end_named,_end_rows,_end_skipped,_end_swept,_end_tallies,_ends_per_call,_entry_for_write,_events_per_step,
-            _expire_and_check,_expire_due,_expire_rows,_explain_charges,_family,_feed_needs,_feed_server,
-            _find_lot,_find_skipped,_first_due,_first_for_write,_first_lot,_first_minima,_fits,_fits_after_period,
-            _fits_at,_fits_origin,_fold,_fold_all,_fold_of,_foreseen,_foreseen_later,_foreseen_next,_foreseen_on,
-            _free_first,_free_in_sum,_free_lines,_free_lots,_fresh,_give_back,_given_back,_goes_on,_goes_short,
-            _gone_on,_has_number,_held_here,_hold_as_json,_hold_before,_hold_of_job,_hold_text,_hours_between,
-            _in_cell,_in_us,_is_idle,_is_job,_join_line,_judge_charges,_kept_for,_kept_reports,_key_fits,
-            _keys_of_job,_known_zone,_lags,_lapsing,_lapsing_after,_lapsing_before,_largest_number,_last_entry,
-            _later_due,_lease_key,_lease_to_settle,_leased,_leased_units,_leases_channel,_leave_line,_leaves_at,
-            _limits_trouble,_line_before,_line_json,_lines,_lines_per_step,_lines_until,_load_debt,_load_debts,
-            _load_due,_load_lines,_load_rolling,_lock_all_scopes,_lock_charges,_lock_due,_lock_each,_lock_holds,
-            _lock_key,_lock_keys,_lock_keys_there,_lock_place,_look_again,_lot_begins,_lot_entry,_lot_from,
-            _lots_after,_lots_end_caught_up,_lots_now,_lots_of,_lots_until,_make_room,_mark_freed,_meet_upgrade,
-            _mend_numbers,_minima,_minima_due,_minima_leave,_minimum_is_due,_missing_hold,_missing_lot,
-            _missing_token,_move_lot,_moved,_name_lot,_named_holds,_names_kept,_new_hold_id,_next_end,_next_entry,
-            _next_lot,_next_number,_no_amount,_note_feed_server,_note_lot,_nth_due,_number_scopes,_numbers,
-            _old_lot,_on_linux,_on_spending,_one_snapshot,_open_wallet,_other_lane,_others,_others_fall_due,
-            _others_wait,_overdue,_owe,_owe_use,_owed_before,_own_entry,_paid_back,_parked_channel,_parked_json,
-            _parts_of,_pass_ended,_pay_back,_pays,_period_at,_period_name,_periods_of,_placed_before,_placed_json,
-            _places,_plan_kept,_plan_on,_purge_changes,_purge_feed,_purge_lots,_queued,_raise_moved,_raise_sequence,
-            _raised,_rearmed,_recall_leases,_recorded_events,_recorded_meanwhile,_recurs,_refund_fate,_refund_hold,
-            _refund_lots,_refund_parts,_refunds_after,_refuse_behind,_refuse_closed,_refuse_hold,_refuse_moved,
-            _refuse_old_tenant,_refuse_stale,_refuse_unreported,_refusing,_reinstate,_release_job,_release_line,
-            _release_lines,_remember_hold,_renamed_zones,_renew_lot,_repaid,_repeats,_reported_after_repair,
-            _reported_until,_require,_require_plan,_resource_for_write,_roll_end,_roll_lot,_rolls,_schedule,
-            _scope_key,_seq_of_tally,_settle,_settle_lowered,_sharded,_shorter,_sound_uses,_spend_range,
-            _spent_limits,_spent_since,_start_job,_start_lot,_step_until,_sum_lines,_sweep_lots,_sweepable,
-            _take_back,_take_lots,_take_units,_taken,_taken_of,_taken_parts,_tallied_of,_tallied_units,
-            _tallies_before,_tally,_tally_key,_tenant_key,_threshold_key,_token_fits,_told_period,_told_use,
-            _trouble_job,_try_each,_try_keys,_try_lock,_try_lock_shared,_try_lock_there,_try_start_job,
-            _turn,_turn_at,_unbound_lock_wait,_under_limits,_unknown_use,_unsettled_spends,_untold,_untold_json,
-            _unwritten,_usage_known_from,_use_lots,_use_repaid,_v1_charge,_v1_hold,_v1_hold_no,_v1_issued,
-            _v1_limit,_v1_no,_v1_print,_v1_refused,_v1_stand,_v1_standings,_wake_releasers,_who_holds,_with_absent,
-            _with_debt,_with_keys,_with_minima,_with_total,_withdraw,_without_debt,_without_lapsing,_without_tallies,
-            _write_charges,_write_debts,_write_due,_write_exact,_write_for_uses,_write_lines,_write_moves,
-            _write_others,_write_plain,_write_up_to,_written_here,announced,begin_change,begin_command,
-            begin_command_plain,block_commit,capture_holds,capture_holds_plain,carve,catch_up,change_parked,
-            charge,charge_each,charge_leased,charge_lots,charge_plain,charge_total,check_charge,claim_job_key,
-            clock,complete_command,complete_command_plain,complete_command_total,consume_feed,consume_token,
-            create_scopes,credit,draw,drop_feed_consumer,drop_parked,due_holds,end_child,end_renewal,enter_tenant,
-            expire_hold,explain_parked,extend_holds,feed_keeps,find_job_key,finish_command,grant_lot,hold_json,
-            inspect_token,judged_scopes,keep_memory,lock_all,lock_scopes,look_place,mint_tokens,next_release,
-            note_change,number_feed,numbers_behind,open_lease,open_session,open_session_plain,park_jobs,
-            place,place_plain,plan_lot,plan_overage,plan_state,purge_holds,purge_job_keys,purge_leases,
+            _due_state,_due_units,_empty_lot,_end_due,_end_foreseen,_end_line,_end_lost,_end_lot,_end_minima,
+            _end_minima_of,_end_named,_end_rows,_end_skipped,_end_swept,_end_tallies,_ends_per_call,_entry_for_write,
+            _events_per_step,_expire_and_check,_expire_due,_expire_rows,_explain_charges,_family,_feed_needs,
+            _feed_server,_find_lot,_find_skipped,_first_due,_first_for_write,_first_lot,_first_minima,_fits,
+            _fits_after_period,_fits_at,_fits_origin,_fold,_fold_all,_fold_of,_foreseen,_foreseen_later,
+            _foreseen_next,_foreseen_on,_free_first,_free_in_sum,_free_lines,_free_lots,_fresh,_give_back,
+            _given_back,_goes_on,_goes_short,_gone_on,_has_number,_held_here,_hold_as_json,_hold_before,
+            _hold_of_job,_hold_text,_hours_between,_in_cell,_in_us,_is_idle,_is_job,_join_line,_judge_charges,
+            _kept_for,_kept_reports,_key_fits,_keys_of_job,_known_zone,_lags,_lapsing,_lapsing_after,_lapsing_before,
+            _largest_number,_last_entry,_later_due,_lease_key,_lease_to_settle,_leased,_leased_units,_leases_channel,
+            _leave_line,_leaves_at,_limits_trouble,_line_before,_line_json,_lines,_lines_per_step,_lines_until,
+            _load_debt,_load_debts,_load_due,_load_lines,_load_rolling,_lock_all_scopes,_lock_charges,_lock_due,
+            _lock_each,_lock_holds,_lock_key,_lock_keys,_lock_keys_there,_lock_place,_look_again,_lot_begins,
+            _lot_entry,_lot_from,_lots_after,_lots_end_caught_up,_lots_now,_lots_of,_lots_until,_make_room,
+            _mark_freed,_meet_upgrade,_mend_numbers,_minima,_minima_due,_minima_leave,_minimum_is_due,_missing_hold,
+            _missing_lot,_missing_token,_move_lot,_moved,_name_lot,_named_holds,_names_kept,_new_hold_id,
+            _next_end,_next_entry,_next_lot,_next_number,_no_amount,_note_feed_server,_note_lot,_nth_due,
+            _number_scopes,_numbers,_old_lot,_on_linux,_on_spending,_one_snapshot,_open_wallet,_other_lane,
+            _others,_others_fall_due,_others_wait,_overdue,_owe,_owe_use,_owed_before,_own_entry,_paid_back,
+            _parked_channel,_parked_json,_parts_of,_pass_ended,_pay_back,_pays,_period_at,_period_name,
+            _periods_of,_placed_before,_placed_json,_places,_plan_kept,_plan_on,_purge_changes,_purge_feed,
+            _purge_lots,_queued,_raise_moved,_raise_sequence,_raised,_rearmed,_recall_leases,_recorded_events,
+            _recorded_meanwhile,_recurs,_refund_fate,_refund_hold,_refund_lots,_refund_parts,_refunds_after,
+            _refuse_behind,_refuse_closed,_refuse_hold,_refuse_moved,_refuse_old_tenant,_refuse_stale,_refuse_unreported,
+            _refusing,_reinstate,_release_job,_release_line,_release_lines,_remember_hold,_renamed_zones,
+            _renew_lot,_repaid,_repeats,_reported_after_repair,_reported_until,_require,_require_plan,_resource_for_write,
+            _roll_end,_roll_lot,_rolls,_schedule,_scope_key,_seq_of_tally,_settle,_settle_lowered,_sharded,
+            _shorter,_sound_uses,_spend_range,_spent_limits,_spent_since,_start_job,_start_lot,_step_until,
+            _sum_lines,_sweep_lots,_sweepable,_take_back,_take_lots,_take_units,_taken,_taken_of,_taken_parts,
+            _tallied_of,_tallied_units,_tallies_before,_tally,_tally_key,_tenant_key,_threshold_key,_token_fits,
+            _told_period,_told_use,_trouble_job,_try_each,_try_keys,_try_lock,_try_lock_shared,_try_lock_there,
+            _try_start_job,_turn,_turn_at,_unbound_lock_wait,_under_limits,_unknown_use,_unsettled_spends,
+            _untold,_untold_json,_unwritten,_usage_known_from,_use_lots,_use_repaid,_v1_charge,_v1_hold,
+            _v1_hold_no,_v1_issued,_v1_limit,_v1_no,_v1_print,_v1_refused,_v1_stand,_v1_standings,_wake_releasers,
+            _who_holds,_with_absent,_with_debt,_with_keys,_with_minima,_with_total,_withdraw,_without_debt,
+            _without_lapsing,_without_tallies,_write_charges,_write_debts,_write_due,_write_exact,_write_for_uses,
+            _write_lines,_write_moves,_write_others,_write_plain,_write_up_to,_written_here,announced,begin_change,
+            begin_command,begin_command_plain,block_commit,capture_holds,capture_holds_plain,carve,catch_up,
+            change_parked,charge,charge_each,charge_leased,charge_lots,charge_plain,charge_total,check_charge,
+            claim_job_key,clock,complete_command,complete_command_plain,complete_command_total,consume_feed,
+            consume_token,create_scopes,credit,draw,drop_feed_consumer,drop_parked,due_holds,end_child,
+            end_renewal,enter_tenant,expire_hold,explain_parked,extend_holds,feed_keeps,find_job_key,finish_command,
+            grant_lot,hold_json,inspect_token,judged_scopes,keep_memory,lock_all,lock_scopes,look_place,
+            mint_tokens,next_release,note_change,number_feed,numbers_behind,open_lease,open_session,open_session_plain,
+            park_jobs,place,place_plain,plan_lot,plan_overage,plan_state,purge_holds,purge_job_keys,purge_leases,
             purge_operations,purge_scope,purge_tokens,read_feed,receive_child,refund,reinstate_lot,release_captured,
             release_holds,release_jobs,repair_clock,replace_token,rest_jobs,resume_renewal,retire_scopes,
             return_holds,revoke_lot,revoke_token,revoke_tokens,roll_over,run_command,run_command_plain,

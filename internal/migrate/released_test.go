@@ -67,6 +67,16 @@ var releases = func() []pgtest.Template {
 	return all
 }()
 
+// interfaces are the functions of the schema, with their arguments' names and their results.
+func interfaces(t *testing.T, pool *pgxpool.Pool) []string {
+	rows, _ := pool.Query(t.Context(), `select format('%s(%s) %s', p.proname, pg_get_function_arguments(p.oid), pg_get_function_result(p.oid))
+		from pg_proc p where p.pronamespace = 'metered'::regnamespace`)
+	all, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	require.NoError(t, err)
+	require.NotEmpty(t, all)
+	return all
+}
+
 // The schema of each release, as it was released and with rows in it, becomes that of this build, and keeps its rows.
 func TestUpgrade_OfEachReleasedVersion(t *testing.T) {
 	t.Parallel()
@@ -75,12 +85,13 @@ func TestUpgrade_OfEachReleasedVersion(t *testing.T) {
 		t.Run(fmt.Sprint(version), func(t *testing.T) {
 			t.Parallel()
 			pool := copyOf(t, &releases[version])
-			before := rows(t, pool)
+			before, called := rows(t, pool), interfaces(t, pool)
 
 			report := mustUpgrade(t, pool, schema.Current(), migrate.Options{})
 			require.Equal(t, [2]int{version, schema.Version}, [2]int{report.From, report.To})
 			require.ElementsMatch(t, schema.Current().Previous(), report.Previous)
 			requireWhole(t, pool, schema.Current())
+			require.Subset(t, interfaces(t, pool), called, "a build of the version looks for all of them")
 
 			for sql, want := range before {
 				require.Equal(t, want, value[string](t, pool, sql), sql)

@@ -269,7 +269,7 @@ $$;
 -- how many units of its balance have lapsed with them, less those that began, and debt by how many units
 -- the wallet is overdrawn then. crossed are the reported thresholds that no lot has armed which began:
 -- units of the lots that are not loaded count as lapsed before that.
-create function metered._due_lots(tip metered.ledger, clk timestamptz,
+create function metered._due_state(tip metered.ledger, clk timestamptz,
     out lots metered.lots[], out lapsed bigint, out debt bigint, out crossed jsonb)
 language plpgsql stable
 as $$
@@ -316,13 +316,13 @@ create function metered._lapsing(tip metered.ledger, clk timestamptz) returns bi
 language plpgsql stable
 as $$
 declare
-    due record := metered._due_lots(tip, clk);
+    due record := metered._due_state(tip, clk);
 begin
     return metered._lapsing_after(tip, clk, due.lots, due.lapsed, due.debt);
 end
 $$;
 
--- The same, after _due_lots. It reads no more ended lots than a call writes. If there are more, it adds up the lots that have not ended.
+-- The same, after _due_state. It reads no more ended lots than a call writes. If there are more, it adds up the lots that have not ended.
 create function metered._lapsing_after(tip metered.ledger, clk timestamptz, lots metered.lots[], lapsed bigint, debt bigint)
 returns bigint
 language plpgsql stable
@@ -360,11 +360,11 @@ create function metered._lots_now(tip metered.ledger, clk timestamptz, of_nos bi
 language plpgsql stable
 as $$
 begin
-    return query select * from metered._lots_after(tip, clk, of_nos, (metered._due_lots(tip, clk)).lots);
+    return query select * from metered._lots_after(tip, clk, of_nos, (metered._due_state(tip, clk)).lots);
 end
 $$;
 
--- The same, after _due_lots, of which due are the lots.
+-- The same, after _due_state, of which due are the lots.
 create function metered._lots_after(tip metered.ledger, clk timestamptz, of_nos bigint[], due metered.lots[])
 returns setof metered.lots
 language plpgsql stable
@@ -427,7 +427,7 @@ begin
     foreach tip in array tips loop
         nth := nth + 1;
         if tip.lots_end is not null then
-            due := metered._due_lots(tip, clk);
+            due := metered._due_state(tip, clk);
             tip.credited := tip.credited - metered._lapsing_after(tip, clk, due.lots, due.lapsed, due.debt);
             tip.crossed := due.crossed;
             tips[nth] := tip;

@@ -110,7 +110,7 @@ begin
         continue when times[i] <= tip.at;
         if at >= comes then
             until := greatest(at, tip.at);
-            due := metered._due_lots(tip, at);
+            due := metered._due_state(tip, at);
             lapsed := metered._lapsing_after(tip, at, due.lots, due.lapsed, due.debt);
             comes := least(metered._next_end(tip.scope, until),
                 (select min(metered._turn_at(x)) from unnest(due.lots) x

@@ -266,7 +266,7 @@ declare
 begin
     silent := false;
     if cardinality(lifetimes) > 0 then
-        due := metered._due_lots(e, clk);
+        due := metered._due_state(e, clk);
         e.credited := e.credited - metered._lapsing_after(e, clk, due.lots, due.lapsed, due.debt);
         e.crossed := due.crossed;
         if e.next_due <= clk then
@@ -322,7 +322,7 @@ declare
 begin
     silent := false;
     if tip.lots_end <= greatest(clk, tip.at) and tip.crossed is not null then
-        tip.crossed := (metered._due_lots(tip, clk)).crossed;
+        tip.crossed := (metered._due_state(tip, clk)).crossed;
     end if;
     if tip.crossed is not null then
         untold := metered._untold(untold, tip.crossed, tip.spent - tip.refunded, tip.held, tip.credited, clk);

@@ -253,7 +253,7 @@ begin
     if tip.lots_end is null then
         return;
     end if;
-    lapses := metered._due_lots(tip, clk);
+    lapses := metered._due_state(tip, clk);
     units := units - metered._lapsing_after(tip, clk, lapses.lots, lapses.lapsed, lapses.debt);
     lots := (
         select json_agg(json_build_object('lot', coalesce(x.no, 0), 'reference',

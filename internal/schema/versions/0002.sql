@@ -221,7 +221,7 @@ $$;
 
 create trigger lots_of_before instead of insert or update or delete on metered.lots for each row execute function metered._meet_upgrade();
 
--- 0.1.0 looks for this function before its first call. The others that had the table's type, but for the next two, are among those of the version.
+-- 0.1.0 looks for this function before its first call. The others that had the table's type, but for the next three, are among those of the version.
 create function metered._gone_on(l metered.lots) returns metered.lots
 language plpgsql stable
 as $$
@@ -256,6 +256,14 @@ $$;
 create function metered._roll_lot(tip metered.ledger, l metered.lots, units bigint, ends timestamptz, as_no bigint,
     out entry metered.ledger, out no bigint)
 language plpgsql volatile
+as $$
+begin
+    raise exception 'the schema was upgraded while the call waited' using errcode = '40001';
+end
+$$;
+
+create function metered._due_lots(tip metered.ledger, clk timestamptz, out lots metered.lots[], out lapsed bigint, out debt bigint)
+language plpgsql stable
 as $$
 begin
     raise exception 'the schema was upgraded while the call waited' using errcode = '40001';
