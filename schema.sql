@@ -8741,9 +8741,6 @@ begin
             spent := spent + metered._minima(tip, null, clk);
             charges := charges + metered._minima_due(tip, after, clk);
         end if;
-        refunded := tip.refunded;
-        credited := tip.credited;
-        seq := tip.seq;
         leased := 0;
         if held > 0 and with_leases then    -- spends of leases count, before they are in the chain
             counted := metered._leased(scopes[i]);
@@ -8754,6 +8751,9 @@ begin
             charges := charges + (metered._unsettled_spends(scopes[i],
                     array['-infinity'::timestamptz], true))[1];
         end if;
+        refunded := tip.refunded;
+        credited := tip.credited;
+        seq := tip.seq;
         due_us := case when held > 0 then
             extract(epoch from metered._first_due(scopes[i], tip.next_due, clk) - clk)
                 * 1000000 end;
@@ -18209,12 +18209,17 @@ $$;
 -- list of limits.
 create function metered._v1_charge(of_scope text, amount bigint, held bigint, limits jsonb,
     note jsonb, must_exist boolean) returns metered.new_charge[]
-language sql stable
+language plpgsql stable
 as $$
-    select array[row(of_scope, metered._scope_key(of_scope), amount, held,
-        (select array_agg(metered._v1_limit(x) order by n)
-         from jsonb_array_elements(coalesce(limits, '0')) with ordinality y(x, n)),
-        note, must_exist, null, null)::metered.new_charge]
+declare
+    asked metered.charge_limit[];
+begin
+    for nth in 0..jsonb_array_length(coalesce(limits, '0')) - 1 loop
+        asked := asked || metered._v1_limit(limits -> nth);
+    end loop;
+    return array[row(of_scope, metered._scope_key(of_scope), amount, held, asked,
+        note, must_exist, null, null)::metered.new_charge];
+end
 $$;
 
 -- A limit as it stands.
@@ -18228,10 +18233,16 @@ $$;
 -- The limits as they stand, with more units that were let in.
 create function metered._v1_standings(limits jsonb, used bigint[], held bigint, more bigint)
     returns jsonb
-language sql stable
+language plpgsql stable
 as $$
-    select coalesce(jsonb_agg(metered._v1_stand(x, used[n] + more, held) order by n), '[]')
-    from jsonb_array_elements(limits) with ordinality y(x, n)
+declare
+    answer jsonb := '[]';
+begin
+    for nth in 1..jsonb_array_length(limits) loop
+        answer := answer || metered._v1_stand(limits -> nth - 1, used[nth] + more, held);
+    end loop;
+    return answer;
+end
 $$;
 
 -- The refusal of charges of a scope. retry_after has whole seconds, and is missing if waiting alone
@@ -18489,9 +18500,16 @@ set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-    asked  metered.charge_limit;
-    now_in record;
-    stand  text := '';
+    clk     timestamptz := metered.clock();
+    since   timestamptz;
+    tip     metered.ledger;
+    counted record;
+    span    timestamptz[];
+    after   timestamptz;  -- since, or null for a lifetime
+    used  bigint; held bigint; spent bigint; leased bigint; charges bigint;
+    starts_at timestamptz; ends_at timestamptz;
+    asked metered.charge_limit;
+    stand text := '';
 begin
     if octet_length(scope) > 255
         or pg_column_size(limits) > 65540
@@ -18499,22 +18517,66 @@ begin
         or jsonb_array_length(limits) > 16 then
         raise exception 'out of bounds: an argument of v1_usage' using errcode = '22023';
     end if;
+    if scope is null then
+        perform metered._require(false, 'scope');
+    end if;
+    tip := metered._last_entry(scope);
+        tip.credited := tip.credited - case when tip.lots_end is not null
+            then metered._lapsing(tip, clk) else 0 end;
     for nth in 0..greatest(1, jsonb_array_length(coalesce(limits, '0'))) - 1 loop
         if limits = '[]' then
             asked.win := interval '0';
         else
             asked := metered._v1_limit(limits -> nth);
         end if;
-        select y.used, y.held + y.leased as held, y.spent, y.refunded, y.credited, y.charges into now_in
-        from metered.usage_of(array[scope], array[asked.win], array[asked.period], true) y;
+        span := case when asked.win is null
+            then metered._period_at(asked.period, greatest(clk, tip.at)) end;
+        starts_at := span[1];
+        ends_at := span[2];
+        since := coalesce(greatest(clk, tip.at) - asked.win, starts_at - interval '0.000001');
+        after := case when asked.win is distinct from interval '0' then since end;
+        charges := tip.seq - coalesce(int8smaller(tip.others, tip.seq), 0);
+        if after is null then
+            used := tip.spent - tip.refunded - tip.credited;
+        elsif tip.at <= since then
+            used := 0;
+            charges := 0;
+        else
+            counted := metered._spent_since(tip, since);
+            used := counted.used;
+            charges := charges - metered._charges_upto(tip.scope, counted.base_seq);
+        end if;
+        held := tip.held;
+        spent := tip.spent;
+        if tip.tallied then
+            counted := metered._tallied_units(tip, after);
+            used := used + counted.units;
+            charges := charges + counted.charges;
+            spent := spent + (metered._tallied_units(tip, null)).units;
+        end if;
+        if tip.next_due <= clk then
+            held := held - metered._due_units(scope, tip.next_due, clk);
+            used := used + metered._minima(tip, after, clk);
+            spent := spent + metered._minima(tip, null, clk);
+            charges := charges + metered._minima_due(tip, after, clk);
+        end if;
+        leased := 0;
+        if held > 0 and true then    -- spends of leases count, before they are in the chain
+            counted := metered._leased(scope);
+            leased := counted.unspent;
+            held := held - counted.unspent - counted.spent;
+            used := used + counted.spent;
+            spent := spent + counted.spent;
+            charges := charges + (metered._unsettled_spends(scope,
+                    array['-infinity'::timestamptz], true))[1];
+        end if;
+        held := held + leased;
         stand := stand || format('%s, "used": %s, "held": %s, "available": %s, "charges": %s}, ',
-            left((limits -> nth)::text, -1), now_in.used, now_in.held,
-            greatest(0, asked.max::numeric - now_in.used - now_in.held), now_in.charges);
+            left((limits -> nth)::text, -1), used, held, greatest(0, asked.max::numeric - used - held), charges);
     end loop;
     return format('{"ok": true, "spent": %s, "refunded": %s, "credited": %s, "held": %s, "used": %s, %s}',
-        now_in.spent, now_in.refunded, now_in.credited, now_in.held,
-        now_in.spent - now_in.refunded - now_in.credited, case when limits = '[]'
-            then format('"charges": %s', now_in.charges) else format('"limits": [%s]', left(stand, -2)) end)::jsonb;
+        spent, tip.refunded, tip.credited, held, spent - tip.refunded - tip.credited, case when limits = '[]'
+            then format('"charges": %s', charges) else format('"limits": [%s]', left(stand, -2)) end)::jsonb;
 end
 $$;
 

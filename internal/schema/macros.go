@@ -45,11 +45,12 @@ import (
 //	{short record: jobs = j}                     the record of a command, with its short charge, for an INSERT INTO
 //	{v1 limit}                                   whether a call of v1.sql goes the short way, and its limit
 //	{v1 window: of = l}                          the seconds of a window, as an interval
+//	{usage: scope = s, win = w, …}               what counts in a scope, and {usage variables}, {usage tip} (macros_full.go)
 //	{charge sums}, {charge tip}, …               the parts of _write_charges by subject (macros_full.go)
 //	{shorter timeouts: ms = n}                   sets the timeouts of a transaction, unless they are shorter
 //
 // A macro may stand in the arguments of another one.
-var macro = regexp.MustCompile(`(?s)\{(entry columns|entry of (\w+)|base|bound|(?:short|counted) \w+|locked|known period|usual|admits|exact|settled|plain|due|known id|tallied|others|sum|own time|write tally|pair \w+|shorter timeouts|v1 (?:limit|window)|new hold|hold terms|placed detail|fits hold|(?:charge|capture) \w+)(?:: ([^{}]*))?\}`)
+var macro = regexp.MustCompile(`(?s)\{(entry columns|entry of (\w+)|base|bound|(?:short|counted) \w+|locked|known period|usual|admits|exact|settled|plain|due|known id|tallied|others|sum|own time|write tally|pair \w+|shorter timeouts|v1 (?:limit|window)|new hold|hold terms|placed detail|fits hold|usage|(?:charge|capture|usage) \w+)(?:: ([^{}]*))?\}`)
 
 // templates are the macros that only fill in their arguments.
 var templates = map[string]string{

@@ -8,6 +8,7 @@ import "maps"
 func init() {
 	maps.Copy(templates, chargeMacros)
 	maps.Copy(templates, captureMacros)
+	maps.Copy(templates, usageMacros)
 }
 
 var chargeMacros = map[string]string{
@@ -174,6 +175,62 @@ var chargeMacros = map[string]string{
                 perform metered._use_lots(charge.scope, tip.seq, units,
                     case when not metered._lags(tip) then metered._balance(tip) end, 't', charge.note ->> 'use');
             end if;
+        end if;`,
+}
+
+// What counts in a scope, for usage_of and v1_usage.
+var usageMacros = map[string]string{
+	"usage variables": `clk     timestamptz := metered.clock();
+    since   timestamptz;
+    tip     metered.ledger;
+    counted record;
+    span    timestamptz[];
+    after   timestamptz;  -- since, or null for a lifetime`,
+	// The scope's last entry, with the credit that has not lapsed.
+	"usage tip": `tip := metered._last_entry($scope);
+        tip.credited := tip.credited - case when tip.lots_end is not null
+            then metered._lapsing(tip, clk) else 0 end;`,
+	// used, held, spent, leased and charges of a window or a period, and its times.
+	"usage": `span := case when $win is null
+            then metered._period_at($period, greatest(clk, tip.at)) end;
+        starts_at := span[1];
+        ends_at := span[2];
+        since := coalesce(greatest(clk, tip.at) - $win, starts_at - interval '0.000001');
+        after := case when $win is distinct from interval '0' then since end;
+        charges := tip.seq - coalesce({others: tip = tip}, 0);
+        if after is null then
+            used := tip.spent - tip.refunded - tip.credited;
+        elsif tip.at <= since then
+            used := 0;
+            charges := 0;
+        else
+            counted := metered._spent_since(tip, since);
+            used := counted.used;
+            charges := charges - metered._charges_upto(tip.scope, counted.base_seq);
+        end if;
+        held := tip.held;
+        spent := tip.spent;
+        if tip.tallied then
+            counted := metered._tallied_units(tip, after);
+            used := used + counted.units;
+            charges := charges + counted.charges;
+            spent := spent + (metered._tallied_units(tip, null)).units;
+        end if;
+        if tip.next_due <= clk then
+            held := held - metered._due_units($scope, tip.next_due, clk);
+            used := used + metered._minima(tip, after, clk);
+            spent := spent + metered._minima(tip, null, clk);
+            charges := charges + metered._minima_due(tip, after, clk);
+        end if;
+        leased := 0;
+        if held > 0 and $leases then    -- spends of leases count, before they are in the chain
+            counted := metered._leased($scope);
+            leased := counted.unspent;
+            held := held - counted.unspent - counted.spent;
+            used := used + counted.spent;
+            spent := spent + counted.spent;
+            charges := charges + (metered._unsettled_spends($scope,
+                    array['-infinity'::timestamptz], true))[1];
         end if;`,
 }
 

@@ -117,6 +117,35 @@ func TestV1_RefusesNotesAndLimitsOfAnotherKind(t *testing.T) {
 	require.Zero(t, pgtest.Value[int](t, pool, "select count(*) from metered.ledger"))
 }
 
+// The usage of a scope in SQL has the numbers of usage_of, which Go calls: with a hold that is open and one that is due, and a
+// charge of which units were given back.
+func TestV1_UsageIsThatOfTheTypedFunction(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Open(t)
+	for _, statement := range []string{
+		"select metered.v1_credit('org/a', 100)", "select metered.v1_charge('org/a', 7)", "select metered.v1_charge('org/a', 5)",
+		"select metered.v1_refund('org/a', 2, 3)", "select metered.v1_hold('t', 'open', 'org/a', 11, '1 hour')",
+		"select metered.v1_hold('t', 'due', 'org/a', 13, '1 microsecond')", "select metered.v1_charge('org/a', 1)",
+	} {
+		_, err := pool.Exec(t.Context(), statement)
+		require.NoError(t, err, statement)
+	}
+	limits := `[{"max": 50, "window": "1 hour"}, {"max": 50, "lifetime": true}, {"max": 50, "period": "day", "time_zone": "UTC"}, {"prepaid": true}]`
+	for _, scope := range []string{"org/a", "org/none"} {
+		want := pgtest.Value[string](t, pool, `select json_agg(json_build_array(u.used, u.held + u.leased, u.charges))::jsonb::text
+			from metered.usage_of(array[$1, $1, $1, $1], array['1 hour', '0', null, '0']::interval[],
+				array[null, null, row('1 day', null, 'UTC')::metered.period, null], true) u`, scope)
+		require.Equal(t, want, pgtest.Value[string](t, pool, `select jsonb_agg(jsonb_build_array(l -> 'used', l -> 'held', l -> 'charges') order by n)::text
+			from jsonb_array_elements(metered.v1_usage($1, $2::jsonb) -> 'limits') with ordinality y(l, n)`, scope, limits), scope)
+	}
+	require.Equal(t, `{"ok": true, "held": 11, "used": -90, "spent": 13, "charges": 3, "credited": 100, "refunded": 3}`,
+		pgtest.Value[string](t, pool, "select metered.v1_usage('org/a')::text"))
+	_, err := pool.Exec(t.Context(), "select metered.v1_usage(null)")
+	var refused *pgconn.PgError
+	require.ErrorAs(t, err, &refused)
+	require.Equal(t, "22023", refused.Code)
+}
+
 // An id carries the same time for SQL as for Go, whose records it may meet.
 func TestV1_ReadsTheTimeOfAnIDAsGoDoes(t *testing.T) {
 	t.Parallel()

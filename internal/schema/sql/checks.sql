@@ -83,61 +83,14 @@ returns table (used bigint, held bigint, spent bigint, refunded bigint, credited
 language plpgsql stable
 as $$
 declare
-    clk     timestamptz := metered.clock();
-    since   timestamptz;
-    tip     metered.ledger;
-    counted record;
-    span    timestamptz[];
-    after   timestamptz;  -- since, or null for a lifetime
+    {usage variables}
 begin
     for i in 1..cardinality(scopes) loop
-        tip := metered._last_entry(scopes[i]);
-        tip.credited := tip.credited - case when tip.lots_end is not null
-            then metered._lapsing(tip, clk) else 0 end;
-        span := case when windows[i] is null
-            then metered._period_at(periods[i], greatest(clk, tip.at)) end;
-        starts_at := span[1];
-        ends_at := span[2];
-        since := coalesce(greatest(clk, tip.at) - windows[i], starts_at - interval '0.000001');
-        after := case when windows[i] is distinct from interval '0' then since end;
-        charges := tip.seq - coalesce({others: tip = tip}, 0);
-        if after is null then
-            used := tip.spent - tip.refunded - tip.credited;
-        elsif tip.at <= since then
-            used := 0;
-            charges := 0;
-        else
-            counted := metered._spent_since(tip, since);
-            used := counted.used;
-            charges := charges - metered._charges_upto(tip.scope, counted.base_seq);
-        end if;
-        held := tip.held;
-        spent := tip.spent;
-        if tip.tallied then
-            counted := metered._tallied_units(tip, after);
-            used := used + counted.units;
-            charges := charges + counted.charges;
-            spent := spent + (metered._tallied_units(tip, null)).units;
-        end if;
-        if tip.next_due <= clk then
-            held := held - metered._due_units(scopes[i], tip.next_due, clk);
-            used := used + metered._minima(tip, after, clk);
-            spent := spent + metered._minima(tip, null, clk);
-            charges := charges + metered._minima_due(tip, after, clk);
-        end if;
+        {usage tip: scope = scopes[i]}
+        {usage: scope = scopes[i], win = windows[i], period = periods[i], leases = with_leases}
         refunded := tip.refunded;
         credited := tip.credited;
         seq := tip.seq;
-        leased := 0;
-        if held > 0 and with_leases then    -- spends of leases count, before they are in the chain
-            counted := metered._leased(scopes[i]);
-            leased := counted.unspent;
-            held := held - counted.unspent - counted.spent;
-            used := used + counted.spent;
-            spent := spent + counted.spent;
-            charges := charges + (metered._unsettled_spends(scopes[i],
-                    array['-infinity'::timestamptz], true))[1];
-        end if;
         due_us := case when held > 0 then
             extract(epoch from metered._first_due(scopes[i], tip.next_due, clk) - clk)
                 * 1000000 end;

@@ -49,12 +49,17 @@ $$;
 -- list of limits.
 create function metered._v1_charge(of_scope text, amount bigint, held bigint, limits jsonb,
     note jsonb, must_exist boolean) returns metered.new_charge[]
-language sql stable
+language plpgsql stable
 as $$
-    select array[row(of_scope, metered._scope_key(of_scope), amount, held,
-        (select array_agg(metered._v1_limit(x) order by n)
-         from jsonb_array_elements(coalesce(limits, '0')) with ordinality y(x, n)),
-        note, must_exist, null, null)::metered.new_charge]
+declare
+    asked metered.charge_limit[];
+begin
+    for nth in 0..jsonb_array_length(coalesce(limits, '0')) - 1 loop
+        asked := asked || metered._v1_limit(limits -> nth);
+    end loop;
+    return array[row(of_scope, metered._scope_key(of_scope), amount, held, asked,
+        note, must_exist, null, null)::metered.new_charge];
+end
 $$;
 
 -- A limit as it stands.
@@ -68,10 +73,16 @@ $$;
 -- The limits as they stand, with more units that were let in.
 create function metered._v1_standings(limits jsonb, used bigint[], held bigint, more bigint)
     returns jsonb
-language sql stable
+language plpgsql stable
 as $$
-    select coalesce(jsonb_agg(metered._v1_stand(x, used[n] + more, held) order by n), '[]')
-    from jsonb_array_elements(limits) with ordinality y(x, n)
+declare
+    answer jsonb := '[]';
+begin
+    for nth in 1..jsonb_array_length(limits) loop
+        answer := answer || metered._v1_stand(limits -> nth - 1, used[nth] + more, held);
+    end loop;
+    return answer;
+end
 $$;
 
 -- The refusal of charges of a scope. retry_after has whole seconds, and is missing if waiting alone
@@ -194,26 +205,30 @@ create function metered.v1_usage(scope text, limits jsonb default '[]') returns 
 language plpgsql stable
 as $$
 declare
-    asked  metered.charge_limit;
-    now_in record;
-    stand  text := '';
+    {usage variables}
+    used  bigint; held bigint; spent bigint; leased bigint; charges bigint;
+    starts_at timestamptz; ends_at timestamptz;
+    asked metered.charge_limit;
+    stand text := '';
 begin
+    if scope is null then
+        perform metered._require(false, 'scope');
+    end if;
+    {usage tip: scope = scope}
     for nth in 0..greatest(1, jsonb_array_length(coalesce(limits, '0'))) - 1 loop
         if limits = '[]' then
             asked.win := interval '0';
         else
             asked := metered._v1_limit(limits -> nth);
         end if;
-        select y.used, y.held + y.leased as held, y.spent, y.refunded, y.credited, y.charges into now_in
-        from metered.usage_of(array[scope], array[asked.win], array[asked.period], true) y;
+        {usage: scope = scope, win = asked.win, period = asked.period, leases = true}
+        held := held + leased;
         stand := stand || format('%s, "used": %s, "held": %s, "available": %s, "charges": %s}, ',
-            left((limits -> nth)::text, -1), now_in.used, now_in.held,
-            greatest(0, asked.max::numeric - now_in.used - now_in.held), now_in.charges);
+            left((limits -> nth)::text, -1), used, held, greatest(0, asked.max::numeric - used - held), charges);
     end loop;
     return format('{"ok": true, "spent": %s, "refunded": %s, "credited": %s, "held": %s, "used": %s, %s}',
-        now_in.spent, now_in.refunded, now_in.credited, now_in.held,
-        now_in.spent - now_in.refunded - now_in.credited, case when limits = '[]'
-            then format('"charges": %s', now_in.charges) else format('"limits": [%s]', left(stand, -2)) end)::jsonb;
+        spent, tip.refunded, tip.credited, held, spent - tip.refunded - tip.credited, case when limits = '[]'
+            then format('"charges": %s', charges) else format('"limits": [%s]', left(stand, -2)) end)::jsonb;
 end
 $$;
 
