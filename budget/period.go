@@ -10,9 +10,9 @@ import (
 	"github.com/pgmetered/metered/internal/ledger"
 )
 
-// Period divides time into periods without gaps. Per and PerPeriod make one. Periods reach back
-// before the anchor, and a period contains its first moment. Equal periods are ==, and the zero
-// value is none.
+// Period divides time into periods without gaps. Period{Unit: Month, Zone: "Europe/Berlin"} is the
+// calendar's month, and Per and PerPeriod make limits with one. Periods reach back before the
+// anchor, and a period contains its first moment. Equal periods are ==, and the zero value is none.
 type Period struct {
 	// Unit is Day, Week, Month, Year or an Every of one of these, in Zone. It is "" for a Length.
 	Unit Unit

@@ -26,10 +26,12 @@ type LimitConfig struct {
 	Kind string
 
 	// Key names the client: the signed-in user, an API key, an address that your proxy vouches
-	// for. An error is answered as that of IdempotentConfig.Tenant. Required with Limits.
+	// for. "" is answered by 500, since all clients would be one, and an error as that of
+	// IdempotentConfig.Tenant. Required with Limits.
 	Key func(*http.Request) (string, error)
 
-	// Limits are those of each client, as in PoliciesConfig.Limits.
+	// Limits are those of each client, each with a name: PerWindow(60, time.Minute).Named("burst").
+	// See PoliciesConfig.Limits.
 	Limits []budget.Limit
 
 	// Shared are the limits of all clients together.
@@ -108,7 +110,7 @@ type limiter struct {
 }
 
 func newLimiter(cfg LimitConfig, charge func(context.Context, []budget.Charge) (budget.Receipt, error)) (func(http.Handler) http.Handler, error) {
-	policies, err := NewPolicies(PoliciesConfig{Limits: cfg.Limits, Shared: cfg.Shared})
+	policies, err := policiesOf("LimitConfig", PoliciesConfig{Limits: cfg.Limits, Shared: cfg.Shared})
 	switch {
 	case err != nil:
 		return nil, err

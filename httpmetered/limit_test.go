@@ -200,6 +200,8 @@ func TestLimit_RefusesUnusableArguments(t *testing.T) {
 		_, err := httpmetered.Limit(pool, ledger, cfg)
 		require.ErrorIs(t, err, budget.ErrArgument, "%+v", cfg)
 	}
+	_, err = httpmetered.Limit(pool, ledger, httpmetered.LimitConfig{Kind: "k", Key: byHeader, Limits: nameless})
+	require.ErrorContains(t, err, "LimitConfig.Limits[0].Name")
 	cfg := httpmetered.LimitConfig{Kind: "k", Shared: named}
 	_, err = httpmetered.Limit(pool, ledger, cfg)
 	require.NoError(t, err, "limits of all clients need no key")

@@ -58,12 +58,17 @@ type policy struct {
 
 // NewPolicies fails with a *budget.ArgumentError.
 func NewPolicies(cfg PoliciesConfig) (*Policies, error) {
+	return policiesOf("PoliciesConfig", cfg)
+}
+
+// policiesOf names the fields of the caller's configuration in its errors.
+func policiesOf(config string, cfg PoliciesConfig) (*Policies, error) {
 	p := &Policies{}
 	seen := map[string]bool{}
 	for _, part := range []struct {
 		field  string
 		limits []budget.Limit
-	}{{"PoliciesConfig.Limits", cfg.Limits}, {"PoliciesConfig.Shared", cfg.Shared}} {
+	}{{config + ".Limits", cfg.Limits}, {config + ".Shared", cfg.Shared}} {
 		if len(part.limits) > maxPolicies {
 			return nil, fault.Invalid(errArgument, part.field, "are %d, want at most %d",
 				len(part.limits), maxPolicies)
