@@ -15838,7 +15838,9 @@ begin
     end if;
     if metered._goes_short() and current_setting('metered_tx.command', true) = marker
         and (of_scope is null or metered._key_fits(key, of_scope) and current_setting('transaction_isolation') = 'read committed' and units between 1 and 9007199254740992 and (note is null or pg_column_size(note) <= 8192
-                and pg_column_compression(note) is null and not note ? 'use') and (max_units is not null or metered._try_lock(key)))
+                and pg_column_compression(note) is null and not note ? 'use') and (max_units is not null or metered._try_lock(key)
+            -- A sum that was waited for has tallies from now on.
+            and current_setting('metered_tx.waited', true) is distinct from 'true'))
     then
         if of_scope is not null then
             if metered._try_lock(key) is not true then

@@ -381,3 +381,34 @@ func TestSettle_AgainWithAnotherAmountIsAConflictThatSaysBoth(t *testing.T) {
 	_, err = s.Settle(ctx, upTo(89), says(1))
 	require.ErrorIs(t, err, metered.ErrConflict)
 }
+
+// A total that a settlement waited for has tallies from then on: nobody waits for it any more. Its lock is taken with that of the hold,
+// before the charge, which therefore finds it free.
+func TestSettle_ATotalThatItWaitedForHasTallies(t *testing.T) {
+	t.Parallel()
+	pool, c := pgtest.SetUp(t, metered.Config{Config: budget.Config{LockTimeout: time.Minute}})
+	total := budget.Charge{Scope: "total", Amount: 1}
+	settle := func(id string) error {
+		s, err := metered.Open[usage](t.Context(), c, stream(id))
+		if err != nil {
+			return err
+		}
+		_, err = s.Settle(t.Context(), tokensUsed(1), func(_ context.Context, tx *metered.Tx) (usage, error) { return usage{}, tx.Charge(total) })
+		return err
+	}
+	require.NoError(t, settle("first"))
+	tx, err := pool.Begin(t.Context())
+	require.NoError(t, err)
+	_, err = c.Budget.Charge(t.Context(), tx, total)
+	require.NoError(t, err)
+	settled := make(chan error, 1)
+	go func() { settled <- settle("second") }()
+	pgtest.WaitFor(t, "the settlement's wait", func() bool {
+		return pgtest.Value[bool](t, pool, "select exists (select from pg_stat_activity where wait_event = 'advisory' and datname = current_database())")
+	})
+	require.NoError(t, tx.Commit(t.Context()))
+	require.NoError(t, <-settled)
+	require.True(t, pgtest.Value[bool](t, pool, "select tallied is true from metered.ledger where scope = 'total' order by seq desc limit 1"))
+	require.NoError(t, settle("third"))
+	require.Equal(t, int64(4), pgtest.Value[int64](t, pool, "select (metered.v1_usage('total') ->> 'used')::bigint"))
+}

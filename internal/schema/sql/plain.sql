@@ -181,7 +181,9 @@ declare
     command_cursor refcursor := 'metered_command';  -- CLOSE by a variable is not parsed anew
 begin
     if metered._goes_short() and current_setting('metered_tx.command', true) = marker
-        and (of_scope is null or {short call} and (max_units is not null or metered._try_lock(key)))
+        and (of_scope is null or {short call} and (max_units is not null or metered._try_lock(key)
+            -- A sum that was waited for has tallies from now on.
+            and current_setting('metered_tx.waited', true) is distinct from 'true'))
     then
         if of_scope is not null then
             {short lock};
