@@ -156,6 +156,9 @@ create type metered.due_line as (
     hold bigint, due timestamptz, opened_seq bigint, units bigint, minimum bigint, id text,
     operation_tenant text, operation text, use text);
 
+-- Units of lots that have ended, which is not written, and when they lapsed.
+create type metered.unwritten as (at timestamptz, units bigint);
+
 -- How a lot is rolled over: the lot, by its number or its reference, up to cap of its units, and
 -- how long the new lot lasts (0: for ever).
 create type metered.lot_rollover as (of_lot bigint, of_reference text, cap bigint, lasts interval);
@@ -2992,8 +2995,8 @@ begin
         after := metered._repaid(tip, at_seq, nth,
             array(select x.ordinality::int from unnest(lots) with ordinality x
                 where x.no = any (came)),
-            case when tip.crossed is null then 0
-                else metered._lapsing(tip, least(tip.at, metered.clock())) end,
+            case when tip.crossed is not null then array[row('-infinity',
+                metered._lapsing(tip, least(tip.at, metered.clock())))::metered.unwritten] end,
             lots, due.parts, due.debts, due.spent);
         perform metered._write_due(tip, after.tip, after.entries, after.moves, lots, after.lots,
             due.parts, after.parts, due.debts, after.debts, after.spent);
@@ -3212,8 +3215,8 @@ end
 $$;
 
 -- A lot begins, after tip. made is the lot of the next period, if it has a number.
-create function metered._start_lot(inout tip metered.ledger, inout lot metered.lots, unwritten bigint,
-    new_no bigint,
+create function metered._start_lot(inout tip metered.ledger, inout lot metered.lots,
+    unwritten metered.unwritten[],    new_no bigint,
     out made metered.lots, out entries metered.ledger[], out moves metered.lot_moves[])
 language plpgsql stable
 as $$
@@ -3226,7 +3229,7 @@ begin
         case when general then 'd' else 's' end, lot.pending, units);
     if general then
         tip.crossed := metered._armed(tip.crossed,
-            tip.spent - tip.refunded - tip.credited + unwritten, tip.held);
+            tip.spent - tip.refunded - tip.credited + metered._lapsed_by(unwritten, tip.at), tip.held);
     end if;
     entries := array[tip];
     moving := metered._moved(lot, tip.scope, tip.seq, 1, 'd', lot.pending, units, lot.pending - units);
@@ -3437,7 +3440,7 @@ $$;
 
 -- A lot whose units for its uses have come pays overdraft that was drawn for these, after tip.
 create function metered._use_repaid(inout tip metered.ledger, inout used_lot metered.lots,
-    unwritten bigint, inout spent bigint, inout debts metered.lot_debts[],
+    unwritten metered.unwritten[], inout spent bigint, inout debts metered.lot_debts[],
     out entries metered.ledger[], out moves metered.lot_moves[])
 language plpgsql stable
 as $$
@@ -3451,7 +3454,7 @@ begin
     end if;
     tip := metered._lot_entry(metered._own_entry(tip, tip.at), 'd', units, units);
     tip.crossed := metered._armed(tip.crossed,
-        tip.spent - tip.refunded - tip.credited + unwritten, tip.held);
+        tip.spent - tip.refunded - tip.credited + metered._lapsed_by(unwritten, tip.at), tip.held);
     entries := array[tip];
     moving := metered._moved(used_lot, tip.scope, tip.seq, 1, 'a', units, units, -units);
     moves := array[moving.move];
@@ -3466,7 +3469,7 @@ $$;
 -- Units that came with the move nth of the entry at_seq pay overdraft back, after tip. came are the
 -- places of lots to which units for their uses came. The others are as _advance has them.
 create function metered._repaid(inout tip metered.ledger, at_seq bigint, nth int, came int[],
-    unwritten bigint, inout lots metered.lots[], inout parts metered.lot_holds[],
+    unwritten metered.unwritten[], inout lots metered.lots[], inout parts metered.lot_holds[],
     inout debts metered.lot_debts[], inout spent bigint,
     out entries metered.ledger[], out moves metered.lot_moves[])
 language plpgsql stable
@@ -3608,12 +3611,12 @@ $$;
 -- Applies what time alone does in a wallet up to a time, after its entry tip. lots are those that it
 -- changes, and those on which that depends (_load_due). lines are in their order, and parts first those
 -- of the lines, and then the overdrawn ones of other holds. spent is overdraft that no hold keeps, of
--- which debts were drawn for uses. unwritten are units of other lots that have ended. lowered are the
+-- which debts were drawn for uses. unwritten are units of other lots that have ended (_unwritten). lowered are the
 -- thresholds that are reported after all this, which entries remember from the first one on that lowers
 -- the balance. Where it is null, nobody has judged them: entries remember those of tip, but for what a
 -- lot arms that begins.
 create function metered._advance_each(inout tip metered.ledger, until timestamptz, lowered jsonb,
-    unwritten bigint, lines metered.due_line[], inout lots metered.lots[],
+    unwritten metered.unwritten[], lines metered.due_line[], inout lots metered.lots[],
     inout parts metered.lot_holds[], inout debts metered.lot_debts[], inout spent bigint,
     out entries metered.ledger[], out moves metered.lot_moves[])
 language plpgsql stable
@@ -4176,7 +4179,7 @@ begin
     lot.reference := left(lot.reference || '/' || ltrim(metered._period_name('', over)), 255);
     lot.plan.renews := null;
     lot.plan.renew_amount := null;
-    step := metered._start_lot(metered._own_entry(tip, over), lot, 0, null);
+    step := metered._start_lot(metered._own_entry(tip, over), lot, null, null);
     entries := step.entries;
     moves := step.moves;
     tip := step.tip;
@@ -4191,7 +4194,7 @@ $$;
 
 -- Writes what was foreseen, after tip, as _advance has it.
 create function metered._awake(inout tip metered.ledger, until timestamptz, lowered jsonb,
-    unwritten bigint, state metered.idle_state, inout lots metered.lots[],
+    unwritten metered.unwritten[], state metered.idle_state, inout lots metered.lots[],
     out entries metered.ledger[], out moves metered.lot_moves[])
 language plpgsql stable
 as $$
@@ -4278,12 +4281,12 @@ $$;
 -- Applies what time alone does in a wallet up to a time, after its entry tip. lots are those that it
 -- changes, and those on which that depends (_load_due). lines are in their order, and parts first those
 -- of the lines, and then the overdrawn ones of other holds. spent is overdraft that no hold keeps, of
--- which debts were drawn for uses. unwritten are units of other lots that have ended. lowered are the
+-- which debts were drawn for uses. unwritten are units of other lots that have ended (_unwritten). lowered are the
 -- thresholds that are reported after all this, which entries remember from the first one on that lowers
 -- the balance. Where it is null, nobody has judged them: entries remember those of tip, but for what a
 -- lot arms that begins.
 create function metered._advance(inout tip metered.ledger, until timestamptz, lowered jsonb,
-    unwritten bigint, lines metered.due_line[], inout lots metered.lots[],
+    unwritten metered.unwritten[], lines metered.due_line[], inout lots metered.lots[],
     inout parts metered.lot_holds[], inout debts metered.lot_debts[], inout spent bigint,
     out entries metered.ledger[], out moves metered.lot_moves[])
 language plpgsql stable
@@ -4461,7 +4464,7 @@ declare
     due       record;
     after     record;
     before    text;
-    unwritten bigint := 0;
+    unwritten metered.unwritten[];
     most      int := metered._events_per_step();
     called    boolean := max_lots = metered._ends_per_call();      -- by no step
 begin
@@ -4956,15 +4959,14 @@ $$;
 
 -- The lots of a wallet that are due, and those on which they depend, after all that is due. lapsed is
 -- how many units of its balance have lapsed with them, less those that began, and debt by how many units
--- the wallet is overdrawn then. crossed are the reported thresholds that no lot has armed which began:
--- units of the lots that are not loaded count as lapsed before that.
+-- the wallet is overdrawn then. crossed are the reported thresholds that no lot has armed which began.
 create function metered._due_state(tip metered.ledger, clk timestamptz,
     out lots metered.lots[], out lapsed bigint, out debt bigint, out crossed jsonb)
 language plpgsql stable
 as $$
 declare
     until timestamptz := greatest(clk, tip.at);
-    unwritten bigint := 0;
+    unwritten metered.unwritten[];
     due   record;
     after record;
 begin
@@ -4988,15 +4990,29 @@ begin
 end
 $$;
 
--- Units of the lots of a wallet that have ended, without those that are loaded.
+-- Units of the lots of a wallet that have ended, without those that are loaded, at the times of their
+-- ends, and what of them goes on from there.
 create function metered._unwritten(of_scope text, until timestamptz, loaded metered.lots[])
-returns bigint
+returns metered.unwritten[]
 language plpgsql stable
 as $$
 begin
-    return (select coalesce(sum(x.rest), 0) from (select y.rest from metered.lots y
-        where y.scope = of_scope and y.open and y.expires_at <= until
-          and y.no <> all (array(select l.no from unnest(loaded) l)) order by y.expires_at, y.age) x);
+    return array(select row(e.at, e.units)::metered.unwritten
+        from (select y.* from metered.lots y
+              where y.scope = of_scope and y.open and y.expires_at <= until
+                and y.no <> all (array(select l.no from unnest(loaded) l)) order by y.expires_at, y.age) x,
+            lateral (select coalesce(metered._rolls(x), 0) as rolls) r,
+            lateral (values (x.expires_at, x.rest - r.rolls), (x.roll_end, r.rolls)) e(at, units)
+        where e.units > 0 and e.at <= until);
+end
+$$;
+
+-- How many of unwritten units have lapsed by that time.
+create function metered._lapsed_by(unwritten metered.unwritten[], until timestamptz) returns bigint
+language plpgsql immutable
+as $$
+begin
+    return (select coalesce(sum(x.units), 0) from unnest(unwritten) x where x.at <= until);
 end
 $$;
 
@@ -5672,7 +5688,7 @@ declare
 begin
     tip.seq := e.seq - 1;
     due := metered._load_due(tip, '-infinity', 0, 0, '{}', false, nos);
-    after := metered._advance(tip, e.at, null, 0, due.lines, due.lots, due.parts, due.debts,
+    after := metered._advance(tip, e.at, null, null, due.lines, due.lots, due.parts, due.debts,
         due.spent);
     if cardinality(after.entries) > 0 then
         e.seq := (after.tip).seq + 1;
@@ -18937,6 +18953,7 @@ comment on type metered.hold_ids is 'Holds of one tenant, and the holder that th
 comment on type metered.new_lot is 'A lot to be granted to a wallet. It ends at expires_at, or lasts so long after the grant, or never ends. Up to roll_cap of the units that are left then roll over into a lot that lasts roll_for longer (0: that never ends). Units that are refunded to it later last for late from then on (0: for ever), or ends at once (null).';
 comment on type metered.lot_plan is 'How a lot renews and rolls over, and what it pays for. Each period of renews has a lot of renew_amount units, and renewal is the reference of the first. Units that roll over last until their period of roll_to ends, or else for roll_for. They do so roll_again times more (-1: always). With roll_shared the lot''s roll_cap counts all units of the category that rolled over. The caller sets neither renewal, roll_for nor of_reference, which is the reference of the lot that had the units first. uses are in their order, and null for everything.';
 comment on type metered.due_line is 'A line of a hold of a wallet that has fallen due, or the sum of several of which each gives its units back and does nothing else. Its units are those of the entry opened_seq; of a sum, that of the last line.';
+comment on type metered.unwritten is 'Units of lots that have ended, which is not written, and when they lapsed.';
 comment on type metered.lot_rollover is 'How a lot is rolled over: the lot, by its number or its reference, up to cap of its units, and how long the new lot lasts (0: for ever).';
 comment on type metered.capture_terms is 'How a capture is made. closing frees the rest and ends the holds. policy is for units beyond the held ones: refuse, fit (they are charged if the limits admit them), upto (as many as the limits admit are charged), even (likewise, and all scopes are cut by as many units as the one that is cut most), allow (they are charged).';
 comment on type metered.new_command is 'A command as its first and its last statement name it. key is that of its id''s lock. timeout_ms bounds its transaction: 0 leaves the session''s timeouts, and null all of its settings, since the transaction is the caller''s. standing: its receipt has the standing of its limits. leased: some of its charges are spent from leases. name is the command''s name, and jobs are those that it made: both are for the record.';
@@ -19643,43 +19660,44 @@ begin
             _foreseen_next,_foreseen_on,_free_first,_free_in_sum,_free_lines,_free_lots,_fresh,_give_back,
             _given_back,_goes_on,_goes_short,_gone_on,_has_number,_held_here,_hold_as_json,_hold_before,
             _hold_of_job,_hold_text,_hours_between,_in_cell,_in_us,_is_idle,_is_job,_join_line,_judge_charges,
-            _kept_for,_kept_reports,_key_fits,_keys_of_job,_known_zone,_lags,_lapsing,_lapsing_after,_lapsing_before,
-            _largest_number,_last_entry,_later_due,_lease_key,_lease_to_settle,_leased,_leased_units,_leases_channel,
-            _leave_line,_leaves_at,_limits_trouble,_line_before,_line_json,_lines,_lines_per_step,_lines_until,
-            _load_debt,_load_debts,_load_due,_load_lines,_load_rolling,_lock_all_scopes,_lock_charges,_lock_due,
-            _lock_each,_lock_holds,_lock_key,_lock_keys,_lock_keys_there,_lock_place,_look_again,_lot_begins,
-            _lot_entry,_lot_from,_lots_after,_lots_end_caught_up,_lots_now,_lots_of,_lots_until,_make_room,
-            _mark_freed,_meet_upgrade,_mend_numbers,_minima,_minima_due,_minima_leave,_minimum_is_due,_missing_hold,
-            _missing_lot,_missing_token,_move_lot,_moved,_name_lot,_named_holds,_names_kept,_new_hold_id,
-            _next_end,_next_entry,_next_lot,_next_number,_no_amount,_note_feed_server,_note_lot,_nth_due,
-            _number_scopes,_numbers,_old_lot,_on_linux,_on_spending,_one_snapshot,_open_wallet,_other_lane,
-            _others,_others_fall_due,_others_wait,_overdue,_owe,_owe_use,_owed_before,_own_entry,_paid_back,
-            _parked_channel,_parked_json,_parts_of,_pass_ended,_pay_back,_pays,_period_at,_period_name,
-            _periods_of,_placed_before,_placed_json,_places,_plan_kept,_plan_on,_purge_changes,_purge_feed,
-            _purge_lots,_queued,_raise_moved,_raise_sequence,_raised,_rearmed,_recall_leases,_recorded_events,
-            _recorded_meanwhile,_recurs,_refund_fate,_refund_hold,_refund_lots,_refund_parts,_refunds_after,
-            _refuse_behind,_refuse_closed,_refuse_hold,_refuse_moved,_refuse_old_tenant,_refuse_stale,_refuse_unreported,
-            _refusing,_reinstate,_release_job,_release_line,_release_lines,_remember_hold,_renamed_zones,
-            _renew_lot,_repaid,_repeats,_reported_after_repair,_reported_until,_require,_require_plan,_resource_for_write,
-            _roll_end,_roll_lot,_rolls,_schedule,_scope_key,_seq_of_tally,_settle,_settle_lowered,_sharded,
-            _shorter,_sound_uses,_spend_range,_spent_limits,_spent_since,_start_job,_start_lot,_step_until,
-            _sum_lines,_sweep_lots,_sweepable,_take_back,_take_lots,_take_units,_taken,_taken_of,_taken_parts,
-            _tallied_of,_tallied_units,_tallies_before,_tally,_tally_key,_tenant_key,_threshold_key,_token_fits,
-            _told_period,_told_use,_trouble_job,_try_each,_try_keys,_try_lock,_try_lock_shared,_try_lock_there,
-            _try_start_job,_turn,_turn_at,_unbound_lock_wait,_under_limits,_unknown_use,_unsettled_spends,
-            _untold,_untold_json,_unwritten,_usage_known_from,_use_lots,_use_repaid,_v1_charge,_v1_hold,
-            _v1_hold_no,_v1_issued,_v1_limit,_v1_no,_v1_print,_v1_refused,_v1_stand,_v1_standings,_wake_releasers,
-            _who_holds,_with_absent,_with_debt,_with_keys,_with_minima,_with_total,_withdraw,_without_debt,
-            _without_lapsing,_without_tallies,_write_charges,_write_debts,_write_due,_write_exact,_write_for_uses,
-            _write_lines,_write_moves,_write_others,_write_plain,_write_up_to,_written_here,announced,begin_change,
-            begin_command,begin_command_plain,block_commit,capture_holds,capture_holds_plain,carve,catch_up,
-            change_parked,charge,charge_each,charge_leased,charge_lots,charge_plain,charge_total,check_charge,
-            claim_job_key,clock,complete_command,complete_command_plain,complete_command_total,consume_feed,
-            consume_token,create_scopes,credit,draw,drop_feed_consumer,drop_parked,due_holds,end_child,
-            end_renewal,enter_tenant,expire_hold,explain_parked,extend_holds,feed_keeps,find_job_key,finish_command,
-            grant_lot,hold_json,inspect_token,judged_scopes,keep_memory,lock_all,lock_scopes,look_place,
-            mint_tokens,next_release,note_change,number_feed,numbers_behind,open_lease,open_session,open_session_plain,
-            park_jobs,place,place_plain,plan_lot,plan_overage,plan_state,purge_holds,purge_job_keys,purge_leases,
+            _kept_for,_kept_reports,_key_fits,_keys_of_job,_known_zone,_lags,_lapsed_by,_lapsing,_lapsing_after,
+            _lapsing_before,_largest_number,_last_entry,_later_due,_lease_key,_lease_to_settle,_leased,
+            _leased_units,_leases_channel,_leave_line,_leaves_at,_limits_trouble,_line_before,_line_json,
+            _lines,_lines_per_step,_lines_until,_load_debt,_load_debts,_load_due,_load_lines,_load_rolling,
+            _lock_all_scopes,_lock_charges,_lock_due,_lock_each,_lock_holds,_lock_key,_lock_keys,_lock_keys_there,
+            _lock_place,_look_again,_lot_begins,_lot_entry,_lot_from,_lots_after,_lots_end_caught_up,_lots_now,
+            _lots_of,_lots_until,_make_room,_mark_freed,_meet_upgrade,_mend_numbers,_minima,_minima_due,
+            _minima_leave,_minimum_is_due,_missing_hold,_missing_lot,_missing_token,_move_lot,_moved,_name_lot,
+            _named_holds,_names_kept,_new_hold_id,_next_end,_next_entry,_next_lot,_next_number,_no_amount,
+            _note_feed_server,_note_lot,_nth_due,_number_scopes,_numbers,_old_lot,_on_linux,_on_spending,
+            _one_snapshot,_open_wallet,_other_lane,_others,_others_fall_due,_others_wait,_overdue,_owe,
+            _owe_use,_owed_before,_own_entry,_paid_back,_parked_channel,_parked_json,_parts_of,_pass_ended,
+            _pay_back,_pays,_period_at,_period_name,_periods_of,_placed_before,_placed_json,_places,_plan_kept,
+            _plan_on,_purge_changes,_purge_feed,_purge_lots,_queued,_raise_moved,_raise_sequence,_raised,
+            _rearmed,_recall_leases,_recorded_events,_recorded_meanwhile,_recurs,_refund_fate,_refund_hold,
+            _refund_lots,_refund_parts,_refunds_after,_refuse_behind,_refuse_closed,_refuse_hold,_refuse_moved,
+            _refuse_old_tenant,_refuse_stale,_refuse_unreported,_refusing,_reinstate,_release_job,_release_line,
+            _release_lines,_remember_hold,_renamed_zones,_renew_lot,_repaid,_repeats,_reported_after_repair,
+            _reported_until,_require,_require_plan,_resource_for_write,_roll_end,_roll_lot,_rolls,_schedule,
+            _scope_key,_seq_of_tally,_settle,_settle_lowered,_sharded,_shorter,_sound_uses,_spend_range,
+            _spent_limits,_spent_since,_start_job,_start_lot,_step_until,_sum_lines,_sweep_lots,_sweepable,
+            _take_back,_take_lots,_take_units,_taken,_taken_of,_taken_parts,_tallied_of,_tallied_units,
+            _tallies_before,_tally,_tally_key,_tenant_key,_threshold_key,_token_fits,_told_period,_told_use,
+            _trouble_job,_try_each,_try_keys,_try_lock,_try_lock_shared,_try_lock_there,_try_start_job,
+            _turn,_turn_at,_unbound_lock_wait,_under_limits,_unknown_use,_unsettled_spends,_untold,_untold_json,
+            _unwritten,_usage_known_from,_use_lots,_use_repaid,_v1_charge,_v1_hold,_v1_hold_no,_v1_issued,
+            _v1_limit,_v1_no,_v1_print,_v1_refused,_v1_stand,_v1_standings,_wake_releasers,_who_holds,_with_absent,
+            _with_debt,_with_keys,_with_minima,_with_total,_withdraw,_without_debt,_without_lapsing,_without_tallies,
+            _write_charges,_write_debts,_write_due,_write_exact,_write_for_uses,_write_lines,_write_moves,
+            _write_others,_write_plain,_write_up_to,_written_here,announced,begin_change,begin_command,
+            begin_command_plain,block_commit,capture_holds,capture_holds_plain,carve,catch_up,change_parked,
+            charge,charge_each,charge_leased,charge_lots,charge_plain,charge_total,check_charge,claim_job_key,
+            clock,complete_command,complete_command_plain,complete_command_total,consume_feed,consume_token,
+            create_scopes,credit,draw,drop_feed_consumer,drop_parked,due_holds,end_child,end_renewal,enter_tenant,
+            expire_hold,explain_parked,extend_holds,feed_keeps,find_job_key,finish_command,grant_lot,hold_json,
+            inspect_token,judged_scopes,keep_memory,lock_all,lock_scopes,look_place,mint_tokens,next_release,
+            note_change,number_feed,numbers_behind,open_lease,open_session,open_session_plain,park_jobs,
+            place,place_plain,plan_lot,plan_overage,plan_state,purge_holds,purge_job_keys,purge_leases,
             purge_operations,purge_scope,purge_tokens,read_feed,receive_child,refund,reinstate_lot,release_captured,
             release_holds,release_jobs,repair_clock,replace_token,rest_jobs,resume_renewal,retire_scopes,
             return_holds,revoke_lot,revoke_token,revoke_tokens,roll_over,run_command,run_command_plain,

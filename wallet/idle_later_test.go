@@ -21,7 +21,7 @@ import (
 
 // eachSQL makes the fold of a wallet's time skip nothing.
 const eachSQL = `
-create or replace function metered._advance(inout tip metered.ledger, until timestamptz, lowered jsonb, unwritten bigint, lines metered.due_line[],
+create or replace function metered._advance(inout tip metered.ledger, until timestamptz, lowered jsonb, unwritten metered.unwritten[], lines metered.due_line[],
     inout lots metered.lots[], inout parts metered.lot_holds[], inout debts metered.lot_debts[], inout spent bigint,
     out entries metered.ledger[], out moves metered.lot_moves[])
 language plpgsql stable

@@ -27,7 +27,7 @@ type folded struct {
 const foldSQL = `
 with tip as (select l from metered.ledger l where l.scope = $1 order by l.seq desc limit 1),
 due as (select d.* from tip, metered._load_due(tip.l, $2, $3, 0, null, true, null) d),
-after as (select a.* from tip, due d, metered.%s(tip.l, $2, (tip.l).crossed, 0, d.lines, d.lots, d.parts, d.debts, d.spent) a),
+after as (select a.* from tip, due d, metered.%s(tip.l, $2, (tip.l).crossed, null, d.lines, d.lots, d.parts, d.debts, d.spent) a),
 lots as (select x.* from after, unnest(after.lots) x)
 select json_build_object('Credited', (a.tip).credited, 'Spent', (a.tip).spent, 'Held', (a.tip).held,
     'Lapsed', (select sum(x.lapsed) from lots x), 'Granted', (select sum(x.amount - x.pending) from lots x where x.origin = 'g'),

@@ -61,13 +61,20 @@ func TestThresholds_StayArmedByALotThatACallWroteDown(t *testing.T) {
 		reports bool
 	}{
 		"sweep":  {func(f *fixture, _ int64) { f.expire() }, true},
-		"revoke": {func(f *fixture, _ int64) { f.revoke(wallet.Revoke{Reference: "ever", Amount: 1}) }, true},
+		"revoke": {func(f *fixture, _ int64) {
+			_, err := f.revoke(wallet.Revoke{Reference: "ever", Amount: 1})
+			require.NoError(f, err)
+		}, true},
 		"draw":   {func(f *fixture, _ int64) { f.draw(1) }, true},
 		"charge without thresholds": {func(f *fixture, _ int64) {
 			_, err := do(f, func(ctx context.Context, tx pgx.Tx) (budget.Receipt, error) {
 				return f.ledger.Charge(ctx, tx, budget.Charge{Scope: "ann", Amount: 1})
 			})
 			require.NoError(f, err)
+		}, false},
+		"charge with a threshold of a window": {func(f *fixture, _ int64) {
+			f.chargeHourly(1, budget.Threshold{Name: "hourly", Used: 1})
+			require.Equal(f, []string{"ann hourly 8"}, f.crossed())
 		}, false},
 		"draw for a use": {forSeats, true},
 		"capture": {func(f *fixture, _ int64) {
@@ -113,10 +120,68 @@ func TestThresholds_StayArmedByALotThatACallWroteDown(t *testing.T) {
 	}
 }
 
-// remembers is whether the last entry has a threshold that was reported.
+// chargeHourly charges the wallet with a limit of 10 units an hour that has the threshold.
+func (f *fixture) chargeHourly(amount int64, t budget.Threshold) {
+	f.Helper()
+	_, err := do(f, func(ctx context.Context, tx pgx.Tx) (budget.Receipt, error) {
+		hourly := budget.Limit{Max: 10, Window: time.Hour}.WithThresholds(t)
+		return f.ledger.Charge(ctx, tx, budget.Charge{Scope: "ann", Amount: amount, Limits: []budget.Limit{hourly}})
+	})
+	require.NoError(f, err)
+}
+
+// A lot that begins arms a threshold where the balance has then come back far enough, however many ends of other lots a
+// call leaves to later ones: lots that end after it still count then, and so do units that go on.
+func TestThresholds_AreArmedByWhatALotFindsWhenItBegins(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		lots []wallet.Grant
+		arms bool
+	}{
+		"lots that end later": {[]wallet.Grant{
+			{Amount: 3, Ends: wallet.After(4 * time.Hour)}, {Amount: 3, Ends: wallet.After(5 * time.Hour)}}, true},
+		"lots that ended before": {[]wallet.Grant{
+			{Amount: 3, Ends: wallet.After(90 * time.Minute)}, {Amount: 3, Ends: wallet.After(100 * time.Minute)}}, false},
+		"units that go on": {[]wallet.Grant{
+			{Amount: 6, Ends: wallet.After(90 * time.Minute), Roll: &wallet.Roll{Cap: 4, Lasts: wallet.For(365 * day)}}}, true},
+		"units that went on and ended": {[]wallet.Grant{
+			{Amount: 6, Ends: wallet.After(90 * time.Minute), Roll: &wallet.Roll{Cap: 4, Lasts: wallet.For(10 * time.Minute)}}}, false},
+		"units that go on and end later": {[]wallet.Grant{
+			{Amount: 6, Ends: wallet.After(90 * time.Minute), Roll: &wallet.Roll{Cap: 4, Lasts: wallet.For(2 * time.Hour)}}}, true},
+	} {
+		for by, call := range map[string]func(f *fixture){
+			"release, which leaves ends to later calls": func(f *fixture) {
+				f.endsPerCall(1)
+				f.release("r")
+			},
+			"draw": func(f *fixture) { f.draw(2) },
+		} {
+			t.Run(name+", "+by, func(t *testing.T) {
+				t.Parallel()
+				f := setUpReporting(t, low(10), nil)
+				f.grant(wallet.Grant{Amount: 1, Ends: wallet.After(time.Hour)})
+				for _, g := range test.lots {
+					f.grant(g)
+				}
+				f.grant(wallet.Grant{Amount: 2, Reference: "ever"})
+				f.place("r", 1, 2*day)
+				require.Equal(t, []string{"ann low 8"}, f.crossed())
+				f.grant(wallet.Grant{Amount: 6, Starts: noon.Add(2 * time.Hour), Ends: wallet.After(365 * day)})
+				f.clock.Set(noon.Add(6 * time.Hour))
+				call(f)
+				told := f.crossed()
+				require.Equal(t, test.arms && by == "draw", len(told) == 1, told)
+				require.Equal(t, len(told) == 1 || !test.arms, f.remembers())
+			})
+		}
+	}
+}
+
+// remembers is whether the last entry has a threshold of the balance that was reported.
 func (f *fixture) remembers() (told bool) {
 	f.Helper()
-	sql := "select e.crossed is not null from metered.ledger e where e.scope = 'ann' order by e.seq desc limit 1"
+	sql := `select exists (select from jsonb_each(e.crossed) x where x.value ? 'rearm')
+		from metered.ledger e where e.scope = 'ann' order by e.seq desc limit 1`
 	require.NoError(f, f.pool.QueryRow(f.Context(), sql).Scan(&told))
 	return told
 }

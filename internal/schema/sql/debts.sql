@@ -91,8 +91,8 @@ begin
         after := metered._repaid(tip, at_seq, nth,
             array(select x.ordinality::int from unnest(lots) with ordinality x
                 where x.no = any (came)),
-            case when tip.crossed is null then 0
-                else metered._lapsing(tip, least(tip.at, metered.clock())) end,
+            case when tip.crossed is not null then array[row('-infinity',
+                metered._lapsing(tip, least(tip.at, metered.clock())))::metered.unwritten] end,
             lots, due.parts, due.debts, due.spent);
         perform metered._write_due(tip, after.tip, after.entries, after.moves, lots, after.lots,
             due.parts, after.parts, due.debts, after.debts, after.spent);

@@ -206,8 +206,8 @@ end
 $$;
 
 -- A lot begins, after tip. made is the lot of the next period, if it has a number.
-create function metered._start_lot(inout tip metered.ledger, inout lot metered.lots, unwritten bigint,
-    new_no bigint,
+create function metered._start_lot(inout tip metered.ledger, inout lot metered.lots,
+    unwritten metered.unwritten[],    new_no bigint,
     out made metered.lots, out entries metered.ledger[], out moves metered.lot_moves[])
 language plpgsql stable
 as $$
@@ -220,7 +220,7 @@ begin
         case when general then 'd' else 's' end, lot.pending, units);
     if general then
         tip.crossed := metered._armed(tip.crossed,
-            tip.spent - tip.refunded - tip.credited + unwritten, tip.held);
+            tip.spent - tip.refunded - tip.credited + metered._lapsed_by(unwritten, tip.at), tip.held);
     end if;
     entries := array[tip];
     moving := metered._moved(lot, tip.scope, tip.seq, 1, 'd', lot.pending, units, lot.pending - units);

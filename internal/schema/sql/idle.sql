@@ -60,7 +60,7 @@ begin
     lot.reference := left(lot.reference || '/' || ltrim(metered._period_name('', over)), 255);
     lot.plan.renews := null;
     lot.plan.renew_amount := null;
-    step := metered._start_lot(metered._own_entry(tip, over), lot, 0, null);
+    step := metered._start_lot(metered._own_entry(tip, over), lot, null, null);
     entries := step.entries;
     moves := step.moves;
     tip := step.tip;
@@ -75,7 +75,7 @@ $$;
 
 -- Writes what was foreseen, after tip, as _advance has it.
 create function metered._awake(inout tip metered.ledger, until timestamptz, lowered jsonb,
-    unwritten bigint, state metered.idle_state, inout lots metered.lots[],
+    unwritten metered.unwritten[], state metered.idle_state, inout lots metered.lots[],
     out entries metered.ledger[], out moves metered.lot_moves[])
 language plpgsql stable
 as $$
@@ -162,12 +162,12 @@ $$;
 -- Applies what time alone does in a wallet up to a time, after its entry tip. lots are those that it
 -- changes, and those on which that depends (_load_due). lines are in their order, and parts first those
 -- of the lines, and then the overdrawn ones of other holds. spent is overdraft that no hold keeps, of
--- which debts were drawn for uses. unwritten are units of other lots that have ended. lowered are the
+-- which debts were drawn for uses. unwritten are units of other lots that have ended (_unwritten). lowered are the
 -- thresholds that are reported after all this, which entries remember from the first one on that lowers
 -- the balance. Where it is null, nobody has judged them: entries remember those of tip, but for what a
 -- lot arms that begins.
 create function metered._advance(inout tip metered.ledger, until timestamptz, lowered jsonb,
-    unwritten bigint, lines metered.due_line[], inout lots metered.lots[],
+    unwritten metered.unwritten[], lines metered.due_line[], inout lots metered.lots[],
     inout parts metered.lot_holds[], inout debts metered.lot_debts[], inout spent bigint,
     out entries metered.ledger[], out moves metered.lot_moves[])
 language plpgsql stable

@@ -267,15 +267,14 @@ $$;
 
 -- The lots of a wallet that are due, and those on which they depend, after all that is due. lapsed is
 -- how many units of its balance have lapsed with them, less those that began, and debt by how many units
--- the wallet is overdrawn then. crossed are the reported thresholds that no lot has armed which began:
--- units of the lots that are not loaded count as lapsed before that.
+-- the wallet is overdrawn then. crossed are the reported thresholds that no lot has armed which began.
 create function metered._due_state(tip metered.ledger, clk timestamptz,
     out lots metered.lots[], out lapsed bigint, out debt bigint, out crossed jsonb)
 language plpgsql stable
 as $$
 declare
     until timestamptz := greatest(clk, tip.at);
-    unwritten bigint := 0;
+    unwritten metered.unwritten[];
     due   record;
     after record;
 begin
@@ -299,15 +298,29 @@ begin
 end
 $$;
 
--- Units of the lots of a wallet that have ended, without those that are loaded.
+-- Units of the lots of a wallet that have ended, without those that are loaded, at the times of their
+-- ends, and what of them goes on from there.
 create function metered._unwritten(of_scope text, until timestamptz, loaded metered.lots[])
-returns bigint
+returns metered.unwritten[]
 language plpgsql stable
 as $$
 begin
-    return (select coalesce(sum(x.rest), 0) from (select y.rest from metered.lots y
-        where y.scope = of_scope and y.open and y.expires_at <= until
-          and y.no <> all (array(select l.no from unnest(loaded) l)) order by y.expires_at, y.age) x);
+    return array(select row(e.at, e.units)::metered.unwritten
+        from (select y.* from metered.lots y
+              where y.scope = of_scope and y.open and y.expires_at <= until
+                and y.no <> all (array(select l.no from unnest(loaded) l)) order by y.expires_at, y.age) x,
+            lateral (select coalesce(metered._rolls(x), 0) as rolls) r,
+            lateral (values (x.expires_at, x.rest - r.rolls), (x.roll_end, r.rolls)) e(at, units)
+        where e.units > 0 and e.at <= until);
+end
+$$;
+
+-- How many of unwritten units have lapsed by that time.
+create function metered._lapsed_by(unwritten metered.unwritten[], until timestamptz) returns bigint
+language plpgsql immutable
+as $$
+begin
+    return (select coalesce(sum(x.units), 0) from unnest(unwritten) x where x.at <= until);
 end
 $$;
 

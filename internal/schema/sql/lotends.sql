@@ -192,7 +192,7 @@ declare
 begin
     tip.seq := e.seq - 1;
     due := metered._load_due(tip, '-infinity', 0, 0, '{}', false, nos);
-    after := metered._advance(tip, e.at, null, 0, due.lines, due.lots, due.parts, due.debts,
+    after := metered._advance(tip, e.at, null, null, due.lines, due.lots, due.parts, due.debts,
         due.spent);
     if cardinality(after.entries) > 0 then
         e.seq := (after.tip).seq + 1;

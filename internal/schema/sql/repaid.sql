@@ -73,7 +73,7 @@ $$;
 
 -- A lot whose units for its uses have come pays overdraft that was drawn for these, after tip.
 create function metered._use_repaid(inout tip metered.ledger, inout used_lot metered.lots,
-    unwritten bigint, inout spent bigint, inout debts metered.lot_debts[],
+    unwritten metered.unwritten[], inout spent bigint, inout debts metered.lot_debts[],
     out entries metered.ledger[], out moves metered.lot_moves[])
 language plpgsql stable
 as $$
@@ -87,7 +87,7 @@ begin
     end if;
     tip := metered._lot_entry(metered._own_entry(tip, tip.at), 'd', units, units);
     tip.crossed := metered._armed(tip.crossed,
-        tip.spent - tip.refunded - tip.credited + unwritten, tip.held);
+        tip.spent - tip.refunded - tip.credited + metered._lapsed_by(unwritten, tip.at), tip.held);
     entries := array[tip];
     moving := metered._moved(used_lot, tip.scope, tip.seq, 1, 'a', units, units, -units);
     moves := array[moving.move];
@@ -102,7 +102,7 @@ $$;
 -- Units that came with the move nth of the entry at_seq pay overdraft back, after tip. came are the
 -- places of lots to which units for their uses came. The others are as _advance has them.
 create function metered._repaid(inout tip metered.ledger, at_seq bigint, nth int, came int[],
-    unwritten bigint, inout lots metered.lots[], inout parts metered.lot_holds[],
+    unwritten metered.unwritten[], inout lots metered.lots[], inout parts metered.lot_holds[],
     inout debts metered.lot_debts[], inout spent bigint,
     out entries metered.ledger[], out moves metered.lot_moves[])
 language plpgsql stable

@@ -128,7 +128,7 @@ declare
     due       record;
     after     record;
     before    text;
-    unwritten bigint := 0;
+    unwritten metered.unwritten[];
     most      int := metered._events_per_step();
     called    boolean := max_lots = metered._ends_per_call();      -- by no step
 begin

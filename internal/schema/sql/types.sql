@@ -96,6 +96,9 @@ create type metered.due_line as (
     hold bigint, due timestamptz, opened_seq bigint, units bigint, minimum bigint, id text,
     operation_tenant text, operation text, use text);
 
+-- Units of lots that have ended, which is not written, and when they lapsed.
+create type metered.unwritten as (at timestamptz, units bigint);
+
 -- How a lot is rolled over: the lot, by its number or its reference, up to cap of its units, and
 -- how long the new lot lasts (0: for ever).
 create type metered.lot_rollover as (of_lot bigint, of_reference text, cap bigint, lasts interval);
