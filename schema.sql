@@ -3216,7 +3216,7 @@ $$;
 
 -- A lot begins, after tip. made is the lot of the next period, if it has a number.
 create function metered._start_lot(inout tip metered.ledger, inout lot metered.lots,
-    unwritten metered.unwritten[],    new_no bigint,
+    unwritten metered.unwritten[], new_no bigint,
     out made metered.lots, out entries metered.ledger[], out moves metered.lot_moves[])
 language plpgsql stable
 as $$
@@ -3611,10 +3611,10 @@ $$;
 -- Applies what time alone does in a wallet up to a time, after its entry tip. lots are those that it
 -- changes, and those on which that depends (_load_due). lines are in their order, and parts first those
 -- of the lines, and then the overdrawn ones of other holds. spent is overdraft that no hold keeps, of
--- which debts were drawn for uses. unwritten are units of other lots that have ended (_unwritten). lowered are the
--- thresholds that are reported after all this, which entries remember from the first one on that lowers
--- the balance. Where it is null, nobody has judged them: entries remember those of tip, but for what a
--- lot arms that begins.
+-- which debts were drawn for uses. unwritten are units of other lots that have ended (_unwritten).
+-- lowered are the thresholds that are reported after all this, which entries remember from the first
+-- one on that lowers the balance. Where it is null, nobody has judged them: entries remember those of
+-- tip, but for what a lot arms that begins.
 create function metered._advance_each(inout tip metered.ledger, until timestamptz, lowered jsonb,
     unwritten metered.unwritten[], lines metered.due_line[], inout lots metered.lots[],
     inout parts metered.lot_holds[], inout debts metered.lot_debts[], inout spent bigint,
@@ -4281,10 +4281,10 @@ $$;
 -- Applies what time alone does in a wallet up to a time, after its entry tip. lots are those that it
 -- changes, and those on which that depends (_load_due). lines are in their order, and parts first those
 -- of the lines, and then the overdrawn ones of other holds. spent is overdraft that no hold keeps, of
--- which debts were drawn for uses. unwritten are units of other lots that have ended (_unwritten). lowered are the
--- thresholds that are reported after all this, which entries remember from the first one on that lowers
--- the balance. Where it is null, nobody has judged them: entries remember those of tip, but for what a
--- lot arms that begins.
+-- which debts were drawn for uses. unwritten are units of other lots that have ended (_unwritten).
+-- lowered are the thresholds that are reported after all this, which entries remember from the first
+-- one on that lowers the balance. Where it is null, nobody has judged them: entries remember those of
+-- tip, but for what a lot arms that begins.
 create function metered._advance(inout tip metered.ledger, until timestamptz, lowered jsonb,
     unwritten metered.unwritten[], lines metered.due_line[], inout lots metered.lots[],
     inout parts metered.lot_holds[], inout debts metered.lot_debts[], inout spent bigint,

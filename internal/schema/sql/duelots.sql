@@ -207,7 +207,7 @@ $$;
 
 -- A lot begins, after tip. made is the lot of the next period, if it has a number.
 create function metered._start_lot(inout tip metered.ledger, inout lot metered.lots,
-    unwritten metered.unwritten[],    new_no bigint,
+    unwritten metered.unwritten[], new_no bigint,
     out made metered.lots, out entries metered.ledger[], out moves metered.lot_moves[])
 language plpgsql stable
 as $$
