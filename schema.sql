@@ -1563,7 +1563,7 @@ begin
     if not found then
         return metered._first_for_write(of_scope);
     elsif tip.tallied then
-        return metered._fold(tip);
+        return metered._fold(tip, null);
     end if;
     return tip;
 end
@@ -1963,7 +1963,58 @@ $$;
 -- returns the last entry then. Each row becomes an entry, in the order of their times, but no
 -- earlier than the entry before it, nor than its own time, even if the clock was set back: else a
 -- later tally could get that time again, and with it the number.
-create function metered._fold(tip metered.ledger) returns metered.ledger
+--
+-- A tally that does not see a hold commits before it, and later than the hold falls due, where the
+-- transaction that places it lasts that long. The hold's minimum is captured before such a tally.
+-- clk is now, or null: what is not due by then stays a caller's, who may be ending it.
+create function metered._fold(tip metered.ledger, clk timestamptz) returns metered.ledger
+language plpgsql volatile
+as $$
+declare
+    dues timestamptz[];
+    nos  bigint[];
+begin
+    while tip.next_due > '-infinity' loop
+        dues := metered._due_before_tallies(tip, coalesce(clk, metered.clock()));
+        exit when dues is null;
+        tip := metered._fold_before(tip, dues[1]);
+        nos := array(select l.hold from metered.hold_lines l
+            where l.scope = tip.scope and l.open > 0 and l.at_least > 0 and l.at_least > l.captured
+              and l.due >= tip.next_due and l.due <= dues[2]);
+        if metered._one_snapshot() then     -- it may not see that a hold was extended: then this is 40001
+            perform from metered.holds h where h.no = any (nos) order by h.no for share;
+        end if;
+        tip := metered._append_minima(tip, nos, null, dues[2]);
+    end loop;
+    return metered._fold_before(tip, 'infinity');
+end
+$$;
+
+-- When the first minimum of a scope fell due, and the last one before the tally that follows it:
+-- null, if no tally follows one.
+create function metered._due_before_tallies(tip metered.ledger, clk timestamptz) returns timestamptz[]
+language plpgsql stable
+as $$
+declare
+    newest timestamptz := (select x.at from metered.tallies x where x.scope = tip.scope
+        order by x.at desc limit 1);
+    due    timestamptz;
+begin
+    if newest >= tip.next_due then
+        due := (select l.due from metered.hold_lines l
+            where l.scope = tip.scope and l.open > 0 and l.at_least > 0 and l.at_least > l.captured
+              and l.due >= tip.next_due and l.due <= least(clk, newest) order by l.due limit 1);
+    end if;
+    if due is not null then
+        return array[due, least(clk, (select x.at from metered.tallies x
+            where x.scope = tip.scope and x.at >= due order by x.at limit 1))];
+    end if;
+    return null;
+end
+$$;
+
+-- Folds the tallies from before a time.
+create function metered._fold_before(tip metered.ledger, until timestamptz) returns metered.ledger
 language plpgsql volatile
 as $$
 declare
@@ -1972,7 +2023,7 @@ declare
     folded metered.ledger := tip;
 begin
     with gone as (
-        delete from metered.tallies x where x.scope = tip.scope returning x.*
+        delete from metered.tallies x where x.scope = tip.scope and x.at < until returning x.*
     ), placed as (
         select g.*, row_number() over w as nth, (sum(g.amount) over w)::bigint as sum
         from gone g window w as (order by g.at)
@@ -2154,7 +2205,7 @@ begin
     if busy <> '{}' then
         perform metered._lock_keys(array(select metered._tally_key(b) as key
                 from unnest(busy) b order by 1), wait_ms);
-        perform metered._fold_of(busy);
+        perform metered._fold_of(busy, null);
     end if;
 end
 $$;
@@ -2171,16 +2222,31 @@ begin
 end
 $$;
 
--- Folds the tallies of those of the scopes that have some. They are locked.
-create function metered._fold_of(scopes text[]) returns void
+-- Folds the tallies of those of the scopes that have some. They are locked. clk is as in _fold.
+create function metered._fold_of(scopes text[], clk timestamptz) returns void
 language plpgsql volatile
 as $$
 declare
     folded text;
 begin
     foreach folded in array metered._tallied_of(scopes) loop
-        perform metered._entry_for_write(folded);
+        perform metered._entry_by(folded, clk);
     end loop;
+end
+$$;
+
+-- _entry_for_write of a scope that has entries, for a caller that ends holds and has read the clock:
+-- the fold captures nothing that falls due after that.
+create function metered._entry_by(of_scope text, clk timestamptz) returns metered.ledger
+language plpgsql volatile
+as $$
+declare
+    tip metered.ledger;
+begin
+    select * into tip from metered.ledger l
+    where l.scope = of_scope order by l.seq desc limit 1 for key share;
+    return case when tip.tallied then metered._fold(tip, clk)
+        when found then tip else metered._first_for_write(of_scope) end;
 end
 $$;
 
@@ -8290,7 +8356,7 @@ begin
             if look then
                 plain := false;
             else
-                tip := metered._fold(tip);
+                tip := metered._fold(tip, hold.at);
             end if;
         elsif charge.scope = any (sums) and (waited or current_setting('metered_tx.waited', true) = 'true')
             and tip.seq > 0 and tip.epoch = 0 and tip.lots_end is null and not metered._sharded() then
@@ -10438,7 +10504,7 @@ begin
         perform metered._release_lines(nos, only_scopes, as_kind, clk, of_hold, origin);
         return;
     end if;
-    perform metered._fold_of(scopes);       -- else tallies would count at this entry's time
+    perform metered._fold_of(scopes, clk);  -- else tallies would count at this entry's time
     update metered.hold_lines l set open = 0
     where l.hold = any (nos) and l.open <> 0 and (only_scopes is null or l.scope = any (only_scopes));
     with made as (
@@ -11051,18 +11117,14 @@ end
 $$;
 
 -- Captures the minima of holds that expire, in their scopes or in only_scopes, which are all locked
--- and no wallets: an entry for each line, of the time at which it fell due, or of its scope's last
--- entry if that is later. One statement writes those of a scope. next_due stays where it is, at or
--- before the first line that still has units, or becomes border, before which none will have any.
+-- and no wallets (_append_minima).
 create function metered._capture_minima(nos bigint[], only_scopes text[], border timestamptz,
     clk timestamptz) returns void
 language plpgsql volatile
 as $$
 declare
     of_scope text;
-    tip      metered.ledger;
-    taken    bigint[];      -- the holds, in the order in which they fall due
-    made     int;
+    unused   metered.ledger;
 begin
     for of_scope in
         select distinct y.scope from metered.hold_lines y
@@ -11070,33 +11132,50 @@ begin
           and (only_scopes is null or y.scope = any (only_scopes))
         order by 1
     loop
-        tip := metered._entry_for_write(of_scope);
-        with minima as (
-            select y.hold, y.due, least(y.open, y.at_least - y.captured) as units,
-                row_number() over due_order as nth,
-                (sum(least(y.open, y.at_least - y.captured)) over due_order)::bigint as upto
-            from metered.hold_lines y
-            where y.hold = any (nos) and y.scope = of_scope and y.open <> 0
-              and y.at_least > y.captured
-            window due_order as (order by y.due, y.hold)),
-        entries as (
-            insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed, tallied, others)
-            select tip.seq + m.nth, m.units, greatest(tip.at, least(m.due, clk)), tip.spent + m.upto, tip.refunded, tip.credited, tip.held - m.upto, tip.epoch, 'u', of_scope, case when tip.next_due = '-infinity' then tip.next_due when tip.held > m.upto then coalesce(border, tip.next_due) end, (select h.id from metered.holds h where h.no = m.hold), e.operation_tenant, e.operation, (metered._by_system()).note, tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed, tip.tallied, int8smaller(tip.others, tip.seq)
-            from minima m, lateral (
-                select v.operation_tenant, v.operation from metered.hold_events v
-                where v.hold = m.hold and v.version = 1 limit 1) e
-            on conflict do nothing
-            returning 1)
-        select array_agg(m.hold order by m.nth), (select count(*) from entries)
-        into taken, made from minima m;
-        if made < cardinality(taken) then
-            perform metered._collided();
-        end if;
-        perform metered._mark_freed(of_scope);
-        update metered.hold_lines y set captured = y.captured + least(y.open, y.at_least - y.captured),
-            open = y.open - least(y.open, y.at_least - y.captured)
-        where y.hold = any (taken) and y.scope = of_scope;
+        unused := metered._append_minima(metered._entry_by(of_scope, clk), nos, border, clk);
     end loop;
+end
+$$;
+
+-- Captures the minima of holds that expire in a scope, after its last entry tip: an entry for each line,
+-- of the time at which it fell due, or of tip if that is later. One statement writes them. next_due
+-- stays where it is, at or before the first line that still has units, or becomes border, before which
+-- none will have any. Returns the last entry.
+create function metered._append_minima(tip metered.ledger, nos bigint[], border timestamptz,
+    clk timestamptz) returns metered.ledger
+language plpgsql volatile
+as $$
+declare
+    taken bigint[];      -- the holds, in the order in which they fall due
+    made  int;
+begin
+    with minima as (
+        select y.hold, y.due, least(y.open, y.at_least - y.captured) as units,
+            row_number() over due_order as nth,
+            (sum(least(y.open, y.at_least - y.captured)) over due_order)::bigint as upto
+        from metered.hold_lines y
+        where y.hold = any (nos) and y.scope = tip.scope and y.open <> 0
+          and y.at_least > y.captured
+        window due_order as (order by y.due, y.hold)),
+    entries as (
+        insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed, tallied, others)
+        select tip.seq + m.nth, m.units, greatest(tip.at, least(m.due, clk)), tip.spent + m.upto, tip.refunded, tip.credited, tip.held - m.upto, tip.epoch, 'u', tip.scope, case when tip.next_due = '-infinity' then tip.next_due when tip.held > m.upto then coalesce(border, tip.next_due) end, (select h.id from metered.holds h where h.no = m.hold), e.operation_tenant, e.operation, (metered._by_system()).note, tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed, tip.tallied, int8smaller(tip.others, tip.seq)
+        from minima m, lateral (
+            select v.operation_tenant, v.operation from metered.hold_events v
+            where v.hold = m.hold and v.version = 1 limit 1) e
+        on conflict do nothing
+        returning 1)
+    select array_agg(m.hold order by m.nth), (select count(*) from entries)
+    into taken, made from minima m;
+    if made < cardinality(taken) then
+        perform metered._collided();
+    end if;
+    perform metered._mark_freed(tip.scope);
+    update metered.hold_lines y set captured = y.captured + least(y.open, y.at_least - y.captured),
+        open = y.open - least(y.open, y.at_least - y.captured)
+    where y.hold = any (taken) and y.scope = tip.scope;
+    select * into tip from metered.ledger l where l.scope = tip.scope and l.seq = tip.seq + made;
+    return tip;
 end
 $$;
 
@@ -12827,13 +12906,13 @@ begin
                         where y.hold = any (locked.nos) and y.open <> 0
                           and (terms.closing or units[array_position(scopes, y.scope)] > 0)),
                         locked.nos[1], locked.clk, wait_ms) is not null;
-                    tip := metered._entry_for_write(line.scope);
+                    tip := metered._entry_by(line.scope, locked.clk);
                 elsif line.lots_end <= greatest(locked.clk, line.at)
                     or line.lots_end is not null and line.next_due <= locked.clk then
                     tip := metered._settle(metered._entry_for_write(line.scope), locked.clk,
                         metered._ends_per_call(), 0, wait_ms);
                 elsif line.tallied then
-                    tip := metered._entry_for_write(line.scope);
+                    tip := metered._entry_by(line.scope, locked.clk);
                 end if;
                 if tip.scope = line.scope and tip.seq >= line.seq then
                     select tip.seq, tip.at, tip.spent, tip.credited, tip.held, tip.next_due, tip.lots_end,
@@ -19645,36 +19724,36 @@ begin
     for f in
         select p.oid from pg_proc p
         where p.pronamespace = to_regnamespace('metered') and p.proname = any ('{_absence,_add_leased,_add_lot,_admit,_advance,_advance_each,_after_due,_after_due_lowered,_after_minima,
-            _again,_age,_announce,_answer_before,_append,_append_all,_append_lot,_apply_lots,_armed,_as_charges,
-            _as_far_as_admitted,_as_held,_as_rest,_as_wallet,_awake,_balance,_base,_beginning,_behind,_beyond_limits,
-            _bound_lock_wait,_by_days,_by_system,_capped,_capture_lots,_capture_minima,_captured,_change_lines,
-            _charge_anyway,_charge_excess,_charge_of,_charged_json,_charges_upto,_check_feed,_check_limits,
-            _check_now,_class_of,_clear_freed,_clear_freed_of,_clock_changes,_close_lease,_close_scope,
-            _closed_classes,_collided,_comes_of_kept,_completed_json,_created_json,_credit_lot,_cross_captured,
-            _cross_lowered,_cross_thresholds,_crossed_at,_debt,_debt_paid,_due_after,_due_lots,_due_minima,
-            _due_state,_due_units,_empty_lot,_end_due,_end_foreseen,_end_line,_end_lost,_end_lot,_end_minima,
-            _end_minima_of,_end_named,_end_rows,_end_skipped,_end_swept,_end_tallies,_ends_per_call,_entry_for_write,
-            _events_per_step,_expire_and_check,_expire_due,_expire_rows,_explain_charges,_family,_feed_needs,
-            _feed_server,_find_lot,_find_skipped,_first_due,_first_for_write,_first_lot,_first_minima,_fits,
-            _fits_after_period,_fits_at,_fits_origin,_fold,_fold_all,_fold_of,_foreseen,_foreseen_later,
-            _foreseen_next,_foreseen_on,_free_first,_free_in_sum,_free_lines,_free_lots,_fresh,_give_back,
-            _given_back,_goes_on,_goes_short,_gone_on,_has_number,_held_here,_hold_as_json,_hold_before,
-            _hold_of_job,_hold_text,_hours_between,_in_cell,_in_us,_is_idle,_is_job,_join_line,_judge_charges,
-            _kept_for,_kept_reports,_key_fits,_keys_of_job,_known_zone,_lags,_lapsed_by,_lapsing,_lapsing_after,
-            _lapsing_before,_largest_number,_last_entry,_later_due,_lease_key,_lease_to_settle,_leased,
-            _leased_units,_leases_channel,_leave_line,_leaves_at,_limits_trouble,_line_before,_line_json,
-            _lines,_lines_per_step,_lines_until,_load_debt,_load_debts,_load_due,_load_lines,_load_rolling,
-            _lock_all_scopes,_lock_charges,_lock_due,_lock_each,_lock_holds,_lock_key,_lock_keys,_lock_keys_there,
-            _lock_place,_look_again,_lot_begins,_lot_entry,_lot_from,_lots_after,_lots_end_caught_up,_lots_now,
-            _lots_of,_lots_until,_make_room,_mark_freed,_meet_upgrade,_mend_numbers,_minima,_minima_due,
-            _minima_leave,_minimum_is_due,_missing_hold,_missing_lot,_missing_token,_move_lot,_moved,_name_lot,
-            _named_holds,_names_kept,_new_hold_id,_next_end,_next_entry,_next_lot,_next_number,_no_amount,
-            _note_feed_server,_note_lot,_nth_due,_number_scopes,_numbers,_old_lot,_on_linux,_on_spending,
-            _one_snapshot,_open_wallet,_other_lane,_others,_others_fall_due,_others_wait,_overdue,_owe,
-            _owe_use,_owed_before,_own_entry,_paid_back,_parked_channel,_parked_json,_parts_of,_pass_ended,
-            _pay_back,_pays,_period_at,_period_name,_periods_of,_placed_before,_placed_json,_places,_plan_kept,
-            _plan_on,_purge_changes,_purge_feed,_purge_lots,_queued,_raise_moved,_raise_sequence,_raised,
-            _rearmed,_recall_leases,_recorded_events,_recorded_meanwhile,_recurs,_refund_fate,_refund_hold,
+            _again,_age,_announce,_answer_before,_append,_append_all,_append_lot,_append_minima,_apply_lots,
+            _armed,_as_charges,_as_far_as_admitted,_as_held,_as_rest,_as_wallet,_awake,_balance,_base,_beginning,
+            _behind,_beyond_limits,_bound_lock_wait,_by_days,_by_system,_capped,_capture_lots,_capture_minima,
+            _captured,_change_lines,_charge_anyway,_charge_excess,_charge_of,_charged_json,_charges_upto,
+            _check_feed,_check_limits,_check_now,_class_of,_clear_freed,_clear_freed_of,_clock_changes,
+            _close_lease,_close_scope,_closed_classes,_collided,_comes_of_kept,_completed_json,_created_json,
+            _credit_lot,_cross_captured,_cross_lowered,_cross_thresholds,_crossed_at,_debt,_debt_paid,_due_after,
+            _due_before_tallies,_due_lots,_due_minima,_due_state,_due_units,_empty_lot,_end_due,_end_foreseen,
+            _end_line,_end_lost,_end_lot,_end_minima,_end_minima_of,_end_named,_end_rows,_end_skipped,_end_swept,
+            _end_tallies,_ends_per_call,_entry_by,_entry_for_write,_events_per_step,_expire_and_check,_expire_due,
+            _expire_rows,_explain_charges,_family,_feed_needs,_feed_server,_find_lot,_find_skipped,_first_due,
+            _first_for_write,_first_lot,_first_minima,_fits,_fits_after_period,_fits_at,_fits_origin,_fold,
+            _fold_all,_fold_before,_fold_of,_foreseen,_foreseen_later,_foreseen_next,_foreseen_on,_free_first,
+            _free_in_sum,_free_lines,_free_lots,_fresh,_give_back,_given_back,_goes_on,_goes_short,_gone_on,
+            _has_number,_held_here,_hold_as_json,_hold_before,_hold_of_job,_hold_text,_hours_between,_in_cell,
+            _in_us,_is_idle,_is_job,_join_line,_judge_charges,_kept_for,_kept_reports,_key_fits,_keys_of_job,
+            _known_zone,_lags,_lapsed_by,_lapsing,_lapsing_after,_lapsing_before,_largest_number,_last_entry,
+            _later_due,_lease_key,_lease_to_settle,_leased,_leased_units,_leases_channel,_leave_line,_leaves_at,
+            _limits_trouble,_line_before,_line_json,_lines,_lines_per_step,_lines_until,_load_debt,_load_debts,
+            _load_due,_load_lines,_load_rolling,_lock_all_scopes,_lock_charges,_lock_due,_lock_each,_lock_holds,
+            _lock_key,_lock_keys,_lock_keys_there,_lock_place,_look_again,_lot_begins,_lot_entry,_lot_from,
+            _lots_after,_lots_end_caught_up,_lots_now,_lots_of,_lots_until,_make_room,_mark_freed,_meet_upgrade,
+            _mend_numbers,_minima,_minima_due,_minima_leave,_minimum_is_due,_missing_hold,_missing_lot,
+            _missing_token,_move_lot,_moved,_name_lot,_named_holds,_names_kept,_new_hold_id,_next_end,_next_entry,
+            _next_lot,_next_number,_no_amount,_note_feed_server,_note_lot,_nth_due,_number_scopes,_numbers,
+            _old_lot,_on_linux,_on_spending,_one_snapshot,_open_wallet,_other_lane,_others,_others_fall_due,
+            _others_wait,_overdue,_owe,_owe_use,_owed_before,_own_entry,_paid_back,_parked_channel,_parked_json,
+            _parts_of,_pass_ended,_pay_back,_pays,_period_at,_period_name,_periods_of,_placed_before,_placed_json,
+            _places,_plan_kept,_plan_on,_purge_changes,_purge_feed,_purge_lots,_queued,_raise_moved,_raise_sequence,
+            _raised,_rearmed,_recall_leases,_recorded_events,_recorded_meanwhile,_recurs,_refund_fate,_refund_hold,
             _refund_lots,_refund_parts,_refunds_after,_refuse_behind,_refuse_closed,_refuse_hold,_refuse_moved,
             _refuse_old_tenant,_refuse_stale,_refuse_unreported,_refusing,_reinstate,_release_job,_release_line,
             _release_lines,_remember_hold,_renamed_zones,_renew_lot,_repaid,_repeats,_reported_after_repair,

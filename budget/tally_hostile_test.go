@@ -177,6 +177,74 @@ func TestTally_AndDueHoldsCountAtTheirTimesWhoeverIsFirst(t *testing.T) {
 	requireVerified(t, pool, l)
 }
 
+// A hold that is placed in a transaction which lasts until it is due counts before the tallies that committed first, and
+// are of a later time, whoever folds them.
+func TestTally_CountsAfterMinimaThatFellDueBeforeIt(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	pool, l, clock := open(t)
+	book, err := holds.New(l, holds.Config{})
+	require.NoError(t, err)
+	for by, fold := range map[string]func(tx pgx.Tx, scope string) error{
+		"a lock": func(tx pgx.Tx, scope string) error { return l.Lock(ctx, tx, scope) },
+		"a charge": func(tx pgx.Tx, scope string) error {
+			_, err := l.Charge(ctx, tx, budget.Charge{Scope: scope, Amount: 1, Limits: []budget.Limit{budget.Lifetime(100)}})
+			return err
+		},
+		"a release": func(tx pgx.Tx, scope string) error {
+			_, err := book.Release(ctx, tx, holds.Release{IDs: []string{scope + "later"}})
+			return err
+		},
+		"a capture": func(tx pgx.Tx, scope string) error {
+			_, err := book.Capture(ctx, tx, holds.Capture{IDs: []string{scope + "later"}, Lines: []holds.Line{{Scope: scope, Amount: 2}}})
+			return err
+		},
+		"an expiry": func(tx pgx.Tx, scope string) error {
+			h, err := book.Get(ctx, tx, "", scope+"b", "")
+			require.NoError(t, err)
+			_, ended, err := book.Expire(ctx, tx, holds.Expire{ID: h.ID, Deadline: h.Deadline})
+			require.True(t, ended)
+			return err
+		},
+	} {
+		scope, begun := by, clock.Now()
+		makeBusy(t, pool, l, scope)
+		clock.Advance(time.Microsecond)
+		require.NoError(t, pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+			for id, ttl := range map[string]time.Duration{"a": 5, "b": 15, "later": 50} {
+				_, err := book.Place(ctx, tx, holds.Placement{ID: scope + id, TTL: ttl * time.Minute,
+					Lines: []holds.Line{{Scope: scope, Amount: 10, AtLeast: 7}}})
+				require.NoError(t, err)
+			}
+			for range 3 {
+				clock.Advance(10 * time.Minute)
+				sum(t, pool, l, scope, 1)
+			}
+			return nil
+		}))
+		clock.Advance(10 * time.Minute)
+		units := func() (units []int64) {
+			for n := range time.Duration(4) {
+				r, err := l.UsageBetween(ctx, pool, scope, begun.Add(n*10*time.Minute), begun.Add((n+1)*10*time.Minute))
+				require.NoError(t, err)
+				units = append(units, r.Charged)
+			}
+			return units
+		}
+		require.Equal(t, []int64{9, 8, 1, 1}, units(), by)
+		require.NoError(t, pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error { return fold(tx, scope) }), by)
+		require.Zero(t, pgtest.Count(t, pool, "metered.tallies"))
+		require.Equal(t, []int64{9, 8, 1, 1}, units(), by)
+		var kinds string
+		require.NoError(t, pool.QueryRow(ctx, `select string_agg(l.kind, '' order by l.seq) from metered.ledger l
+			where l.scope = $1 and l.seq between 6 and 10`, scope).Scan(&kinds))
+		require.Equal(t, "ucucc", kinds, by)
+	}
+	_, err = book.Sweep(ctx, pool, holds.SweepOptions{})
+	require.NoError(t, err)
+	requireVerified(t, pool, l)
+}
+
 // A refusal names the time at which tallies leave a window or a period, folded or not.
 func TestTally_RetryTimesAreThoseOfEntries(t *testing.T) {
 	t.Parallel()

@@ -155,7 +155,14 @@ func TestThresholds_AreArmedByWhatALotFindsWhenItBegins(t *testing.T) {
 				f.release("r")
 			},
 			"draw": func(f *fixture) { f.draw(2) },
+			"charge with a threshold of a window": func(f *fixture) {
+				f.chargeHourly(1, budget.Threshold{Name: "hourly", Used: 1})
+				require.Equal(f, []string{"ann hourly 8"}, f.crossed())
+			},
 		} {
+			if by == "charge with a threshold of a window" && name != "lots that end later" {
+				continue
+			}
 			t.Run(name+", "+by, func(t *testing.T) {
 				t.Parallel()
 				f := setUpReporting(t, low(10), nil)

@@ -60,7 +60,7 @@ var chargeMacros = map[string]string{
             if look then
                 plain := false;
             else
-                tip := metered._fold(tip);
+                tip := metered._fold(tip, hold.at);
             end if;
         elsif charge.scope = any (sums) and (waited or current_setting('metered_tx.waited', true) = 'true')
             and tip.seq > 0 and tip.epoch = 0 and tip.lots_end is null and not metered._sharded() then
@@ -303,13 +303,13 @@ var captureMacros = map[string]string{
                         where y.hold = any (locked.nos) and y.open <> 0
                           and (terms.closing or units[array_position(scopes, y.scope)] > 0)),
                         locked.nos[1], locked.clk, wait_ms) is not null;
-                    tip := metered._entry_for_write(line.scope);
+                    tip := metered._entry_by(line.scope, locked.clk);
                 elsif line.lots_end <= greatest(locked.clk, line.at)
                     or line.lots_end is not null and line.next_due <= locked.clk then
                     tip := metered._settle(metered._entry_for_write(line.scope), locked.clk,
                         metered._ends_per_call(), 0, wait_ms);
                 elsif line.tallied then
-                    tip := metered._entry_for_write(line.scope);
+                    tip := metered._entry_by(line.scope, locked.clk);
                 end if;
                 if tip.scope = line.scope and tip.seq >= line.seq then
                     select tip.seq, tip.at, tip.spent, tip.credited, tip.held, tip.next_due, tip.lots_end,

@@ -51,7 +51,7 @@ begin
         perform metered._release_lines(nos, only_scopes, as_kind, clk, of_hold, origin);
         return;
     end if;
-    perform metered._fold_of(scopes);       -- else tallies would count at this entry's time
+    perform metered._fold_of(scopes, clk);  -- else tallies would count at this entry's time
     update metered.hold_lines l set open = 0
     where l.hold = any (nos) and l.open <> 0 and (only_scopes is null or l.scope = any (only_scopes));
     with made as (

@@ -60,7 +60,7 @@ begin
     if not found then
         return metered._first_for_write(of_scope);
     elsif tip.tallied then
-        return metered._fold(tip);
+        return metered._fold(tip, null);
     end if;
     return tip;
 end

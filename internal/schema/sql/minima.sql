@@ -202,18 +202,14 @@ end
 $$;
 
 -- Captures the minima of holds that expire, in their scopes or in only_scopes, which are all locked
--- and no wallets: an entry for each line, of the time at which it fell due, or of its scope's last
--- entry if that is later. One statement writes those of a scope. next_due stays where it is, at or
--- before the first line that still has units, or becomes border, before which none will have any.
+-- and no wallets (_append_minima).
 create function metered._capture_minima(nos bigint[], only_scopes text[], border timestamptz,
     clk timestamptz) returns void
 language plpgsql volatile
 as $$
 declare
     of_scope text;
-    tip      metered.ledger;
-    taken    bigint[];      -- the holds, in the order in which they fall due
-    made     int;
+    unused   metered.ledger;
 begin
     for of_scope in
         select distinct y.scope from metered.hold_lines y
@@ -221,40 +217,57 @@ begin
           and (only_scopes is null or y.scope = any (only_scopes))
         order by 1
     loop
-        tip := metered._entry_for_write(of_scope);
-        with minima as (
-            select y.hold, y.due, least(y.open, y.at_least - y.captured) as units,
-                row_number() over due_order as nth,
-                (sum(least(y.open, y.at_least - y.captured)) over due_order)::bigint as upto
-            from metered.hold_lines y
-            where y.hold = any (nos) and y.scope = of_scope and y.open <> 0
-              and y.at_least > y.captured
-            window due_order as (order by y.due, y.hold)),
-        entries as (
-            insert into metered.ledger ({entry columns})
-            select {entry of tip: seq = tip.seq + m.nth, amount = m.units,
-                at = greatest(tip.at, least(m.due, clk)), spent = tip.spent + m.upto,
-                held = tip.held - m.upto, kind = 'u', scope = of_scope,
-                next_due = case when tip.next_due = '-infinity' then tip.next_due
-                    when tip.held > m.upto then coalesce(border, tip.next_due) end,
-                hold = (select h.id from metered.holds h where h.no = m.hold),
-                operation_tenant = e.operation_tenant, operation = e.operation,
-                note = (metered._by_system()).note}
-            from minima m, lateral (
-                select v.operation_tenant, v.operation from metered.hold_events v
-                where v.hold = m.hold and v.version = 1 limit 1) e
-            on conflict do nothing
-            returning 1)
-        select array_agg(m.hold order by m.nth), (select count(*) from entries)
-        into taken, made from minima m;
-        if made < cardinality(taken) then
-            perform metered._collided();
-        end if;
-        perform metered._mark_freed(of_scope);
-        update metered.hold_lines y set captured = y.captured + least(y.open, y.at_least - y.captured),
-            open = y.open - least(y.open, y.at_least - y.captured)
-        where y.hold = any (taken) and y.scope = of_scope;
+        unused := metered._append_minima(metered._entry_by(of_scope, clk), nos, border, clk);
     end loop;
+end
+$$;
+
+-- Captures the minima of holds that expire in a scope, after its last entry tip: an entry for each line,
+-- of the time at which it fell due, or of tip if that is later. One statement writes them. next_due
+-- stays where it is, at or before the first line that still has units, or becomes border, before which
+-- none will have any. Returns the last entry.
+create function metered._append_minima(tip metered.ledger, nos bigint[], border timestamptz,
+    clk timestamptz) returns metered.ledger
+language plpgsql volatile
+as $$
+declare
+    taken bigint[];      -- the holds, in the order in which they fall due
+    made  int;
+begin
+    with minima as (
+        select y.hold, y.due, least(y.open, y.at_least - y.captured) as units,
+            row_number() over due_order as nth,
+            (sum(least(y.open, y.at_least - y.captured)) over due_order)::bigint as upto
+        from metered.hold_lines y
+        where y.hold = any (nos) and y.scope = tip.scope and y.open <> 0
+          and y.at_least > y.captured
+        window due_order as (order by y.due, y.hold)),
+    entries as (
+        insert into metered.ledger ({entry columns})
+        select {entry of tip: seq = tip.seq + m.nth, amount = m.units,
+            at = greatest(tip.at, least(m.due, clk)), spent = tip.spent + m.upto,
+            held = tip.held - m.upto, kind = 'u', scope = tip.scope,
+            next_due = case when tip.next_due = '-infinity' then tip.next_due
+                when tip.held > m.upto then coalesce(border, tip.next_due) end,
+            hold = (select h.id from metered.holds h where h.no = m.hold),
+            operation_tenant = e.operation_tenant, operation = e.operation,
+            note = (metered._by_system()).note}
+        from minima m, lateral (
+            select v.operation_tenant, v.operation from metered.hold_events v
+            where v.hold = m.hold and v.version = 1 limit 1) e
+        on conflict do nothing
+        returning 1)
+    select array_agg(m.hold order by m.nth), (select count(*) from entries)
+    into taken, made from minima m;
+    if made < cardinality(taken) then
+        perform metered._collided();
+    end if;
+    perform metered._mark_freed(tip.scope);
+    update metered.hold_lines y set captured = y.captured + least(y.open, y.at_least - y.captured),
+        open = y.open - least(y.open, y.at_least - y.captured)
+    where y.hold = any (taken) and y.scope = tip.scope;
+    select * into tip from metered.ledger l where l.scope = tip.scope and l.seq = tip.seq + made;
+    return tip;
 end
 $$;
 

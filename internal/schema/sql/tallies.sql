@@ -21,7 +21,58 @@ $$;
 -- returns the last entry then. Each row becomes an entry, in the order of their times, but no
 -- earlier than the entry before it, nor than its own time, even if the clock was set back: else a
 -- later tally could get that time again, and with it the number.
-create function metered._fold(tip metered.ledger) returns metered.ledger
+--
+-- A tally that does not see a hold commits before it, and later than the hold falls due, where the
+-- transaction that places it lasts that long. The hold's minimum is captured before such a tally.
+-- clk is now, or null: what is not due by then stays a caller's, who may be ending it.
+create function metered._fold(tip metered.ledger, clk timestamptz) returns metered.ledger
+language plpgsql volatile
+as $$
+declare
+    dues timestamptz[];
+    nos  bigint[];
+begin
+    while tip.next_due > '-infinity' loop
+        dues := metered._due_before_tallies(tip, coalesce(clk, metered.clock()));
+        exit when dues is null;
+        tip := metered._fold_before(tip, dues[1]);
+        nos := array(select l.hold from metered.hold_lines l
+            where l.scope = tip.scope and l.open > 0 and l.at_least > 0 and l.at_least > l.captured
+              and l.due >= tip.next_due and l.due <= dues[2]);
+        if metered._one_snapshot() then     -- it may not see that a hold was extended: then this is 40001
+            perform from metered.holds h where h.no = any (nos) order by h.no for share;
+        end if;
+        tip := metered._append_minima(tip, nos, null, dues[2]);
+    end loop;
+    return metered._fold_before(tip, 'infinity');
+end
+$$;
+
+-- When the first minimum of a scope fell due, and the last one before the tally that follows it:
+-- null, if no tally follows one.
+create function metered._due_before_tallies(tip metered.ledger, clk timestamptz) returns timestamptz[]
+language plpgsql stable
+as $$
+declare
+    newest timestamptz := (select x.at from metered.tallies x where x.scope = tip.scope
+        order by x.at desc limit 1);
+    due    timestamptz;
+begin
+    if newest >= tip.next_due then
+        due := (select l.due from metered.hold_lines l
+            where l.scope = tip.scope and l.open > 0 and l.at_least > 0 and l.at_least > l.captured
+              and l.due >= tip.next_due and l.due <= least(clk, newest) order by l.due limit 1);
+    end if;
+    if due is not null then
+        return array[due, least(clk, (select x.at from metered.tallies x
+            where x.scope = tip.scope and x.at >= due order by x.at limit 1))];
+    end if;
+    return null;
+end
+$$;
+
+-- Folds the tallies from before a time.
+create function metered._fold_before(tip metered.ledger, until timestamptz) returns metered.ledger
 language plpgsql volatile
 as $$
 declare
@@ -30,7 +81,7 @@ declare
     folded metered.ledger := tip;
 begin
     with gone as (
-        delete from metered.tallies x where x.scope = tip.scope returning x.*
+        delete from metered.tallies x where x.scope = tip.scope and x.at < until returning x.*
     ), placed as (
         select g.*, row_number() over w as nth, (sum(g.amount) over w)::bigint as sum
         from gone g window w as (order by g.at)
@@ -203,7 +254,7 @@ begin
     if busy <> '{}' then
         perform metered._lock_keys(array(select metered._tally_key(b) as key
                 from unnest(busy) b order by 1), wait_ms);
-        perform metered._fold_of(busy);
+        perform metered._fold_of(busy, null);
     end if;
 end
 $$;
@@ -220,16 +271,31 @@ begin
 end
 $$;
 
--- Folds the tallies of those of the scopes that have some. They are locked.
-create function metered._fold_of(scopes text[]) returns void
+-- Folds the tallies of those of the scopes that have some. They are locked. clk is as in _fold.
+create function metered._fold_of(scopes text[], clk timestamptz) returns void
 language plpgsql volatile
 as $$
 declare
     folded text;
 begin
     foreach folded in array metered._tallied_of(scopes) loop
-        perform metered._entry_for_write(folded);
+        perform metered._entry_by(folded, clk);
     end loop;
+end
+$$;
+
+-- _entry_for_write of a scope that has entries, for a caller that ends holds and has read the clock:
+-- the fold captures nothing that falls due after that.
+create function metered._entry_by(of_scope text, clk timestamptz) returns metered.ledger
+language plpgsql volatile
+as $$
+declare
+    tip metered.ledger;
+begin
+    select * into tip from metered.ledger l
+    where l.scope = of_scope order by l.seq desc limit 1 for key share;
+    return case when tip.tallied then metered._fold(tip, clk)
+        when found then tip else metered._first_for_write(of_scope) end;
 end
 $$;
 
