@@ -60,12 +60,12 @@ func TestThresholds_StayArmedByALotThatACallWroteDown(t *testing.T) {
 		do      func(f *fixture, charge int64)
 		reports bool
 	}{
-		"sweep":  {func(f *fixture, _ int64) { f.expire() }, true},
+		"sweep": {func(f *fixture, _ int64) { f.expire() }, true},
 		"revoke": {func(f *fixture, _ int64) {
 			_, err := f.revoke(wallet.Revoke{Reference: "ever", Amount: 1})
 			require.NoError(f, err)
 		}, true},
-		"draw":   {func(f *fixture, _ int64) { f.draw(1) }, true},
+		"draw": {func(f *fixture, _ int64) { f.draw(1) }, true},
 		"charge without thresholds": {func(f *fixture, _ int64) {
 			_, err := do(f, func(ctx context.Context, tx pgx.Tx) (budget.Receipt, error) {
 				return f.ledger.Charge(ctx, tx, budget.Charge{Scope: "ann", Amount: 1})
