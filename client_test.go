@@ -217,6 +217,24 @@ func TestCalls_NilIsRefused(t *testing.T) {
 	}
 }
 
+// Open returns no session with an error. A program that looks at the error too late is told so, and
+// may have deferred Close.
+func TestSession_NilIsRefused(t *testing.T) {
+	t.Parallel()
+	for what, s := range map[string]*metered.Session[any]{"nil": nil, "zero": {}} {
+		defer s.Close()
+		_, err := s.Settle(t.Context(), metered.Cost{All: true}, nil)
+		pgtest.RequireField(t, err, "session", what)
+		_, err = s.SettleTx(t.Context(), struct{ pgx.Tx }{}, metered.Cost{All: true}, nil)
+		pgtest.RequireField(t, err, "session", what)
+		pgtest.RequireField(t, s.Cancel(t.Context(), ""), "session", what)
+		require.ErrorIs(t, context.Cause(s.Context()), budget.ErrArgument, what)
+		require.Zero(t, s.Hold(), what)
+		require.Zero(t, s.Outcome(), what)
+		require.False(t, s.Finished(), what)
+	}
+}
+
 // A caller can send on the values that the library returns: each field has a name, of one spelling, and no duration
 // is a bare number of nanoseconds.
 func TestJSON_ReturnedValuesHaveNamesAndUnits(t *testing.T) {

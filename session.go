@@ -372,19 +372,43 @@ type session struct {
 	given    bool // SettleTx has settled in a transaction, which may roll back
 }
 
+// made refuses a Session that Open, OpenTx and Resume did not return, such as the nil that they
+// return with an error.
+func (s *Session[R]) made() error {
+	if s == nil || s.s == nil {
+		return misuse("session", "was not returned by Open, OpenTx or Resume")
+	}
+	return nil
+}
+
 // Context is for the work. It ends with Open's, at Settle, Cancel and Close, when the session is
 // lost (*LostError), and at the hold's deadline if it was not renewed (*RenewalError):
-// context.Cause has the reason.
-func (s *Session[R]) Context() context.Context { return s.s.ctx }
+// context.Cause has the reason. That of a nil Session has ended.
+func (s *Session[R]) Context() context.Context {
+	if err := s.made(); err != nil {
+		none, end := context.WithCancelCause(context.Background())
+		end(err)
+		return none
+	}
+	return s.s.ctx
+}
 
 // Finished reports whether the operation is on record: do not work again.
-func (s *Session[R]) Finished() bool { return s.finished }
+func (s *Session[R]) Finished() bool { return s != nil && s.finished }
 
 // Outcome is zero, unless Finished.
-func (s *Session[R]) Outcome() Outcome[R] { return s.out }
+func (s *Session[R]) Outcome() (out Outcome[R]) {
+	if s != nil {
+		out = s.out
+	}
+	return out
+}
 
 // Hold is the hold as it was placed or last renewed.
 func (s *Session[R]) Hold() holds.Hold {
+	if s.made() != nil {
+		return holds.Hold{}
+	}
 	s.s.mu.Lock()
 	defer s.s.mu.Unlock()
 	return s.s.hold
@@ -418,6 +442,9 @@ type Cost struct {
 // After an error the hold is as before, and renewed: settle again, or Cancel. Errors:
 // *holds.ExcessError, *budget.ExceededError, *LostError.
 func (s *Session[R]) Settle(ctx context.Context, used Cost, fn Func[R]) (Outcome[R], error) {
+	if err := s.made(); err != nil {
+		return Outcome[R]{}, err
+	}
 	if s.s.client.engine.Inside(ctx) && !s.finished {
 		return Outcome[R]{}, ErrNested
 	}
@@ -438,7 +465,10 @@ func (s *Session[R]) Settle(ctx context.Context, used Cost, fn Func[R]) (Outcome
 // retried. Reservation.Isolation, EarlyRelease and LSN are refused. In a replay (Outcome.Replayed)
 // writes that the caller made in tx are there a second time: roll back, or make them in fn.
 func (s *Session[R]) SettleTx(ctx context.Context, tx pgx.Tx, used Cost, fn Func[R]) (Outcome[R], error) {
-	if err := cmp.Or(notNil("tx", tx), lendable("Reservation", s.s.command(nil))); err != nil {
+	if err := cmp.Or(s.made(), notNil("tx", tx)); err != nil {
+		return Outcome[R]{}, err
+	}
+	if err := lendable("Reservation", s.s.command(nil)); err != nil {
 		return Outcome[R]{}, err
 	}
 	out, err := s.settle(ctx, tx, used, fn)
@@ -545,6 +575,9 @@ func (s *session) capture(used Cost) holds.Capture {
 // Cancel frees the held units. The same ID can be opened anew. The hold keeps the reason. A second
 // call does nothing. After Settle, or without its hold, *LostError. Otherwise as Settle.
 func (s *Session[R]) Cancel(ctx context.Context, reason string) error {
+	if err := s.made(); err != nil {
+		return err
+	}
 	if s.finished {
 		return &LostError{ID: s.s.r.ID, Cause: ErrFinished}
 	}
@@ -595,8 +628,13 @@ func (s *session) release(ctx context.Context, reason string, until time.Time) (
 }
 
 // Close ends the session's renewals and context: defer it. Units not settled or cancelled are free
-// when the hold falls due.
-func (s *Session[R]) Close() { s.s.end(nil, sessionAbandoned) }
+// when the hold falls due. That of a nil Session does nothing, so it may be deferred before the
+// error of Open is looked at.
+func (s *Session[R]) Close() {
+	if s.made() == nil {
+		s.s.end(nil, sessionAbandoned)
+	}
+}
 
 // lost makes an error of a call about the session's hold a *LostError, if it says that the hold is
 // not held.

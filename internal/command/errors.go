@@ -100,9 +100,9 @@ func timedOut(ctx context.Context, err error) error {
 	case errors.Is(ctx.Err(), context.Canceled):
 		return err
 	case errors.Is(err, context.DeadlineExceeded) && left <= 0:
+		return fmt.Errorf("%w: %w", ErrTimeout, err)
 	case byServer && left <= 2*maxMargin:
-	default:
-		return err
+		return fmt.Errorf("%w: %w: %w", ErrTimeout, context.DeadlineExceeded, err)
 	}
-	return fmt.Errorf("%w: %w: %w", ErrTimeout, context.DeadlineExceeded, err)
+	return err
 }

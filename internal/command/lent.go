@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgmetered/metered/internal/answer"
+	"github.com/pgmetered/metered/internal/savepoint"
 	"github.com/pgmetered/metered/internal/sqlstate"
 )
 
@@ -72,7 +73,7 @@ func (l *lent) undo(ctx context.Context) {
 	if !l.set {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
+	ctx, cancel := savepoint.Undoing(ctx)
 	defer cancel()
 	_, _ = l.bare.Exec(ctx, undoSQL, pgx.QueryExecModeSimpleProtocol)
 }

@@ -9,8 +9,21 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// undoTimeout bounds the rollback after fn's context has ended.
+// undoTimeout is how long a rollback may go on once its caller's context has ended.
 const undoTimeout = 5 * time.Second
+
+// Undoing is a context for the rollback to a savepoint of a transaction that is ctx's owner's: it
+// lasts as long as ctx, and then for 5 seconds. One that ends during the rollback closes the
+// connection, and the owner's transaction with it. Under ctx itself nothing would be sent once it has
+// ended.
+func Undoing(ctx context.Context) (context.Context, context.CancelFunc) {
+	undoing, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(ctx, func() { time.AfterFunc(undoTimeout, cancel) })
+	return undoing, func() {
+		stop()
+		cancel()
+	}
+}
 
 // In runs fn in a savepoint of tx. Its error, its panic and the end of ctx meanwhile undo its
 // writes, and leave tx as usable as it was. If fn ended the savepoint or left the connection in
@@ -25,8 +38,7 @@ func In[T any](ctx context.Context, tx pgx.Tx, pkg string, fn func(pgx.Tx) (T, e
 		if done {
 			return
 		}
-		// With a context of its own: under one that has ended nothing is sent.
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
+		ctx, cancel := Undoing(ctx)
 		defer cancel()
 		if sub.Rollback(ctx) == nil {
 			return
