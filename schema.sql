@@ -18281,7 +18281,9 @@ declare
     fits boolean;
 begin
     lim.max := given ->> 'max';
-    if given - '{name,max,window}'::text[] = '{}' then
+    if (given @> '{}') is not true then     -- it is no object
+        fits := false;
+    elsif given - '{name,max,window}'::text[] = '{}' then
         lim.win := interval '1 second' * date_part('epoch', (given ->> 'window')::interval);
         fits := lim.win > interval '0' and lim.win <= interval '3660 days';
     elsif given - '{name,max,period,time_zone,anchor}'::text[] = '{}' then
@@ -18295,15 +18297,15 @@ begin
         fits := given - '{name,max}'::text[] in ('{"lifetime": true}', '{"prepaid": true}');
     end if;
     if (lim.max >= 0 and fits) is not true then
-        raise exception 'out of bounds: limits' using errcode = '22023', detail = left(given::text, 200),
+        raise exception 'out of bounds: limits' using errcode = '22023', detail = left(coalesce(given::text, 'null'), 200),
             hint = 'A limit has max, a name or none, and one of window, period, lifetime and prepaid.';
     end if;
     return lim;
 end
 $$;
 
--- The charge of a scope as the functions below take it. Without limits it may be a tally. Null is no
--- list of limits.
+-- The charge of a scope as the functions below take it. Without limits it may be a tally. Null is a
+-- wrong limit.
 create function metered._v1_charge(of_scope text, amount bigint, held bigint, limits jsonb,
     note jsonb, must_exist boolean) returns metered.new_charge[]
 language plpgsql stable
@@ -18311,7 +18313,7 @@ as $$
 declare
     asked metered.charge_limit[];
 begin
-    for nth in 0..jsonb_array_length(coalesce(limits, '0')) - 1 loop
+    for nth in 0..jsonb_array_length(coalesce(limits, '[null]')) - 1 loop
         asked := asked || metered._v1_limit(limits -> nth);
     end loop;
     return array[row(of_scope, metered._scope_key(of_scope), amount, held, asked,
@@ -18391,14 +18393,16 @@ begin
     if octet_length(scope) > 255
         or pg_column_size(limits) > 65540
         or pg_column_compression(limits) is not null and octet_length(limits::text) > 65536
+        or jsonb_typeof(limits) <> 'array'
         or jsonb_array_length(limits) > 16
         or pg_column_size(note) > 8196
         or pg_column_compression(note) is not null and octet_length(note::text) > 8192
         or jsonb_typeof(note) <> 'object' then
-        raise exception 'out of bounds: an argument of v1_charge' using errcode = '22023';
+        raise exception 'out of bounds: %',
+            case when jsonb_typeof(limits) <> 'array' then 'limits' else 'an argument of v1_charge' end using errcode = '22023';
     end if;
     one := limits -> 0;
-    if one - '{name,max,window}'::text[] = '{}' and jsonb_array_length(limits) = 1 then
+    if one @> '{}' and one - '{name,max,window}'::text[] = '{}' and jsonb_array_length(limits) = 1 then
         max_units := one ->> 'max';
         win := interval '1 second' * date_part('epoch', (one ->> 'window')::interval);
         standing := max_units >= 0 and win > interval '0' and win <= interval '3660 days';
@@ -18517,11 +18521,13 @@ begin
     if octet_length(scope) > 255
         or pg_column_size(limits) > 65540
         or pg_column_compression(limits) is not null and octet_length(limits::text) > 65536
+        or jsonb_typeof(limits) <> 'array'
         or jsonb_array_length(limits) > 16
         or pg_column_size(note) > 8196
         or pg_column_compression(note) is not null and octet_length(note::text) > 8192
         or jsonb_typeof(note) <> 'object' then
-        raise exception 'out of bounds: an argument of v1_check' using errcode = '22023';
+        raise exception 'out of bounds: %',
+            case when jsonb_typeof(limits) <> 'array' then 'limits' else 'an argument of v1_check' end using errcode = '22023';
     end if;
     looked := metered.check_charge(
         metered._v1_charge(scope, amount, 0, limits, note, must_exist), interval '1 minute');
@@ -18611,8 +18617,10 @@ begin
     if octet_length(scope) > 255
         or pg_column_size(limits) > 65540
         or pg_column_compression(limits) is not null and octet_length(limits::text) > 65536
+        or jsonb_typeof(limits) <> 'array'
         or jsonb_array_length(limits) > 16 then
-        raise exception 'out of bounds: an argument of v1_usage' using errcode = '22023';
+        raise exception 'out of bounds: %',
+            case when jsonb_typeof(limits) <> 'array' then 'limits' else 'an argument of v1_usage' end using errcode = '22023';
     end if;
     if scope is null then
         perform metered._require(false, 'scope');
@@ -18620,7 +18628,7 @@ begin
     tip := metered._last_entry(scope);
         tip.credited := tip.credited - case when tip.lots_end is not null
             then metered._lapsing(tip, clk) else 0 end;
-    for nth in 0..greatest(1, jsonb_array_length(coalesce(limits, '0'))) - 1 loop
+    for nth in 0..greatest(1, jsonb_array_length(coalesce(limits, '[null]'))) - 1 loop
         if limits = '[]' then
             asked.win := interval '0';
         else
@@ -18765,20 +18773,22 @@ begin
     if greatest(octet_length(tenant), octet_length(id), octet_length(scope)) > 255
         or pg_column_size(limits) > 65540
         or pg_column_compression(limits) is not null and octet_length(limits::text) > 65536
+        or jsonb_typeof(limits) <> 'array'
         or jsonb_array_length(limits) > 16
         or pg_column_size(note) > 8196
         or pg_column_compression(note) is not null and octet_length(note::text) > 8192
         or jsonb_typeof(note) <> 'object'
         or pg_column_size(metadata) > 65540
         or pg_column_compression(metadata) is not null and octet_length(metadata::text) > 65536 then
-        raise exception 'out of bounds: an argument of v1_hold' using errcode = '22023';
+        raise exception 'out of bounds: %',
+            case when jsonb_typeof(limits) <> 'array' then 'limits' else 'an argument of v1_hold' end using errcode = '22023';
     end if;
     if tenant is null then
         perform metered._require(false, 'hold');
     end if;
     print := metered._v1_print(json_build_array(scope, amount, extract(epoch from ttl), limits, metadata)::text);
     one := limits -> 0;
-    if one - '{name,max,window}'::text[] = '{}' and jsonb_array_length(limits) = 1 then
+    if one @> '{}' and one - '{name,max,window}'::text[] = '{}' and jsonb_array_length(limits) = 1 then
         max_units := one ->> 'max';
         win := interval '1 second' * date_part('epoch', (one ->> 'window')::interval);
         standing := max_units >= 0 and win > interval '0' and win <= interval '3660 days';
@@ -18995,9 +19005,11 @@ begin
         or pg_column_compression(args) is not null and octet_length(args::text) > 16777216
         or pg_column_size(limits) > 65540
         or pg_column_compression(limits) is not null and octet_length(limits::text) > 65536
+        or jsonb_typeof(limits) <> 'array'
         or jsonb_array_length(limits) > 16
         or most > 1000 then
-        raise exception 'out of bounds: an argument of v1_enqueue' using errcode = '22023';
+        raise exception 'out of bounds: %',
+            case when jsonb_typeof(limits) <> 'array' then 'limits' else 'an argument of v1_enqueue' end using errcode = '22023';
     end if;
     select * into parked from metered.park_jobs(jsonb_build_array(jsonb_strip_nulls(jsonb_build_object(
             'job_id', job_id, 'kind', kind, 'queue', queue, 'priority', 1, 'max_attempts', 25,

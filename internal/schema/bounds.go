@@ -173,6 +173,7 @@ func beyond(function, at string, f field, types map[string][]field) (all []strin
 		add("pg_column_size(%s) > %d", at, octets+4)
 		add("pg_column_compression(%s) is not null and octet_length(%s::text) > %d", at, at, octets)
 		if most := BoundOf(function, f.name, Items); most > 0 {
+			add("jsonb_typeof(%s) <> 'array'", at) // the length of anything else is an error
 			add("jsonb_array_length(%s) > %d", at, most)
 		}
 		if f.name == "note" && strings.HasPrefix(function, "v1_") {
@@ -253,7 +254,14 @@ func withBounds(sql string) string {
 		if len(conditions) == 0 {
 			continue
 		}
-		guard := fmt.Sprintf(guardBoundsSQL, strings.Join(together(conditions), "\n        or "), f.Name)
+		what := fmt.Sprintf("'out of bounds: an argument of %s'", f.Name)
+		for _, condition := range conditions {
+			if m := noList.FindStringSubmatch(condition); m != nil {
+				what = fmt.Sprintf("'out of bounds: %%',\n            case when %s then '%s' else 'an argument of %s' end",
+					condition, m[1], f.Name)
+			}
+		}
+		guard := fmt.Sprintf(guardBoundsSQL, strings.Join(together(conditions), "\n        or "), what)
 		guards[start+strings.Index(sql[start:], "\nbegin\n")+len("\nbegin\n")] = guard
 	}
 	var with strings.Builder
@@ -264,6 +272,9 @@ func withBounds(sql string) string {
 	}
 	return with.String() + sql[done:]
 }
+
+// noList is the condition that an argument in JSON is no list. It is the one that is named.
+var noList = regexp.MustCompile(`^jsonb_typeof\((\w+)\) <> 'array'$`)
 
 var lengthBound = regexp.MustCompile(`^(octet_length\([\w.()]+\)) > (\d+)$`)
 
@@ -289,6 +300,6 @@ func together(conditions []string) (all []string) {
 }
 
 const guardBoundsSQL = `    if %s then
-        raise exception 'out of bounds: an argument of %s' using errcode = '22023';
+        raise exception %s using errcode = '22023';
     end if;
 `

@@ -132,7 +132,7 @@ func init() {
     e_used   bigint;        -- units that counted before it`,
 		// None, one by window, or prepaid credit. Any other limit, and a wrong one, leaves standing null.
 		"v1 limit": `one := limits -> 0;
-    if one - '{name,max,window}'::text[] = '{}' and jsonb_array_length(limits) = 1 then
+    if one @> '{}' and one - '{name,max,window}'::text[] = '{}' and jsonb_array_length(limits) = 1 then
         max_units := one ->> 'max';
         win := {v1 window: of = one};
         standing := max_units >= 0 and win > interval '0' and win <= interval '3660 days';

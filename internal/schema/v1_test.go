@@ -105,6 +105,9 @@ func TestV1_RefusesNotesAndLimitsOfAnotherKind(t *testing.T) {
 			var refused *pgconn.PgError
 			require.ErrorAs(t, err, &refused, call+value)
 			require.Equal(t, "22023", refused.Code, "%s of %s: %v", call, value, err)
+			if takes == "limits" {
+				require.Equal(t, "out of bounds: limits", refused.Message, "%s of %s", call, value)
+			}
 		}
 	}
 	for _, call := range []string{"v1_charge('a', 1, $1)", "v1_check('a', 1, $1)", "v1_usage('a', $1)", "v1_hold('t', 'h', 'a', 1, '1 hour', $1)"} {

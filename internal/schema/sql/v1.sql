@@ -24,7 +24,9 @@ declare
     fits boolean;
 begin
     lim.max := given ->> 'max';
-    if given - '{name,max,window}'::text[] = '{}' then
+    if (given @> '{}') is not true then     -- it is no object
+        fits := false;
+    elsif given - '{name,max,window}'::text[] = '{}' then
         lim.win := {v1 window: of = given};
         fits := lim.win > interval '0' and lim.win <= interval '3660 days';
     elsif given - '{name,max,period,time_zone,anchor}'::text[] = '{}' then
@@ -38,15 +40,15 @@ begin
         fits := given - '{name,max}'::text[] in ('{"lifetime": true}', '{"prepaid": true}');
     end if;
     if (lim.max >= 0 and fits) is not true then
-        raise exception 'out of bounds: limits' using errcode = '22023', detail = left(given::text, 200),
+        raise exception 'out of bounds: limits' using errcode = '22023', detail = left(coalesce(given::text, 'null'), 200),
             hint = 'A limit has max, a name or none, and one of window, period, lifetime and prepaid.';
     end if;
     return lim;
 end
 $$;
 
--- The charge of a scope as the functions below take it. Without limits it may be a tally. Null is no
--- list of limits.
+-- The charge of a scope as the functions below take it. Without limits it may be a tally. Null is a
+-- wrong limit.
 create function metered._v1_charge(of_scope text, amount bigint, held bigint, limits jsonb,
     note jsonb, must_exist boolean) returns metered.new_charge[]
 language plpgsql stable
@@ -54,7 +56,7 @@ as $$
 declare
     asked metered.charge_limit[];
 begin
-    for nth in 0..jsonb_array_length(coalesce(limits, '0')) - 1 loop
+    for nth in 0..jsonb_array_length(coalesce(limits, '[null]')) - 1 loop
         asked := asked || metered._v1_limit(limits -> nth);
     end loop;
     return array[row(of_scope, metered._scope_key(of_scope), amount, held, asked,
@@ -215,7 +217,7 @@ begin
         perform metered._require(false, 'scope');
     end if;
     {usage tip: scope = scope}
-    for nth in 0..greatest(1, jsonb_array_length(coalesce(limits, '0'))) - 1 loop
+    for nth in 0..greatest(1, jsonb_array_length(coalesce(limits, '[null]'))) - 1 loop
         if limits = '[]' then
             asked.win := interval '0';
         else
