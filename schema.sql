@@ -765,21 +765,21 @@ insert into metered.holds_horizon (at) values ('-infinity');
 -- The tables of tokens and of commands.
 
 -- One-time grants. The token itself is nowhere in here, only the SHA-256 of its text, from which 32
--- random bytes cannot be found.
+-- random bytes cannot be found. Bounds are those of the functions that write: a CHECK would be read
+-- from its text for each token that is consumed.
 create table metered.tokens (
-    digest     bytea       primary key check (octet_length(digest) = 32), -- the SHA-256 of its text
+    digest     bytea       primary key, -- the SHA-256 of its text
     minted_at  timestamptz not null,    -- when it was minted
     expires_at timestamptz not null,    -- when it is no longer good
     ended_at   timestamptz,                     -- last use, revocation, or
                                                 -- expiry seen by a revocation
-    uses       int         not null check (uses >= 1), -- how often it can be used
-    used       int         not null default 0 check (used between 0 and uses), -- how often it was
+    uses       int         not null,    -- how often it can be used
+    used       int         not null default 0, -- how often it was, uses at most
     revoked    boolean     not null default false, -- whether it was revoked
     sole       boolean     not null default false,  -- minted by replace_token
     purpose    text collate "C" not null, -- the right that it grants
     subject    text collate "C" not null, -- the user or thing that it is for
-    payload    json,                            -- json, not jsonb: it comes back byte for byte
-    check (used < uses and not revoked or ended_at is not null)
+    payload    json                             -- json, not jsonb: it comes back byte for byte
 );
 
 -- A subject's tokens that have not ended, to revoke them. A use that is not the last changes no
@@ -13502,7 +13502,8 @@ $$;
 create function metered._token_fits(m metered.new_token) returns boolean
 language sql stable
 as $$
-    select m.ttl between interval '1 s' and interval '9600:00:00' and m.uses between 1 and 1000000
+    select octet_length(m.digest) = 32
+        and m.ttl between interval '1 s' and interval '9600:00:00' and m.uses between 1 and 1000000
         and octet_length(m.purpose) between 1 and 128 and octet_length(m.subject) between 1 and 512
         and (m.payload is null or octet_length(m.payload::text) <= 8192)
 $$;
@@ -13581,7 +13582,6 @@ begin
         update metered.tokens t
         set used = t.used + 1,
             ended_at = case when t.used + 1 = t.uses then now_at end
-        -- "is true" keeps the planner from the index of open tokens.
         where t.digest = token_digest
           and (t.purpose = for_purpose and t.subject = for_subject and t.ended_at is null and t.expires_at > now_at) is true
         returning 'ok', t.payload, t.uses - t.used, t.minted_at, t.expires_at, now_at
@@ -13599,6 +13599,55 @@ begin
         return;
     end loop;
     raise exception 'could not serialize access: the token keeps changing' using errcode = '40001';
+end
+$$;
+
+-- Takes one use of a token, as consume_token does, by one statement: the short way of ADR 22. The
+-- answer is bytes, the server's own form of whole numbers, which no setting spells otherwise:
+-- uses_left, whose first byte is zero, and minted_at, expires_at and consumed_at in microseconds
+-- since 2000; then the payload, if there is one. A refusal is its status as text.
+--
+-- Where the session has a lock_timeout, the full function compares it with wait_ms. Else the
+-- statement sets it, once it has found the token, and takes it back.
+create function metered.consume_token_plain(token_digest bytea, for_purpose text, for_subject text,
+    wait_ms int) returns bytea
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    now_at timestamptz := metered.clock();
+    before text := current_setting('lock_timeout');
+    answer bytea;
+    taken  record;      -- the answer of consume_token
+begin
+    if octet_length(token_digest) > 33
+        or octet_length(for_purpose) > 128
+        or octet_length(for_subject) > 512
+        or wait_ms > 3600000 then
+        raise exception 'out of bounds: an argument of consume_token_plain' using errcode = '22023';
+    end if;
+    update metered.tokens t
+        set used = t.used + 1,
+            ended_at = case when t.used + 1 = t.uses then now_at end
+        where t.digest = token_digest
+          and (t.purpose = for_purpose and t.subject = for_subject and t.ended_at is null and t.expires_at > now_at) is true
+      and metered._goes_short()
+      and case when before = '0' then set_config('lock_timeout', wait_ms::text, true) <> '' end
+    returning case when set_config('lock_timeout', before, true) is not null
+        then int4send(t.uses - t.used) || timestamptz_send(t.minted_at) || timestamptz_send(t.expires_at)
+            || timestamptz_send(now_at) || coalesce(convert_to(t.payload::text, 'UTF8'), '') end
+    into answer;
+    if answer is null then
+        before := set_config('lock_timeout', before, true);
+        taken := metered.consume_token(token_digest, for_purpose, for_subject, wait_ms);
+        answer := case when taken.status <> 'ok' then convert_to(taken.status, 'UTF8')
+            else int4send(taken.uses_left) || timestamptz_send(taken.minted_at) || timestamptz_send(taken.expires_at)
+            || timestamptz_send(taken.consumed_at) || coalesce(convert_to(taken.payload::text, 'UTF8'), '') end;
+    end if;
+    return answer;
 end
 $$;
 
@@ -13808,6 +13857,40 @@ begin
         -- A purge took the key between the two statements: it is free now.
     end loop;
     unused := set_config('lock_timeout', before, true);
+end
+$$;
+
+-- Claims a key, as claim_job_key does: JSON, new_id if the key was free, or [id, kind, tenant,
+-- digest] of the job for which it was claimed. This is the short way (ADR 22), where the session
+-- has no lock_timeout. Where it has one, the full function compares that with wait_ms.
+create function metered.claim_job_key_plain(of_queue text, of_key text, of_kind text, of_tenant text,
+    of_digest bytea, new_id bigint, wait_ms int) returns json
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    before text := current_setting('lock_timeout');
+    answer json;
+begin
+    if greatest(octet_length(of_queue), octet_length(of_key), octet_length(of_kind), octet_length(of_tenant)) > 255
+        or octet_length(of_digest) > 33
+        or wait_ms > 3600000 then
+        raise exception 'out of bounds: an argument of claim_job_key_plain' using errcode = '22023';
+    end if;
+    insert into metered.job_keys as k (queue, key, job_id, created_at, kind, tenant, digest)
+    select of_queue, of_key, new_id, metered.clock(), of_kind, of_tenant, of_digest
+    where metered._goes_short()
+      and case when before = '0' then set_config('lock_timeout', wait_ms::text, true) <> '' end
+    on conflict (queue, key) do nothing
+    returning case when set_config('lock_timeout', before, true) is not null then to_json(k.job_id) end into answer;
+    if found then
+        return answer;
+    end if;
+    before := set_config('lock_timeout', before, true);
+    return (select case when c.created then to_json(c.id)
+            else json_build_array(c.id, c.first_kind, c.first_tenant, encode(c.first_digest, 'base64')) end
+        from metered.claim_job_key(of_queue, of_key, of_kind, of_tenant, of_digest, new_id, wait_ms) c);
 end
 $$;
 
@@ -19221,13 +19304,13 @@ comment on column metered.hold_events.operation is 'the operation''s id, where a
 comment on table metered.holds_horizon is 'The latest time of an id whose hold was purged. Never decreases.';
 comment on column metered.holds_horizon.at is 'ids of this time and before are retired';
 comment on column metered.holds_horizon.one is 'there is one row';
-comment on table metered.tokens is 'One-time grants. The token itself is nowhere in here, only the SHA-256 of its text, from which 32 random bytes cannot be found.';
+comment on table metered.tokens is 'One-time grants. The token itself is nowhere in here, only the SHA-256 of its text, from which 32 random bytes cannot be found. Bounds are those of the functions that write: a CHECK would be read from its text for each token that is consumed.';
 comment on column metered.tokens.digest is 'the SHA-256 of its text';
 comment on column metered.tokens.minted_at is 'when it was minted';
 comment on column metered.tokens.expires_at is 'when it is no longer good';
 comment on column metered.tokens.ended_at is 'last use, revocation, or expiry seen by a revocation';
 comment on column metered.tokens.uses is 'how often it can be used';
-comment on column metered.tokens.used is 'how often it was';
+comment on column metered.tokens.used is 'how often it was, uses at most';
 comment on column metered.tokens.revoked is 'whether it was revoked';
 comment on column metered.tokens.sole is 'minted by replace_token';
 comment on column metered.tokens.purpose is 'the right that it grants';
@@ -19423,11 +19506,13 @@ comment on function metered.release_captured(metered.hold_ids, int, metered.orig
 comment on function metered.mint_tokens(metered.new_token[], int) is 'Mints tokens, all or none, in the order of their digests, so that two calls that mint the same ones do not deadlock. Status ''exists'': one of the digests is there already, and nothing was written. That is an answer and not a unique violation, which would end the caller''s transaction. Where a snapshot is too old to see the other token, ON CONFLICT raises 40001.';
 comment on function metered.inspect_token(bytea, text, text) is 'Looks at a token and changes nothing. Status is ''ok'', or why it cannot be consumed: ''unknown'', ''purpose'', ''subject'', ''revoked'', ''used'', ''expired''. The other columns are null unless it is ''ok'', and consumed_at always is.';
 comment on function metered.consume_token(bytea, text, text, int) is 'Takes one use of a token, or says why not, with inspect_token''s columns. uses_left is the number of uses after this one. A refusal changes nothing. The time that counts is the clock''s as the call begins.';
+comment on function metered.consume_token_plain(bytea, text, text, int) is 'Takes one use of a token, as consume_token does, by one statement: the short way of ADR 22. The answer is bytes, the server''s own form of whole numbers, which no setting spells otherwise: uses_left, whose first byte is zero, and minted_at, expires_at and consumed_at in microseconds since 2000; then the payload, if there is one. A refusal is its status as text.';
 comment on function metered.revoke_token(bytea, int) is 'Revokes one token. False if there was nothing left to revoke.';
 comment on function metered.revoke_tokens(text, text, int) is 'Ends every open token of a purpose and subject and returns how many of them were still good. Rows are locked in the order of their digests.';
 comment on function metered.replace_token(bigint, metered.new_token, int) is 'Revokes every token of a purpose and subject and mints another, under the advisory lock of that key. Status ''exists'' as with mint_tokens: nothing was written.';
 comment on function metered.purge_tokens(timestamptz, timestamptz, int) is 'Deletes up to max_rows tokens that ended, or expired, at cutoff or before, oldest first, and skips what another purge is deleting. Never one that lives, whatever cutoff is. after is the last of the batch before (null: from the beginning), so that no batch reads again through the index entries that the one before it left dead.';
 comment on function metered.claim_job_key(text, text, text, text, bytea, bigint, int) is 'Claims a key for job new_id, or tells which job it was claimed for. If another transaction has claimed it and is still open, waits for that one to end, at most wait_ms since the statement began (one statement may claim many keys, in the order of queue and key). Then SQLSTATE 55P03. If the other one commits, a claimant at REPEATABLE READ or above gets 40001, as it cannot see that row.';
+comment on function metered.claim_job_key_plain(text, text, text, text, bytea, bigint, int) is 'Claims a key, as claim_job_key does: JSON, new_id if the key was free, or [id, kind, tenant, digest] of the job for which it was claimed. This is the short way (ADR 22), where the session has no lock_timeout. Where it has one, the full function compares that with wait_ms.';
 comment on function metered.find_job_key(text, text) is 'The record of a key, or no row.';
 comment on function metered.purge_job_keys(timestamptz, timestamptz, int) is 'Forgets up to max_rows keys claimed before cutoff, oldest first, and passes over those that another purge is at. after is the last of the batch before, as in purge_tokens. Not for an application, which must not make an old key new.';
 comment on function metered.park_jobs(jsonb, interval, int, metered.origin, text, boolean) is 'Enqueues jobs whose units are held until they end, all or none. status is started (the hold is placed, and the caller inserts job), parked (until the units fit), refused (they never fit), or full (its line has most jobs). With raising, the last two are SQLSTATE MT001 and MT013. A job that fits is parked too if others wait for one of its scopes.';
@@ -19783,19 +19868,20 @@ begin
             _write_others,_write_plain,_write_up_to,_written_here,announced,begin_change,begin_command,
             begin_command_plain,block_commit,capture_holds,capture_holds_plain,carve,catch_up,change_parked,
             charge,charge_each,charge_leased,charge_lots,charge_plain,charge_total,check_charge,claim_job_key,
-            clock,complete_command,complete_command_plain,complete_command_total,consume_feed,consume_token,
-            create_scopes,credit,draw,drop_feed_consumer,drop_parked,due_holds,end_child,end_renewal,enter_tenant,
-            expire_hold,explain_parked,extend_holds,feed_keeps,find_job_key,finish_command,grant_lot,hold_json,
-            inspect_token,judged_scopes,keep_memory,lock_all,lock_scopes,look_place,mint_tokens,next_release,
-            note_change,number_feed,numbers_behind,open_lease,open_session,open_session_plain,park_jobs,
-            place,place_plain,plan_lot,plan_overage,plan_state,purge_holds,purge_job_keys,purge_leases,
-            purge_operations,purge_scope,purge_tokens,read_feed,receive_child,refund,reinstate_lot,release_captured,
-            release_holds,release_jobs,repair_clock,replace_token,rest_jobs,resume_renewal,retire_scopes,
-            return_holds,revoke_lot,revoke_token,revoke_tokens,roll_over,run_command,run_command_plain,
-            run_command_total,search_entries,set_lot_end,settle_away,settle_lease,spend,sweep_due,sweep_holds,
-            sweep_lots,sweep_scope,sweep_wallet,sweep_wallets,take_newest,told_lots,trouble_jobs,usage,
-            usage_at,usage_before,usage_of,v1_answer,v1_balance,v1_capture,v1_charge,v1_check,v1_claim,
-            v1_consume,v1_credit,v1_enqueue,v1_hold,v1_refund,v1_release,v1_usage,wallet_balance,with_sums}')
+            claim_job_key_plain,clock,complete_command,complete_command_plain,complete_command_total,consume_feed,
+            consume_token,consume_token_plain,create_scopes,credit,draw,drop_feed_consumer,drop_parked,
+            due_holds,end_child,end_renewal,enter_tenant,expire_hold,explain_parked,extend_holds,feed_keeps,
+            find_job_key,finish_command,grant_lot,hold_json,inspect_token,judged_scopes,keep_memory,lock_all,
+            lock_scopes,look_place,mint_tokens,next_release,note_change,number_feed,numbers_behind,open_lease,
+            open_session,open_session_plain,park_jobs,place,place_plain,plan_lot,plan_overage,plan_state,
+            purge_holds,purge_job_keys,purge_leases,purge_operations,purge_scope,purge_tokens,read_feed,
+            receive_child,refund,reinstate_lot,release_captured,release_holds,release_jobs,repair_clock,
+            replace_token,rest_jobs,resume_renewal,retire_scopes,return_holds,revoke_lot,revoke_token,revoke_tokens,
+            roll_over,run_command,run_command_plain,run_command_total,search_entries,set_lot_end,settle_away,
+            settle_lease,spend,sweep_due,sweep_holds,sweep_lots,sweep_scope,sweep_wallet,sweep_wallets,
+            take_newest,told_lots,trouble_jobs,usage,usage_at,usage_before,usage_of,v1_answer,v1_balance,
+            v1_capture,v1_charge,v1_check,v1_claim,v1_consume,v1_credit,v1_enqueue,v1_hold,v1_refund,v1_release,
+            v1_usage,wallet_balance,with_sums}')
           and exists (select from aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a where a.grantee = 0)
         order by p.oid
     loop

@@ -3,6 +3,7 @@ package jobs
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"slices"
 	"time"
 
@@ -22,8 +23,8 @@ type claim struct {
 // The id is drawn here and not in the function, which has its owner's rights: the
 // sequence is River's, and the caller has a right to it already.
 const claimSQL = `
-select id, created, first_kind, first_tenant, first_digest
-from metered.claim_job_key($1, $2, $3, $4, $5, pg_catalog.nextval($6::text::regclass), $7)`
+select metered.claim_job_key_plain($1::text, $2::text, $3::text, $4::text, $5::bytea, pg_catalog.nextval($6::text::regclass),
+    $7::int)`
 
 // A lateral function scan runs once per row, in the order of the arrays.
 const claimManySQL = `
@@ -31,16 +32,32 @@ select c.id, c.created, c.first_kind, c.first_tenant, c.first_digest
 from unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::bytea[]) as u (queue, key, kind, tenant, digest)
 cross join lateral metered.claim_job_key(u.queue, u.key, u.kind, u.tenant, u.digest, pg_catalog.nextval($6::text::regclass), $7) c`
 
+// claimed reads the answer of claim_job_key_plain about the key of p.
+func (p *prepared) claimed(answer []byte) (claim, error) {
+	if len(answer) > 0 && answer[0] == '[' {
+		var c claim
+		err := json.Unmarshal(answer, &[]any{&c.id, &c.kind, &c.tenant, &c.digest})
+		return c, err
+	}
+	c := claim{created: true, kind: p.kind, tenant: p.tenant, digest: p.digest}
+	err := json.Unmarshal(answer, &c.id)
+	return c, err
+}
+
 // claimKeys claims the key of each job in one round trip, and returns the answers
 // in the same order. Two calls with the same keys in another order cannot
 // deadlock: it claims them sorted.
 func (e *Enqueuer) claimKeys(ctx context.Context, tx pgx.Tx, keyed []*prepared) ([]claim, error) {
 	wait := int32(e.wait / time.Millisecond)
 	if len(keyed) == 1 {
-		p, c := keyed[0], claim{}
+		p := keyed[0]
+		var claimed []byte
 		err := answer.QueryRow(ctx, tx, e.claimSQL, p.opts.Queue, p.key, p.kind, p.tenant, p.digest,
-			e.sequence, wait).
-			Scan(&c.id, &c.created, &c.kind, &c.tenant, &c.digest)
+			e.sequence, wait).Scan(&claimed)
+		if err != nil {
+			return nil, err
+		}
+		c, err := p.claimed(claimed)
 		return []claim{c}, err
 	}
 

@@ -13,7 +13,7 @@ import (
 	"github.com/pgmetered/metered/observe"
 )
 
-const consumeSQL = `select ` + ledger.TokenColumns + ` from metered.consume_token($1, $2, $3, $4)`
+const consumeSQL = `select metered.consume_token_plain($1::bytea, $2::text, $3::text, $4::int)`
 
 // Consume takes one use of a good token of this purpose and subject, in one round trip. A repeated
 // request presents a used token (metered.Do has its first result).
@@ -40,12 +40,12 @@ func (s *Store) Consume(ctx context.Context, tx pgx.Tx, purpose, subject,
 		}
 		span.End(err)
 	}()
-	var row ledger.TokenRow
+	var consumed []byte
 	if err := answer.QueryRow(ctx, tx, s.sql.consume, p.Digest, p.Purpose, p.Subject,
-		s.lockTimeoutMS).Scan(row.Dest()...); err != nil {
+		s.lockTimeoutMS).Scan(&consumed); err != nil {
 		return Grant{}, fault.Failed("tokens", "consume", err)
 	}
-	return granted(p, row)
+	return granted(p, ledger.ConsumedToken(consumed))
 }
 
 // tellRefused tells why a token was refused, if it was.

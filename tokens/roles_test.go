@@ -22,6 +22,7 @@ grant execute on function
     metered.mint_tokens(metered.new_token[], int),
     metered.replace_token(bigint, metered.new_token, int),
     metered.consume_token(bytea, text, text, int),
+    metered.consume_token_plain(bytea, text, text, int),
     metered.inspect_token(bytea, text, text),
     metered.revoke_token(bytea, int),
     metered.revoke_tokens(text, text, int)
@@ -86,6 +87,9 @@ func TestRoles_ARefusalShowsNothingOfTheToken(t *testing.T) {
 			require.Equal(t, want, status, function)
 			require.Zero(t, known, "%s of one that is %s", function, status)
 		}
+		var answer []byte
+		require.NoError(t, app.QueryRow(ctx, "select metered.consume_token_plain($1, $2, $3, 5000)", digest[:], purpose, subject).Scan(&answer))
+		require.Equal(t, want, string(answer))
 	}
 	ask("unknown", tokens.Digest{}, "p", "s")
 	ask("purpose", live.Digest, "another", "s")

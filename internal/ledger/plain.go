@@ -1,6 +1,7 @@
 package ledger
 
 import (
+	"encoding/binary"
 	"encoding/json"
 	"reflect"
 	"slices"
@@ -223,6 +224,29 @@ func Captured(answer []byte) (refused []byte, holds [][]byte, crossed []byte, er
 	}
 	return refused, holds, present(reached), nil
 }
+
+// ConsumedToken reads the answer of consume_token_plain. The status of a grant is "ok", of which
+// the answer has no letter.
+func ConsumedToken(answer []byte) TokenRow {
+	const numbers = 4 + 3*8
+	if len(answer) < numbers || answer[0] != 0 {
+		status := string(answer)
+		return TokenRow{Status: &status}
+	}
+	status, left := "ok", int32(binary.BigEndian.Uint32(answer))
+	var at [3]time.Time
+	for i := range at {
+		at[i] = time.UnixMicro(since2000 + int64(binary.BigEndian.Uint64(answer[4+8*i:])))
+	}
+	row := TokenRow{Status: &status, UsesLeft: &left, MintedAt: &at[0], ExpiresAt: &at[1], ConsumedAt: &at[2]}
+	if len(answer) > numbers {
+		row.Payload = answer[numbers:]
+	}
+	return row
+}
+
+// since2000 are the microseconds between 1970 and 2000, where the server's times begin.
+const since2000 = 946_684_800_000_000
 
 // full is an answer of the full functions as JSON.
 type full struct {

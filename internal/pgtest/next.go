@@ -38,6 +38,7 @@ create index job_keys_claimant on metered.job_keys (claimant) where claimant is 
 	{"sql/jobs.sql", "    new_id bigint, wait_ms int,\n", "    new_id bigint, wait_ms int, claimed_by metered.claimant,\n"},
 	{"sql/jobs.sql", "(job_id, created_at, queue, key, kind, tenant, digest)\n", "(job_id, created_at, queue, key, kind, tenant, digest, claimant)\n"},
 	{"sql/jobs.sql", "of_kind, of_tenant, of_digest)\n        on conflict", "of_kind, of_tenant, of_digest, claimed_by.holder)\n        on conflict"},
+	{"sql/jobs.sql", "of_digest, new_id, wait_ms) c);", "of_digest, new_id, wait_ms, null) c);"},
 	{"sql/jobs.sql", "where k.queue = of_queue and k.key = of_key;\nend", "where k.key = of_key and k.queue = of_queue;\nend"},
 	{"sql/reporting.sql", "    t.used,                                     -- how often it was\n    t.sole                                      -- whether it replaced the subject's token before it\n",
 		"    t.used                                      -- how often it was\n"},

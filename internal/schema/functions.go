@@ -123,12 +123,14 @@ var Functions = []Function{
 	{"mint_tokens", Application, write},
 	{"inspect_token", Application, write},
 	{"consume_token", Application, write},
+	{"consume_token_plain", Application, write},
 	{"revoke_token", Application, write},
 	{"revoke_tokens", Application, write},
 	{"replace_token", Application, write},
 	{"purge_tokens", Maintenance, purgeBatch},
 
 	{"claim_job_key", Application, write},
+	{"claim_job_key_plain", Application, owned}, // one INSERT
 	{"find_job_key", Application, read},
 	{"purge_job_keys", Maintenance, purgeBatch},
 

@@ -47,13 +47,23 @@ import (
 //	{v1 window: of = l}                          the seconds of a window, as an interval
 //	{usage: scope = s, win = w, …}               what counts in a scope, and {usage variables}, {usage tip} (macros_full.go)
 //	{charge sums}, {charge tip}, …               the parts of _write_charges by subject (macros_full.go)
+//	{use of token}                               takes one use of a good token, up to the end of the condition (tokens.sql)
+//	{granted: of = t, left = n, consumed = c}    the answer of consume_token_plain
 //	{shorter timeouts: ms = n}                   sets the timeouts of a transaction, unless they are shorter
 //
 // A macro may stand in the arguments of another one.
-var macro = regexp.MustCompile(`(?s)\{(entry columns|entry of (\w+)|base|bound|(?:short|counted) \w+|locked|known period|usual|admits|exact|settled|plain|due|known id|tallied|others|sum|own time|write tally|pair \w+|shorter timeouts|v1 (?:limit|window)|new hold|hold terms|placed detail|fits hold|usage|(?:charge|capture|usage) \w+)(?:: ([^{}]*))?\}`)
+var macro = regexp.MustCompile(`(?s)\{(entry columns|entry of (\w+)|base|bound|(?:short|counted) \w+|locked|known period|usual|admits|exact|settled|plain|due|known id|tallied|others|sum|own time|write tally|pair \w+|shorter timeouts|use of token|granted|v1 (?:limit|window)|new hold|hold terms|placed detail|fits hold|usage|(?:charge|capture|usage) \w+)(?:: ([^{}]*))?\}`)
 
 // templates are the macros that only fill in their arguments.
 var templates = map[string]string{
+	// "is true" keeps the planner from the index of open tokens.
+	"use of token": `update metered.tokens t
+        set used = t.used + 1,
+            ended_at = case when t.used + 1 = t.uses then now_at end
+        where t.digest = token_digest
+          and (t.purpose = for_purpose and t.subject = for_subject and t.ended_at is null and t.expires_at > now_at) is true`,
+	"granted": `int4send($left) || timestamptz_send($of.minted_at) || timestamptz_send($of.expires_at)
+            || timestamptz_send($consumed) || coalesce(convert_to($of.payload::text, 'UTF8'), '')`,
 	"bound": `$tip.spent - case when $tip.anchor_at <= $since then $tip.anchor_spent else 0 end`,
 	"short last": `(select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
                 l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk

@@ -43,6 +43,33 @@ begin
 end
 $$;
 
+-- Claims a key, as claim_job_key does: JSON, new_id if the key was free, or [id, kind, tenant,
+-- digest] of the job for which it was claimed. This is the short way (ADR 22), where the session
+-- has no lock_timeout. Where it has one, the full function compares that with wait_ms.
+create function metered.claim_job_key_plain(of_queue text, of_key text, of_kind text, of_tenant text,
+    of_digest bytea, new_id bigint, wait_ms int) returns json
+language plpgsql volatile
+as $$
+declare
+    before text := current_setting('lock_timeout');
+    answer json;
+begin
+    insert into metered.job_keys as k (queue, key, job_id, created_at, kind, tenant, digest)
+    select of_queue, of_key, new_id, metered.clock(), of_kind, of_tenant, of_digest
+    where metered._goes_short()
+      and case when before = '0' then set_config('lock_timeout', wait_ms::text, true) <> '' end
+    on conflict (queue, key) do nothing
+    returning case when set_config('lock_timeout', before, true) is not null then to_json(k.job_id) end into answer;
+    if found then
+        return answer;
+    end if;
+    before := set_config('lock_timeout', before, true);
+    return (select case when c.created then to_json(c.id)
+            else json_build_array(c.id, c.first_kind, c.first_tenant, encode(c.first_digest, 'base64')) end
+        from metered.claim_job_key(of_queue, of_key, of_kind, of_tenant, of_digest, new_id, wait_ms) c);
+end
+$$;
+
 -- The record of a key, or no row.
 create function metered.find_job_key(of_queue text, of_key text) returns setof metered.job_keys
 language plpgsql stable

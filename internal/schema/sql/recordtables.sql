@@ -1,21 +1,21 @@
 -- The tables of tokens and of commands.
 
 -- One-time grants. The token itself is nowhere in here, only the SHA-256 of its text, from which 32
--- random bytes cannot be found.
+-- random bytes cannot be found. Bounds are those of the functions that write: a CHECK would be read
+-- from its text for each token that is consumed.
 create table metered.tokens (
-    digest     bytea       primary key check (octet_length(digest) = 32), -- the SHA-256 of its text
+    digest     bytea       primary key, -- the SHA-256 of its text
     minted_at  timestamptz not null,    -- when it was minted
     expires_at timestamptz not null,    -- when it is no longer good
     ended_at   timestamptz,                     -- last use, revocation, or
                                                 -- expiry seen by a revocation
-    uses       int         not null check (uses >= 1), -- how often it can be used
-    used       int         not null default 0 check (used between 0 and uses), -- how often it was
+    uses       int         not null,    -- how often it can be used
+    used       int         not null default 0, -- how often it was, uses at most
     revoked    boolean     not null default false, -- whether it was revoked
     sole       boolean     not null default false,  -- minted by replace_token
     purpose    text collate "C" not null, -- the right that it grants
     subject    text collate "C" not null, -- the user or thing that it is for
-    payload    json,                            -- json, not jsonb: it comes back byte for byte
-    check (used < uses and not revoked or ended_at is not null)
+    payload    json                             -- json, not jsonb: it comes back byte for byte
 );
 
 -- A subject's tokens that have not ended, to revoke them. A use that is not the last changes no

@@ -40,7 +40,8 @@ $$;
 create function metered._token_fits(m metered.new_token) returns boolean
 language sql stable
 as $$
-    select m.ttl between interval '1 s' and interval '9600:00:00' and m.uses between 1 and 1000000
+    select octet_length(m.digest) = 32
+        and m.ttl between interval '1 s' and interval '9600:00:00' and m.uses between 1 and 1000000
         and octet_length(m.purpose) between 1 and 128 and octet_length(m.subject) between 1 and 512
         and (m.payload is null or octet_length(m.payload::text) <= 8192)
 $$;
@@ -97,12 +98,7 @@ begin
         unused := set_config('lock_timeout', wait_ms::text, true);
     end if;
     for attempt in 1..3 loop
-        update metered.tokens t
-        set used = t.used + 1,
-            ended_at = case when t.used + 1 = t.uses then now_at end
-        -- "is true" keeps the planner from the index of open tokens.
-        where t.digest = token_digest
-          and (t.purpose = for_purpose and t.subject = for_subject and t.ended_at is null and t.expires_at > now_at) is true
+        {use of token}
         returning 'ok', t.payload, t.uses - t.used, t.minted_at, t.expires_at, now_at
         into status, payload, uses_left, minted_at, expires_at, consumed_at;
         if not found then
@@ -118,6 +114,39 @@ begin
         return;
     end loop;
     raise exception 'could not serialize access: the token keeps changing' using errcode = '40001';
+end
+$$;
+
+-- Takes one use of a token, as consume_token does, by one statement: the short way of ADR 22. The
+-- answer is bytes, the server's own form of whole numbers, which no setting spells otherwise:
+-- uses_left, whose first byte is zero, and minted_at, expires_at and consumed_at in microseconds
+-- since 2000; then the payload, if there is one. A refusal is its status as text.
+--
+-- Where the session has a lock_timeout, the full function compares it with wait_ms. Else the
+-- statement sets it, once it has found the token, and takes it back.
+create function metered.consume_token_plain(token_digest bytea, for_purpose text, for_subject text,
+    wait_ms int) returns bytea
+language plpgsql volatile
+as $$
+declare
+    now_at timestamptz := metered.clock();
+    before text := current_setting('lock_timeout');
+    answer bytea;
+    taken  record;      -- the answer of consume_token
+begin
+    {use of token}
+      and metered._goes_short()
+      and case when before = '0' then set_config('lock_timeout', wait_ms::text, true) <> '' end
+    returning case when set_config('lock_timeout', before, true) is not null
+        then {granted: of = t, left = t.uses - t.used, consumed = now_at} end
+    into answer;
+    if answer is null then
+        before := set_config('lock_timeout', before, true);
+        taken := metered.consume_token(token_digest, for_purpose, for_subject, wait_ms);
+        answer := case when taken.status <> 'ok' then convert_to(taken.status, 'UTF8')
+            else {granted: of = taken, left = taken.uses_left, consumed = taken.consumed_at} end;
+    end if;
+    return answer;
 end
 $$;
 
