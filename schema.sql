@@ -5870,45 +5870,36 @@ begin
 end
 $$;
 
--- Whether a purge leaves a lot, or one of those whose units went on in it.
-create function metered._comes_of_kept(of_lot bigint, keep bigint) returns boolean
+-- Whether a purge leaves one of some lots.
+create function metered._purge_leaves(nos bigint[], keep bigint) returns boolean
 language plpgsql stable
 as $$
-declare
-    its_lot metered.lots;
 begin
-    while of_lot is not null loop
-        select y.* into its_lot from metered.lots y where y.no = of_lot;
-        if its_lot.last_seq >= keep or its_lot.open or its_lot.keeps or its_lot.held > 0 or its_lot.untold > 0 or its_lot.pending > 0
-            or metered._names_kept(its_lot.scope, its_lot.reference, its_lot.plan, keep) then
-            return true;
-        end if;
-        of_lot := its_lot.from_lot;
-    end loop;
-    return false;
+    return exists (select from metered.lots y
+        where y.no = any (nos)
+          and (y.last_seq >= keep or y.open or y.keeps or y.held > 0 or y.untold > 0 or y.pending > 0
+               or metered._names_kept(y.scope, y.reference, y.plan, keep)));
 end
 $$;
 
--- Deletes the moves of a wallet's entries from one on and before keep, which a purge deletes, and the lots to which nothing was done since, and
--- nothing can be: they are in no balance. One that another lot rolled over into stays as long as
--- that one, and the first lot of a plan stays while the plan renews, or its last lots stay: its reference names the plan,
--- and is not granted again. A lot that stays keeps the units that its newest move had.
+-- Deletes the moves of a wallet's entries from one on and before keep, which a purge deletes, and
+-- the lots to which nothing was done since, and nothing can be: they are in no balance. A lot and
+-- all that its units went on in go together: a name finds them by the first one, and revocations,
+-- and what brings revoked units back, count those of all. The first lot of a plan stays while the
+-- plan renews, or its last lots stay: its reference names the plan, and is not granted again. A lot
+-- that stays keeps the units that its newest move had.
 create function metered._purge_lots(of_scope text, from_seq bigint, keep bigint) returns void
 language plpgsql volatile
 as $$
 declare
     stays metered.lots;
 begin
-    -- A lot stays while one is there that it went on in: it is found by its reference. And that one stays while a lot stays that it
-    -- comes of: revocations, and what brings revoked units back, count those of all of them.
-    loop
-        delete from metered.lot_rows r where r.no = any (array(
-            select l.no from metered.lots l where l.scope = of_scope and l.last_seq < keep and not l.open and l.held = 0 and l.untold = 0 and l.pending = 0 and not l.keeps
-            and case when 0 = (select count(*) from metered.lot_rows y where y.from_lot = l.no)
-                then not metered._names_kept(l.scope, l.reference, l.plan, keep) and not metered._comes_of_kept(l.from_lot, keep)
-                else false end));
-        exit when not found;
-    end loop;
+    delete from metered.lot_rows r where r.no = any (array(
+        select unnest(l.nos)
+        from (select metered._family(f.no) as nos from metered.lots f
+              where f.scope = of_scope and f.last_seq < keep
+                and not exists (select from metered.lot_rows y where y.no = f.from_lot)) l
+        where not metered._purge_leaves(l.nos, keep)));
     for stays in
         select y.* from metered.lots y where y.version is not null and y.last_seq < keep
         and y.no = any (array(select m.lot from metered.lot_moves m where m.scope = of_scope and m.seq >= from_seq and m.seq < keep))
@@ -19826,56 +19817,56 @@ begin
             _behind,_beyond_limits,_bound_lock_wait,_by_days,_by_system,_capped,_capture_lots,_capture_minima,
             _captured,_change_lines,_charge_anyway,_charge_excess,_charge_of,_charged_json,_charges_upto,
             _check_feed,_check_limits,_check_now,_class_of,_clear_freed,_clear_freed_of,_clock_changes,
-            _close_lease,_close_scope,_closed_classes,_collided,_comes_of_kept,_completed_json,_created_json,
-            _credit_lot,_cross_captured,_cross_lowered,_cross_thresholds,_crossed_at,_debt,_debt_paid,_due_after,
-            _due_before_tallies,_due_lots,_due_minima,_due_state,_due_units,_empty_lot,_end_due,_end_foreseen,
-            _end_line,_end_lost,_end_lot,_end_minima,_end_minima_of,_end_named,_end_rows,_end_skipped,_end_swept,
-            _end_tallies,_ends_per_call,_entry_by,_entry_for_write,_events_per_step,_expire_and_check,_expire_due,
-            _expire_rows,_explain_charges,_family,_feed_needs,_feed_server,_find_lot,_find_skipped,_first_due,
-            _first_for_write,_first_lot,_first_minima,_fits,_fits_after_period,_fits_at,_fits_origin,_fold,
-            _fold_all,_fold_before,_fold_of,_foreseen,_foreseen_later,_foreseen_next,_foreseen_on,_free_first,
-            _free_in_sum,_free_lines,_free_lots,_fresh,_give_back,_given_back,_goes_on,_goes_short,_gone_on,
-            _has_number,_held_here,_hold_as_json,_hold_before,_hold_of_job,_hold_text,_hours_between,_in_cell,
-            _in_us,_is_idle,_is_job,_join_line,_judge_charges,_kept_for,_kept_reports,_key_fits,_keys_of_job,
-            _known_zone,_lags,_lapsed_by,_lapsing,_lapsing_after,_lapsing_before,_largest_number,_last_entry,
-            _later_due,_lease_key,_lease_to_settle,_leased,_leased_units,_leases_channel,_leave_line,_leaves_at,
-            _limits_trouble,_line_before,_line_json,_lines,_lines_per_step,_lines_until,_load_debt,_load_debts,
-            _load_due,_load_lines,_load_rolling,_lock_all_scopes,_lock_charges,_lock_due,_lock_each,_lock_holds,
-            _lock_key,_lock_keys,_lock_keys_there,_lock_place,_look_again,_lot_begins,_lot_entry,_lot_from,
-            _lots_after,_lots_end_caught_up,_lots_now,_lots_of,_lots_until,_make_room,_mark_freed,_meet_upgrade,
-            _mend_numbers,_minima,_minima_due,_minima_leave,_minimum_is_due,_missing_hold,_missing_lot,
-            _missing_token,_move_lot,_moved,_name_lot,_named_holds,_names_kept,_new_hold_id,_next_end,_next_entry,
-            _next_lot,_next_number,_no_amount,_note_feed_server,_note_lot,_nth_due,_number_scopes,_numbers,
-            _old_lot,_on_linux,_on_spending,_one_snapshot,_open_wallet,_other_lane,_others,_others_fall_due,
-            _others_wait,_overdue,_owe,_owe_use,_owed_before,_own_entry,_paid_back,_parked_channel,_parked_json,
-            _parts_of,_pass_ended,_pay_back,_pays,_period_at,_period_name,_periods_of,_placed_before,_placed_json,
-            _places,_plan_kept,_plan_on,_purge_changes,_purge_feed,_purge_lots,_queued,_raise_moved,_raise_sequence,
-            _raised,_rearmed,_recall_leases,_recorded_events,_recorded_meanwhile,_recurs,_refund_fate,_refund_hold,
-            _refund_lots,_refund_parts,_refunds_after,_refuse_behind,_refuse_closed,_refuse_hold,_refuse_moved,
-            _refuse_old_tenant,_refuse_stale,_refuse_unreported,_refusing,_reinstate,_release_job,_release_line,
-            _release_lines,_remember_hold,_renamed_zones,_renew_lot,_repaid,_repeats,_reported_after_repair,
-            _reported_until,_require,_require_plan,_resource_for_write,_roll_end,_roll_lot,_rolls,_schedule,
-            _scope_key,_seq_of_tally,_settle,_settle_lowered,_sharded,_shorter,_sound_uses,_spend_range,
-            _spent_limits,_spent_since,_start_job,_start_lot,_step_until,_sum_lines,_sweep_lots,_sweepable,
-            _take_back,_take_lots,_take_units,_taken,_taken_of,_taken_parts,_tallied_of,_tallied_units,
-            _tallies_before,_tally,_tally_key,_tenant_key,_threshold_key,_token_fits,_told_period,_told_use,
-            _trouble_job,_try_each,_try_keys,_try_lock,_try_lock_shared,_try_lock_there,_try_start_job,
-            _turn,_turn_at,_unbound_lock_wait,_under_limits,_unknown_use,_unsettled_spends,_untold,_untold_json,
-            _unwritten,_usage_known_from,_use_lots,_use_repaid,_v1_charge,_v1_hold,_v1_hold_no,_v1_issued,
-            _v1_limit,_v1_no,_v1_print,_v1_refused,_v1_stand,_v1_standings,_wake_releasers,_who_holds,_with_absent,
-            _with_debt,_with_keys,_with_minima,_with_total,_withdraw,_without_debt,_without_lapsing,_without_tallies,
-            _write_charges,_write_debts,_write_due,_write_exact,_write_for_uses,_write_lines,_write_moves,
-            _write_others,_write_plain,_write_up_to,_written_here,announced,begin_change,begin_command,
-            begin_command_plain,block_commit,capture_holds,capture_holds_plain,carve,catch_up,change_parked,
-            charge,charge_each,charge_leased,charge_lots,charge_plain,charge_total,check_charge,claim_job_key,
-            claim_job_key_plain,clock,complete_command,complete_command_plain,complete_command_total,consume_feed,
-            consume_token,consume_token_plain,create_scopes,credit,draw,drop_feed_consumer,drop_parked,
-            due_holds,end_child,end_renewal,enter_tenant,expire_hold,explain_parked,extend_holds,feed_keeps,
-            find_job_key,finish_command,grant_lot,hold_json,inspect_token,judged_scopes,keep_memory,lock_all,
-            lock_scopes,look_place,mint_tokens,next_release,note_change,number_feed,numbers_behind,open_lease,
-            open_session,open_session_plain,park_jobs,place,place_plain,plan_lot,plan_overage,plan_state,
-            purge_holds,purge_job_keys,purge_leases,purge_operations,purge_scope,purge_tokens,read_feed,
-            receive_child,refund,reinstate_lot,release_captured,release_holds,release_jobs,repair_clock,
+            _close_lease,_close_scope,_closed_classes,_collided,_completed_json,_created_json,_credit_lot,
+            _cross_captured,_cross_lowered,_cross_thresholds,_crossed_at,_debt,_debt_paid,_due_after,_due_before_tallies,
+            _due_lots,_due_minima,_due_state,_due_units,_empty_lot,_end_due,_end_foreseen,_end_line,_end_lost,
+            _end_lot,_end_minima,_end_minima_of,_end_named,_end_rows,_end_skipped,_end_swept,_end_tallies,
+            _ends_per_call,_entry_by,_entry_for_write,_events_per_step,_expire_and_check,_expire_due,_expire_rows,
+            _explain_charges,_family,_feed_needs,_feed_server,_find_lot,_find_skipped,_first_due,_first_for_write,
+            _first_lot,_first_minima,_fits,_fits_after_period,_fits_at,_fits_origin,_fold,_fold_all,_fold_before,
+            _fold_of,_foreseen,_foreseen_later,_foreseen_next,_foreseen_on,_free_first,_free_in_sum,_free_lines,
+            _free_lots,_fresh,_give_back,_given_back,_goes_on,_goes_short,_gone_on,_has_number,_held_here,
+            _hold_as_json,_hold_before,_hold_of_job,_hold_text,_hours_between,_in_cell,_in_us,_is_idle,
+            _is_job,_join_line,_judge_charges,_kept_for,_kept_reports,_key_fits,_keys_of_job,_known_zone,
+            _lags,_lapsed_by,_lapsing,_lapsing_after,_lapsing_before,_largest_number,_last_entry,_later_due,
+            _lease_key,_lease_to_settle,_leased,_leased_units,_leases_channel,_leave_line,_leaves_at,_limits_trouble,
+            _line_before,_line_json,_lines,_lines_per_step,_lines_until,_load_debt,_load_debts,_load_due,
+            _load_lines,_load_rolling,_lock_all_scopes,_lock_charges,_lock_due,_lock_each,_lock_holds,_lock_key,
+            _lock_keys,_lock_keys_there,_lock_place,_look_again,_lot_begins,_lot_entry,_lot_from,_lots_after,
+            _lots_end_caught_up,_lots_now,_lots_of,_lots_until,_make_room,_mark_freed,_meet_upgrade,_mend_numbers,
+            _minima,_minima_due,_minima_leave,_minimum_is_due,_missing_hold,_missing_lot,_missing_token,
+            _move_lot,_moved,_name_lot,_named_holds,_names_kept,_new_hold_id,_next_end,_next_entry,_next_lot,
+            _next_number,_no_amount,_note_feed_server,_note_lot,_nth_due,_number_scopes,_numbers,_old_lot,
+            _on_linux,_on_spending,_one_snapshot,_open_wallet,_other_lane,_others,_others_fall_due,_others_wait,
+            _overdue,_owe,_owe_use,_owed_before,_own_entry,_paid_back,_parked_channel,_parked_json,_parts_of,
+            _pass_ended,_pay_back,_pays,_period_at,_period_name,_periods_of,_placed_before,_placed_json,
+            _places,_plan_kept,_plan_on,_purge_changes,_purge_feed,_purge_leaves,_purge_lots,_queued,_raise_moved,
+            _raise_sequence,_raised,_rearmed,_recall_leases,_recorded_events,_recorded_meanwhile,_recurs,
+            _refund_fate,_refund_hold,_refund_lots,_refund_parts,_refunds_after,_refuse_behind,_refuse_closed,
+            _refuse_hold,_refuse_moved,_refuse_old_tenant,_refuse_stale,_refuse_unreported,_refusing,_reinstate,
+            _release_job,_release_line,_release_lines,_remember_hold,_renamed_zones,_renew_lot,_repaid,
+            _repeats,_reported_after_repair,_reported_until,_require,_require_plan,_resource_for_write,
+            _roll_end,_roll_lot,_rolls,_schedule,_scope_key,_seq_of_tally,_settle,_settle_lowered,_sharded,
+            _shorter,_sound_uses,_spend_range,_spent_limits,_spent_since,_start_job,_start_lot,_step_until,
+            _sum_lines,_sweep_lots,_sweepable,_take_back,_take_lots,_take_units,_taken,_taken_of,_taken_parts,
+            _tallied_of,_tallied_units,_tallies_before,_tally,_tally_key,_tenant_key,_threshold_key,_token_fits,
+            _told_period,_told_use,_trouble_job,_try_each,_try_keys,_try_lock,_try_lock_shared,_try_lock_there,
+            _try_start_job,_turn,_turn_at,_unbound_lock_wait,_under_limits,_unknown_use,_unsettled_spends,
+            _untold,_untold_json,_unwritten,_usage_known_from,_use_lots,_use_repaid,_v1_charge,_v1_hold,
+            _v1_hold_no,_v1_issued,_v1_limit,_v1_no,_v1_print,_v1_refused,_v1_stand,_v1_standings,_wake_releasers,
+            _who_holds,_with_absent,_with_debt,_with_keys,_with_minima,_with_total,_withdraw,_without_debt,
+            _without_lapsing,_without_tallies,_write_charges,_write_debts,_write_due,_write_exact,_write_for_uses,
+            _write_lines,_write_moves,_write_others,_write_plain,_write_up_to,_written_here,announced,begin_change,
+            begin_command,begin_command_plain,block_commit,capture_holds,capture_holds_plain,carve,catch_up,
+            change_parked,charge,charge_each,charge_leased,charge_lots,charge_plain,charge_total,check_charge,
+            claim_job_key,claim_job_key_plain,clock,complete_command,complete_command_plain,complete_command_total,
+            consume_feed,consume_token,consume_token_plain,create_scopes,credit,draw,drop_feed_consumer,
+            drop_parked,due_holds,end_child,end_renewal,enter_tenant,expire_hold,explain_parked,extend_holds,
+            feed_keeps,find_job_key,finish_command,grant_lot,hold_json,inspect_token,judged_scopes,keep_memory,
+            lock_all,lock_scopes,look_place,mint_tokens,next_release,note_change,number_feed,numbers_behind,
+            open_lease,open_session,open_session_plain,park_jobs,place,place_plain,plan_lot,plan_overage,
+            plan_state,purge_holds,purge_job_keys,purge_leases,purge_operations,purge_scope,purge_tokens,
+            read_feed,receive_child,refund,reinstate_lot,release_captured,release_holds,release_jobs,repair_clock,
             replace_token,rest_jobs,resume_renewal,retire_scopes,return_holds,revoke_lot,revoke_token,revoke_tokens,
             roll_over,run_command,run_command_plain,run_command_total,search_entries,set_lot_end,settle_away,
             settle_lease,spend,sweep_due,sweep_holds,sweep_lots,sweep_scope,sweep_wallet,sweep_wallets,

@@ -114,6 +114,43 @@ func TestReinstate_APurgeForgetsNoUnitsThatWentOn(t *testing.T) {
 	}
 }
 
+// A purge leaves a lot that rolled over, and the one that it rolled over into, as long as units that a refund gave back to it
+// are there, in a lot of their own.
+func TestPurge_LeavesALotWithAllThatItsUnitsWentOnIn(t *testing.T) {
+	t.Parallel()
+	for _, purged := range []bool{false, true} {
+		t.Run(fmt.Sprint("purged ", purged), func(t *testing.T) {
+			t.Parallel()
+			f := setUp(t, wallet.Config{LateRefunds: wallet.Forever})
+			f.grant(wallet.Grant{Amount: 100, Reference: "pay", Ends: wallet.After(day)})
+			drawn := f.draw(10)
+			next := f.rollover(wallet.Rollover{Reference: "pay", Cap: 20, For: day})
+			_, err := f.revoke(wallet.Revoke{Lot: next.Lot})
+			require.NoError(t, err)
+			f.clock.Advance(2 * day)
+			f.refund(drawn.Seq, 10)
+			f.has(10)
+			for range 16 { // a purge begins what it leaves at a multiple of 16
+				f.grant(wallet.Grant{Amount: 1})
+			}
+			f.sweeps()
+			f.clock.Advance(100 * day)
+			f.grant(wallet.Grant{Amount: 1})
+			if purged {
+				_, err := f.ledger.Purge(t.Context(), f.pool, budget.PurgeOptions{OlderThan: 50 * day})
+				require.NoError(t, err)
+			}
+			again := f.rollover(wallet.Rollover{Reference: "pay", Cap: 20, For: day})
+			require.Equal(t, []any{next.Lot, int64(20), true}, []any{again.Lot, again.Amount, again.Replayed})
+			_, err = f.reinstate(wallet.Revoke{Reference: "pay"})
+			require.ErrorIs(t, err, wallet.ErrExpired)
+			r, err := f.revoke(wallet.Revoke{Reference: "pay"})
+			require.NoError(t, err)
+			require.EqualValues(t, 10, r.Amount)
+		})
+	}
+}
+
 // A subscription is cancelled, and goes on after all: the next period brings its lot, and each one after it.
 func TestReinstate_RenewalsGoOn(t *testing.T) {
 	t.Parallel()

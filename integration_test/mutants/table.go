@@ -152,6 +152,8 @@ var all = []Mutant{
 	{"a rewriter's COMMIT ends declared statements", "internal/guardtx/guardtx.go", "if !IsStatement(sql) {", "if false {", "./internal/command", "TestStatements_APreparedCommitIsRefused"},
 	{"the short way has no guard", "begin_command_plain", "execute case when raising then", "execute case when true then", "./internal/command", "TestTx_TheBareConnectionOfAPlainCommandCannotCommitEither"},
 	{"the short way drops a second record", "complete_command_plain", "perform metered._recorded_meanwhile();", "null;", "./internal/command", "TestDo_ARecordThatAppearsMeanwhileTakesTheCommandBack"},
+	{"a purge looks at the first lot of a family alone", "_purge_lots", "metered._purge_leaves(l.nos, keep)", "metered._purge_leaves(l.nos[1:1], keep)", "./wallet", "TestPurge_LeavesALotWithAllThatItsUnitsWentOnIn"},
+	{"the short way forgets that a total was waited for", "complete_command_plain", "current_setting('metered_tx.waited', true) is distinct from 'true'", "true", ".", "TestSettle_ATotalThatItWaitedForHasTallies"},
 	{"the short way ends another transaction's command", "complete_command_plain", "current_setting('metered_tx.command', true) = marker", "true", "./internal/command", "TestTx_APlainCommandIsCompletedByItsOwnMarker"},
 	{"a hold goes the short way at an old snapshot", "place_plain", "current_setting('transaction_isolation') = 'read committed'", "true", "./holds", "TestPlainHolds_LockNoEntry"},
 	{"the short way places above a limit", "internal/schema/macros.go", "end <= max_units - $tip.held - $amount)", "end <= max_units)", "./holds", "TestPlainHolds_RefuseAndCountAsOthers"},

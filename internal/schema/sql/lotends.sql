@@ -293,45 +293,36 @@ begin
 end
 $$;
 
--- Whether a purge leaves a lot, or one of those whose units went on in it.
-create function metered._comes_of_kept(of_lot bigint, keep bigint) returns boolean
+-- Whether a purge leaves one of some lots.
+create function metered._purge_leaves(nos bigint[], keep bigint) returns boolean
 language plpgsql stable
 as $$
-declare
-    its_lot metered.lots;
 begin
-    while of_lot is not null loop
-        select y.* into its_lot from metered.lots y where y.no = of_lot;
-        if its_lot.last_seq >= keep or its_lot.open or its_lot.keeps or its_lot.held > 0 or its_lot.untold > 0 or its_lot.pending > 0
-            or metered._names_kept(its_lot.scope, its_lot.reference, its_lot.plan, keep) then
-            return true;
-        end if;
-        of_lot := its_lot.from_lot;
-    end loop;
-    return false;
+    return exists (select from metered.lots y
+        where y.no = any (nos)
+          and (y.last_seq >= keep or y.open or y.keeps or y.held > 0 or y.untold > 0 or y.pending > 0
+               or metered._names_kept(y.scope, y.reference, y.plan, keep)));
 end
 $$;
 
--- Deletes the moves of a wallet's entries from one on and before keep, which a purge deletes, and the lots to which nothing was done since, and
--- nothing can be: they are in no balance. One that another lot rolled over into stays as long as
--- that one, and the first lot of a plan stays while the plan renews, or its last lots stay: its reference names the plan,
--- and is not granted again. A lot that stays keeps the units that its newest move had.
+-- Deletes the moves of a wallet's entries from one on and before keep, which a purge deletes, and
+-- the lots to which nothing was done since, and nothing can be: they are in no balance. A lot and
+-- all that its units went on in go together: a name finds them by the first one, and revocations,
+-- and what brings revoked units back, count those of all. The first lot of a plan stays while the
+-- plan renews, or its last lots stay: its reference names the plan, and is not granted again. A lot
+-- that stays keeps the units that its newest move had.
 create function metered._purge_lots(of_scope text, from_seq bigint, keep bigint) returns void
 language plpgsql volatile
 as $$
 declare
     stays metered.lots;
 begin
-    -- A lot stays while one is there that it went on in: it is found by its reference. And that one stays while a lot stays that it
-    -- comes of: revocations, and what brings revoked units back, count those of all of them.
-    loop
-        delete from metered.lot_rows r where r.no = any (array(
-            select l.no from metered.lots l where l.scope = of_scope and l.last_seq < keep and not l.open and l.held = 0 and l.untold = 0 and l.pending = 0 and not l.keeps
-            and case when 0 = (select count(*) from metered.lot_rows y where y.from_lot = l.no)
-                then not metered._names_kept(l.scope, l.reference, l.plan, keep) and not metered._comes_of_kept(l.from_lot, keep)
-                else false end));
-        exit when not found;
-    end loop;
+    delete from metered.lot_rows r where r.no = any (array(
+        select unnest(l.nos)
+        from (select metered._family(f.no) as nos from metered.lots f
+              where f.scope = of_scope and f.last_seq < keep
+                and not exists (select from metered.lot_rows y where y.no = f.from_lot)) l
+        where not metered._purge_leaves(l.nos, keep)));
     for stays in
         select y.* from metered.lots y where y.version is not null and y.last_seq < keep
         and y.no = any (array(select m.lot from metered.lot_moves m where m.scope = of_scope and m.seq >= from_seq and m.seq < keep))
