@@ -133,9 +133,10 @@ type Order struct {
 
 // Redeem is a presented token. It prints and encodes without its text.
 type Redeem struct {
-	// Purpose and Subject are as in tokens.Mint.
+	// Purpose is as in tokens.Mint.
 	Purpose string
 
+	// Subject is as in tokens.Mint.
 	Subject string
 
 	// Presented is the token's text, as the client sent it.

@@ -56,6 +56,8 @@ var errIndefinite = fault.New("indefinite", "metered: the outcome is not known")
 
 // IndefiniteError says that COMMIT may have taken effect, or not be durable.
 type IndefiniteError struct {
+	// Tenant and ID name the command whose outcome is not known. The same call, made again, tells
+	// it.
 	Tenant, ID string
 
 	cause error
@@ -87,6 +89,7 @@ var (
 
 // RunningError says that another session is open.
 type RunningError struct {
+	// Tenant and ID name the operation whose session is open.
 	Tenant, ID string
 
 	// Until is when the other session ends unless it is renewed. Then this one can be opened anew.
@@ -106,6 +109,7 @@ func (e *RunningError) Unwrap() error { return errRunning }
 // LostError says that a session's hold fell due or was ended, or that another session settled the
 // operation.
 type LostError struct {
+	// ID is the id of the session's operation.
 	ID string
 
 	// Cause is a *holds.StateError, or after a purge holds.ErrUnknown or ErrRetired.
@@ -120,6 +124,7 @@ func (e *LostError) Unwrap() error { return errLost }
 
 // RenewalError says why a hold was not renewed.
 type RenewalError struct {
+	// ID is the id of the session's operation.
 	ID string
 
 	// Due is the time until which the session can be settled.

@@ -23,9 +23,16 @@ import (
 
 // Operation is the record of a command that committed, or was refused.
 type Operation struct {
-	Tenant string          `json:"tenant,omitempty"`
-	ID     string          `json:"id"`
-	Name   string          `json:"name,omitempty"`
+	// Tenant is the command's tenant.
+	Tenant string `json:"tenant,omitempty"`
+
+	// ID is the command's id, unique within Tenant.
+	ID string `json:"id"`
+
+	// Name is the command's name.
+	Name string `json:"name,omitempty"`
+
+	// Result is what its function returned, as JSON. It is null for a refusal.
 	Result json.RawMessage `json:"result"`
 
 	// Receipt has the charges, without standings.
@@ -43,6 +50,7 @@ type Operation struct {
 	// Refusal is the recorded refusal. It is nil if the command committed.
 	Refusal error `json:"-"`
 
+	// Code is the stable code of Refusal. It is "" if the command committed.
 	Code string `json:"code,omitempty"`
 
 	// Jobs are the first 1,000 jobs of Tx.Enqueue.

@@ -293,8 +293,13 @@ type RefusedCommand struct {
 // Client is safe for concurrent use. Its first call may be ErrSchemaVersion or
 // budget.ErrNotMigrated.
 type Client struct {
+	// Budget is the ledger: charges, credits, refunds and usage in a transaction of yours.
 	Budget *budget.Ledger
-	Holds  *holds.Book
+
+	// Holds is the book of holds: reservations, which are captured or released later.
+	Holds *holds.Book
+
+	// Tokens is the store of one-time grants.
 	Tokens *tokens.Store
 
 	// Jobs enqueues jobs without a command. It is nil without Config.River.

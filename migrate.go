@@ -97,11 +97,13 @@ type SchemaDifference struct {
 	// Object is the kind and the name of the object, such as "index holds_due".
 	Object string `json:"object"`
 
+	// Problem says how the object differs, such as "missing".
 	Problem string `json:"problem"`
 
 	// Want is what this build has. Of a function's body it is a hash.
 	Want string `json:"want,omitempty"`
 
+	// Have is what the database has.
 	Have string `json:"have,omitempty"`
 }
 

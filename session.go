@@ -37,7 +37,10 @@ type Reservation struct {
 	// Tenant is as in Command. It is also the hold's tenant.
 	Tenant string
 
-	Name     string
+	// Name is as in Command.
+	Name string
+
+	// IssuedAt is as in Command.
 	IssuedAt time.Time
 
 	// Input is as in Command. Settle asks for it if its function charges, credits, refunds or calls
@@ -66,15 +69,18 @@ type Reservation struct {
 	// Holder is as in holds.Placement, and so is Metadata.
 	Holder string
 
+	// Metadata is as in holds.Placement.
 	Metadata json.RawMessage
 
 	// Note is as in holds.Placement. It is also the Note of Settle and Cancel, unless these have
 	// another.
 	Note budget.Note
 
-	// Isolation is the isolation level of Settle, as in Command. So is LSN.
+	// Isolation is the isolation level of Settle, as in Command.
 	Isolation pgx.TxIsoLevel
-	LSN       bool
+
+	// LSN is as in Command, of Settle.
+	LSN bool
 
 	// EarlyRelease releases the locks of Open, Settle and Cancel before their commits are durable.
 	// Each returns when its own is. A refused Open waits for the disk, too. OpenTx ignores it.

@@ -353,14 +353,20 @@ type CommandNotice struct {
 	// Missed says that commands may have been missed. All other fields are empty then.
 	Missed bool `json:"missed,omitempty"`
 
+	// Tenant is the command's tenant.
 	Tenant string `json:"tenant,omitempty"`
 
 	// ID is the command's. It is "" for jobs without a command.
 	ID string `json:"id,omitempty"`
 
-	Name    string          `json:"name,omitempty"`
+	// Name is the command's name.
+	Name string `json:"name,omitempty"`
+
+	// Charges are the charges of Config.NotifyChargesFrom units and more.
 	Charges []budget.Charge `json:"charges,omitempty"`
-	Jobs    []jobs.Enqueued `json:"jobs,omitempty"`
+
+	// Jobs are the jobs that the command enqueued.
+	Jobs []jobs.Enqueued `json:"jobs,omitempty"`
 
 	// Cut says that some of it did not fit into the notice: Client.Lookup has them.
 	Cut bool `json:"cut,omitempty"`

@@ -51,12 +51,16 @@ type Charge struct {
 
 // Receipt lists the entries of a call.
 type Receipt struct {
-	Entries []Posted   `json:"entries"`
+	// Entries are the written entries: one for each charge, in the order of the call.
+	Entries []Posted `json:"entries"`
+
+	// Crossed are the thresholds that the call reached, in the order of their entries.
 	Crossed []Crossing `json:"crossed,omitempty"`
 }
 
 // Posted is a written entry.
 type Posted struct {
+	// Scope is the scope that the entry is of.
 	Scope string `json:"scope"`
 
 	// Seq names the entry, together with Scope. It is 0 for units spent from a lease, and less than
@@ -66,8 +70,12 @@ type Posted struct {
 	// Lease is the number of the lease that the units were spent from, or 0 (see package leases).
 	Lease int64 `json:"lease,omitempty"`
 
-	Amount int64     `json:"amount"`
-	At     time.Time `json:"at"`
+	// Amount are the units that were charged. With Charge.UpTo it may be less than the charge asked
+	// for.
+	Amount int64 `json:"amount"`
+
+	// At is the time of the entry, by the database's clock.
+	At time.Time `json:"at"`
 
 	// Standings are the limits as they are after the charge.
 	Standings []Standing `json:"standings,omitempty"`
@@ -83,6 +91,7 @@ type Posted struct {
 // Standing is the state of a limit after a charge or at a check. At PeriodEnd the next period
 // begins.
 type Standing struct {
+	// Limit is the limit of the charge or the check.
 	Limit Limit `json:"limit"`
 
 	// Used are the units that count, without held ones. It is negative where credit is left.
@@ -101,8 +110,11 @@ type Standing struct {
 	// Used, Available and Over then, and they are zero.
 	Unknown bool `json:"unknown,omitempty"`
 
+	// PeriodStart is when the present period began. It is zero for a limit that has no Period.
 	PeriodStart time.Time `json:"period_start,omitzero"`
-	PeriodEnd   time.Time `json:"period_end,omitzero"`
+
+	// PeriodEnd is when the next period begins. It is zero for a limit that has no Period.
+	PeriodEnd time.Time `json:"period_end,omitzero"`
 }
 
 const chargeSQL = `

@@ -13,11 +13,20 @@ import (
 
 // ClockState is a scope whose last entry is, or was, ahead of the clock.
 type ClockState struct {
-	Scope    string        `json:"scope"`
-	Seq      int64         `json:"seq"` // the last entry, or the repair's
-	At       time.Time     `json:"at"`
-	Ahead    time.Duration `json:"-"`
-	Repaired bool          `json:"repaired"`
+	// Scope is the scope whose last entry is ahead.
+	Scope string `json:"scope"`
+
+	// Seq is the number of its last entry, or of the repair's once it is Repaired.
+	Seq int64 `json:"seq"`
+
+	// At is the time of that entry.
+	At time.Time `json:"at"`
+
+	// Ahead is how far At lies after the database's clock.
+	Ahead time.Duration `json:"-"`
+
+	// Repaired says that the call repaired the scope.
+	Repaired bool `json:"repaired"`
 }
 
 const aheadSQL = `

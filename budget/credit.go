@@ -13,9 +13,16 @@ import (
 
 // Credit is a top-up, with fields as in a Charge.
 type Credit struct {
-	Scope     string
-	Amount    int64
-	Note      Note
+	// Scope is the scope that gets the units, as in a Charge.
+	Scope string
+
+	// Amount are the units of the credit, from 1 to 2^53.
+	Amount int64
+
+	// Note is stored with the entry.
+	Note Note
+
+	// MustExist refuses a scope that was not created, as in a Charge.
 	MustExist bool
 }
 

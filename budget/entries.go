@@ -43,6 +43,7 @@ var kinds = map[string]EntryKind{
 
 // An Entry has the scope's sums after it.
 type Entry struct {
+	// Scope is the scope whose history the entry is in.
 	Scope string `json:"scope"`
 
 	// Seq numbers the entries of a scope: 1, 2, 3, and so on.
@@ -60,10 +61,18 @@ type Entry struct {
 	// Epoch is how many clock repairs came before the entry.
 	Epoch int `json:"epoch"`
 
-	Spent    int64 `json:"spent"`
+	// Spent are the units that all charges and captures of the scope had taken, with this entry.
+	Spent int64 `json:"spent"`
+
+	// Refunded are the units that all refunds had given back, with this entry.
 	Refunded int64 `json:"refunded"`
+
+	// Credited are the units that all credits had added, with this entry. What lapsed in a wallet is
+	// subtracted.
 	Credited int64 `json:"credited"`
-	Held     int64 `json:"held"`
+
+	// Held are the units of open holds and leases, with this entry.
+	Held int64 `json:"held"`
 
 	// HoldDue is a time before which no open hold of the scope falls due.
 	HoldDue time.Time `json:"hold_due,omitzero"`
@@ -74,12 +83,17 @@ type Entry struct {
 	// Hold is the id of the entry's hold. It is "" for no hold, and for several.
 	Hold string `json:"hold,omitempty"`
 
+	// OperationTenant is the tenant of the command or event that wrote the entry.
 	OperationTenant string `json:"operation_tenant,omitempty"`
 
 	// Operation is the id of the command or event that wrote the entry.
 	Operation string `json:"operation,omitempty"`
 
-	Note       Note      `json:"note,omitzero"`
+	// Note is the caller's note of the entry.
+	Note Note `json:"note,omitzero"`
+
+	// OccurredAt is when the event of the entry happened, as its sender says. It is zero for an
+	// entry of no event.
 	OccurredAt time.Time `json:"occurred_at,omitzero"`
 }
 

@@ -98,9 +98,14 @@ const Never = time.Duration(math.MaxInt64)
 
 // Refusal is a limit that refused a charge. Other fields are as in a Standing.
 type Refusal struct {
+	// Scope is the scope that was to be charged.
 	Scope string `json:"scope"`
-	Limit Limit  `json:"limit"`
-	Used  int64  `json:"used"`
+
+	// Limit is the limit that refused.
+	Limit Limit `json:"limit"`
+
+	// Used are the units that count, without held ones.
+	Used int64 `json:"used"`
 
 	// Held are the units that open holds of other transactions keep.
 	Held int64 `json:"held"`
@@ -115,6 +120,7 @@ type Refusal struct {
 	// Requested are the units that all charges of the call ask of the scope.
 	Requested int64 `json:"requested"`
 
+	// Available is the most that the limit would have let in.
 	Available int64 `json:"available"`
 
 	// RetryAfter is the time until Requested fits if nothing else happens. With open holds it is
@@ -125,8 +131,11 @@ type Refusal struct {
 	// HoldDue is the time until an open hold may fall due, if Held is more than 0.
 	HoldDue time.Duration `json:"-"`
 
+	// PeriodStart is as in a Standing.
 	PeriodStart time.Time `json:"period_start,omitzero"`
-	PeriodEnd   time.Time `json:"period_end,omitzero"`
+
+	// PeriodEnd is as in a Standing.
+	PeriodEnd time.Time `json:"period_end,omitzero"`
 }
 
 func (r Refusal) text() string {
@@ -152,6 +161,7 @@ func (r Refusal) text() string {
 
 // ExceededError lists every limit that refused. Its text is not for clients.
 type ExceededError struct {
+	// Refusals are the limits that refused, in the order of the charges and their limits.
 	Refusals []Refusal `json:"refusals"`
 }
 

@@ -59,6 +59,7 @@ type FeedOptions struct {
 
 // FeedConsumer says how far a consumer is.
 type FeedConsumer struct {
+	// Name is the name that the consumer goes by in ConsumeFeed.
 	Name string `json:"name"`
 
 	// Consumed is the number of the last entry that it has consumed.

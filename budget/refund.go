@@ -15,11 +15,20 @@ import (
 
 // Refund gives units of a charge back.
 type Refund struct {
-	Scope  string // with Seq names the charge
-	Seq    int64
-	Amount int64 // 1 to the rest of the charge
-	All    bool  // in place of Amount: the rest, at least 1
-	Note   Note
+	// Scope is the scope of the charge to refund. Together with Seq it names the charge.
+	Scope string
+
+	// Seq is the charge's Posted.Seq.
+	Seq int64
+
+	// Amount are the units to give back, from 1 to what is left of the charge.
+	Amount int64
+
+	// All gives back all that is left of the charge, at least one unit. Set All or Amount.
+	All bool
+
+	// Note is stored with the entry of the refund.
+	Note Note
 }
 
 // RefundExceedsError has the Remaining units of the charge. Requested is 0 for All.

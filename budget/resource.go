@@ -17,8 +17,13 @@ import (
 
 // Resource is a created scope.
 type Resource struct {
-	Scope     string    `json:"scope"`
+	// Scope is the scope's name.
+	Scope string `json:"scope"`
+
+	// CreatedAt is when the scope was created.
 	CreatedAt time.Time `json:"created_at"`
+
+	// RetiredAt is when the scope was retired. It is zero for one that is in use.
 	RetiredAt time.Time `json:"retired_at,omitzero"`
 
 	// Changed says that the call created, retired or restored the scope.
@@ -146,7 +151,10 @@ func collectResources(ctx context.Context, db Querier, doing, sql string, args .
 
 // ScopeError is ErrScopeUnknown, ErrScopeRetired and ErrScopeClosed as they apply.
 type ScopeError struct {
+	// Unknown are the scopes that a charge with MustExist names and that were never created.
 	Unknown []string `json:"unknown,omitempty"`
+
+	// Retired are the scopes that were retired.
 	Retired []string `json:"retired,omitempty"`
 
 	// Closed are scopes that were carved, and have ended (see package leases).

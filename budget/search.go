@@ -37,6 +37,7 @@ type EntrySearch struct {
 
 // EntriesFound is a page.
 type EntriesFound struct {
+	// Entries are the found entries, in the order that the search asks for.
 	Entries []Entry `json:"entries"`
 
 	// Next goes on with the search: give it as After (with NewestFirst as Before). It is 0 at the

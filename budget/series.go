@@ -17,8 +17,11 @@ import (
 // RangeUsage is the use of a scope from From until before To: held units count when they are
 // captured (or their minimum falls due), and events when they were recorded.
 type RangeUsage struct {
+	// From is when the range begins.
 	From time.Time `json:"from"`
-	To   time.Time `json:"to"`
+
+	// To is when the range ends. What happens then is not in it.
+	To time.Time `json:"to"`
 
 	// Charged are the units of charges and captures in the range.
 	Charged int64 `json:"charged"`
@@ -191,8 +194,11 @@ func (l *Ledger) ranges(ctx context.Context, db Querier, scope string, edges []t
 
 // PurgedError says that a purge cut a range.
 type PurgedError struct {
-	Scope     string
-	KnownFrom time.Time // use is known from then on
+	// Scope is the scope that was asked about.
+	Scope string
+
+	// KnownFrom is the time from which on the use is known.
+	KnownFrom time.Time
 }
 
 func (e *PurgedError) Error() string {

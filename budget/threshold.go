@@ -50,23 +50,36 @@ type thresholdList [bounds.MaxThresholds]Threshold
 
 // Crossing is a reached threshold. Other fields are as in a Standing.
 type Crossing struct {
+	// Scope is the scope whose limit has the threshold.
 	Scope string `json:"scope"`
 
 	// Seq is the entry that reached the level. It is unique together with Scope and the names of
 	// limit and threshold.
 	Seq int64 `json:"seq"`
 
-	At        time.Time `json:"at"`
-	Limit     Limit     `json:"limit"`
+	// At is the time of the entry.
+	At time.Time `json:"at"`
+
+	// Limit is the limit that has the threshold.
+	Limit Limit `json:"limit"`
+
+	// Threshold is the one that was reached.
 	Threshold Threshold `json:"threshold"`
-	Used      int64     `json:"used"`
+
+	// Used are the units that count after the entry, without held ones.
+	Used int64 `json:"used"`
 
 	// Held are the held units, with those that a capture frees.
 	Held int64 `json:"held"`
 
-	Available   int64     `json:"available"`
+	// Available is the most that the limit still lets in after the entry.
+	Available int64 `json:"available"`
+
+	// PeriodStart is as in a Standing.
 	PeriodStart time.Time `json:"period_start,omitzero"`
-	PeriodEnd   time.Time `json:"period_end,omitzero"`
+
+	// PeriodEnd is as in a Standing.
+	PeriodEnd time.Time `json:"period_end,omitzero"`
 }
 
 // WithThresholds returns the limit with up to 8 thresholds, in place of those it had. A scope remembers 64

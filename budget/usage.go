@@ -15,24 +15,51 @@ import (
 
 // Query asks for the use of a scope in a Window, a Period, or else its lifetime.
 type Query struct {
-	Scope  string
+	// Scope is the scope to ask about.
+	Scope string
+
+	// Window asks for the units of this much time until now. Set Window or Period, or neither for
+	// the lifetime.
 	Window time.Duration
+
+	// Period asks for the units since the present period began.
 	Period Period
 }
 
 // Usage is the use of a scope. Other fields are as in a Standing, JSON is as of a Limit.
 type Usage struct {
-	Query       `json:"-"`
-	Used        int64         `json:"used"`
-	Held        int64         `json:"held"`             // of open holds alone
-	Leased      int64         `json:"leased,omitempty"` // of open leases, unspent
-	HoldDue     time.Duration `json:"-"`                // as in a Refusal
-	Spent       int64         `json:"spent"`            // over the lifetime, as the next two
-	Refunded    int64         `json:"refunded"`
-	Credited    int64         `json:"credited"`
-	Seq         int64         `json:"seq"` // the last entry, or 0
-	PeriodStart time.Time     `json:"period_start,omitzero"`
-	PeriodEnd   time.Time     `json:"period_end,omitzero"`
+	Query `json:"-"`
+
+	// Used are the units that count in the window or period, without held ones. It is negative where
+	// credit is left.
+	Used int64 `json:"used"`
+
+	// Held are the units of open holds, without those of leases.
+	Held int64 `json:"held"`
+
+	// Leased are the units of open leases that are not spent yet.
+	Leased int64 `json:"leased,omitempty"`
+
+	// HoldDue is the time until an open hold may fall due, if Held is more than 0.
+	HoldDue time.Duration `json:"-"`
+
+	// Spent are the units that were charged over the lifetime.
+	Spent int64 `json:"spent"`
+
+	// Refunded are the units that were given back over the lifetime.
+	Refunded int64 `json:"refunded"`
+
+	// Credited are the units that were credited over the lifetime, without what lapsed.
+	Credited int64 `json:"credited"`
+
+	// Seq is the number of the scope's last entry, or 0 if it has none.
+	Seq int64 `json:"seq"`
+
+	// PeriodStart is as in a Standing.
+	PeriodStart time.Time `json:"period_start,omitzero"`
+
+	// PeriodEnd is as in a Standing.
+	PeriodEnd time.Time `json:"period_end,omitzero"`
 
 	// Charges is how many charges were made in the window, refunded ones included. A capture that
 	// spends units is one, with its excess; a credit, a refund and a hold are none. What was spent

@@ -30,8 +30,13 @@ type VerifyOptions struct {
 
 // VerifyReport has the findings of Verify.
 type VerifyReport struct {
-	Scopes      int          `json:"scopes"`
-	Entries     int64        `json:"entries"`
+	// Scopes is how many scopes were checked.
+	Scopes int `json:"scopes"`
+
+	// Entries is how many entries were checked.
+	Entries int64 `json:"entries"`
+
+	// Differences are the wrong values that were found. A ledger that adds up has none.
 	Differences []Difference `json:"differences,omitempty"`
 
 	// Last is the last scope that was checked to its end.
@@ -40,6 +45,7 @@ type VerifyReport struct {
 
 // Difference is a wrong value.
 type Difference struct {
+	// Scope is the scope whose history has the wrong value.
 	Scope string `json:"scope"`
 
 	// Seq is the wrong entry. For a sum of refunds it is the first charge of its block.

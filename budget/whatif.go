@@ -12,8 +12,11 @@ import (
 
 // Trial compares another limit with a scope's charges. Those that it would have refused count too.
 type Trial struct {
+	// Scope is the scope whose charges were judged.
 	Scope string `json:"scope"`
-	Limit Limit  `json:"limit"`
+
+	// Limit is the limit that judged them.
+	Limit Limit `json:"limit"`
 
 	// Used is the most that counted at any time.
 	Used int64 `json:"used"`

@@ -61,11 +61,13 @@ type Subscriber func(ctx context.Context, tx pgx.Tx, t Transition) error
 
 // Transition is a change of a hold.
 type Transition struct {
+	// Kind is what happened to the hold.
 	Kind EventKind `json:"kind"`
 
 	// Hold is the hold after the transition.
 	Hold Hold `json:"hold"`
 
+	// Note is the caller's note of the transition.
 	Note budget.Note `json:"note,omitzero"`
 }
 

@@ -35,8 +35,14 @@ func (o Over) fits() bool { return o == OverIfFits || o == OverUpTo || o == Over
 
 // Capture names holds and their used units.
 type Capture struct {
+	// Tenant is the tenant of the holds.
 	Tenant string
-	IDs    []string
+
+	// IDs are the holds to capture, from 1 to 100, all of them or none. Lines need a single one.
+	IDs []string
+
+	// Holder is who holds the units. A hold of another holder is ErrUnknown. Defaults to any
+	// holder, unless Config.RequireHolder is set.
 	Holder string
 
 	// All captures all held units. Set All or Lines.
@@ -57,6 +63,7 @@ type Capture struct {
 	// Entity is the id of an order or the like, to find the hold by.
 	Entity string
 
+	// Note is stored with the transition and with the entries of its charges.
 	Note budget.Note
 }
 

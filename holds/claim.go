@@ -20,7 +20,10 @@ import (
 
 // Key names a thing. Bytes are compared: normalise a value first (golang.org/x/text/secure/precis).
 type Key struct {
-	Type  string `json:"type"`
+	// Type is what kind of thing it is, such as "email".
+	Type string `json:"type"`
+
+	// Value is the thing itself, such as an address.
 	Value string `json:"value"`
 }
 
@@ -36,7 +39,10 @@ type Claim struct {
 	// Holder is who claims the value. Required.
 	Holder string
 
-	Lines   []Line
+	// Lines are as in Placement, beside the claim's own unit.
+	Lines []Line
+
+	// Charges are as in Placement: spent at once, for good.
 	Charges []budget.Charge
 
 	// MustExist refuses a Key.Scope that was not created, as in budget.Charge.
@@ -45,11 +51,13 @@ type Claim struct {
 	// TTL is as in Placement, and so are Grace, Metadata and Note.
 	TTL time.Duration
 
+	// Grace is as in Placement.
 	Grace time.Duration
 
 	// Metadata is as in Placement. A repeated claim keeps the first one.
 	Metadata json.RawMessage
 
+	// Note is as in Placement.
 	Note budget.Note
 
 	// Reveal sets TakenError.By, for callers who may know the other holder.

@@ -18,6 +18,7 @@ type DueFilter struct {
 	// Tenant selects the holds of this tenant, unless AllTenants is set.
 	Tenant string
 
+	// AllTenants selects the holds of all tenants, in place of Tenant.
 	AllTenants bool
 
 	// ScopePrefix selects holds with a line whose scope begins so.

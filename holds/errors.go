@@ -75,7 +75,10 @@ func IsOthers(err error) bool {
 
 // StateError is a hold whose state forbids the call. Its code is "hold_" and the state.
 type StateError struct {
-	ID    string
+	// ID is the hold's id.
+	ID string
+
+	// State is the state that forbids the call.
 	State State
 
 	// Hold is the hold as it stands.
@@ -95,6 +98,7 @@ func (e *StateError) Unwrap() []error { return []error{e.kind(), errState} }
 
 // TakenError says that a key has an active claim.
 type TakenError struct {
+	// Key is the key that was to be claimed.
 	Key Key
 
 	// RetryAfter is the time until the value falls free if its holder does nothing. It is 0 if
@@ -119,7 +123,10 @@ func (e *TakenError) Unwrap() error { return errTaken }
 
 // ExcessError is a capture or return of more than the Open units.
 type ExcessError struct {
-	ID, Scope       string
+	// ID and Scope name the line of the hold.
+	ID, Scope string
+
+	// Requested are the units that the call asked for, and Open those that the line had.
 	Requested, Open int64
 }
 

@@ -51,12 +51,16 @@ var kinds = map[string]EventKind{
 
 // HistoryEvent is a transition of a hold, as History yields them. Rebuild needs these, not their JSON.
 type HistoryEvent struct {
+	// Tenant is the hold's tenant.
 	Tenant string `json:"tenant,omitempty"`
-	ID     string `json:"id"`
+
+	// ID is the hold's id.
+	ID string `json:"id"`
 
 	// Version numbers the transitions of a hold: 1, 2, 3, and so on.
 	Version int `json:"version"`
 
+	// Kind is what happened to the hold.
 	Kind EventKind `json:"kind"`
 
 	// At is the time of the transition. For an expiry it is when the expiry was recorded.
@@ -83,8 +87,11 @@ type HistoryEvent struct {
 	// OperationTenant and Operation name the command that made the transition, if one did.
 	OperationTenant string `json:"operation_tenant,omitempty"`
 
-	Operation string      `json:"operation,omitempty"`
-	Note      budget.Note `json:"note,omitzero"`
+	// Operation is the id of that command.
+	Operation string `json:"operation,omitempty"`
+
+	// Note is the caller's note of the transition.
+	Note budget.Note `json:"note,omitzero"`
 
 	placed *placed
 }

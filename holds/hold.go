@@ -33,15 +33,25 @@ var states = map[string]State{"h": Held, "c": Captured, "r": Released, "x": Expi
 
 // Hold is a hold at Now, Expired once it is due.
 type Hold struct {
+	// Tenant is the hold's tenant.
 	Tenant string `json:"tenant,omitempty"`
-	ID     string `json:"id"`
+
+	// ID is the hold's id, unique within Tenant.
+	ID string `json:"id"`
+
+	// Holder is who holds the units.
 	Holder string `json:"holder,omitempty"`
-	State  State  `json:"state"`
+
+	// State is Held, Captured, Released or Expired.
+	State State `json:"state"`
 
 	// Version counts the hold's transitions. It is 1 when the hold is placed.
 	Version int `json:"version"`
 
+	// PlacedAt is when the hold was placed.
 	PlacedAt time.Time `json:"placed_at"`
+
+	// Deadline is until when the units are promised to the holder. Extend moves it.
 	Deadline time.Time `json:"deadline"`
 
 	// Due is the end of capture: Deadline plus Placement.Grace.
@@ -56,13 +66,19 @@ type Hold struct {
 	// Now is the database's clock at the read. Use it to show the time left.
 	Now time.Time `json:"now"`
 
-	Lines  []HeldLine `json:"lines"`
-	Claim  *Key       `json:"claim,omitempty"`
-	Entity string     `json:"entity,omitempty"`
+	// Lines are the units of the hold, by scope.
+	Lines []HeldLine `json:"lines"`
+
+	// Claim is the key of a claim, and nil for another hold.
+	Claim *Key `json:"claim,omitempty"`
+
+	// Entity is that of the Capture, or "".
+	Entity string `json:"entity,omitempty"`
 
 	// Reason is that of the Note of the hold's Release or Return.
 	Reason string `json:"reason,omitempty"`
 
+	// Metadata is that of the Placement.
 	Metadata json.RawMessage `json:"metadata,omitempty"`
 
 	// Created says that this call placed the hold.
@@ -77,6 +93,7 @@ type Hold struct {
 
 // HeldLine is a hold's units of a scope.
 type HeldLine struct {
+	// Scope is the scope whose units are held.
 	Scope string `json:"scope"`
 
 	// Amount are the units that were placed.

@@ -17,21 +17,39 @@ type Notice struct {
 	// Missed says that transitions may have been missed. All other fields are empty then.
 	Missed bool `json:"missed,omitempty"`
 
+	// Tenant is the hold's tenant.
 	Tenant string `json:"tenant,omitempty"`
-	ID     string `json:"id,omitempty"`
+
+	// ID is the hold's id.
+	ID string `json:"id,omitempty"`
 
 	// Version is the hold's version after the transition.
 	Version int `json:"version,omitempty"`
 
+	// Kind is what happened to the hold.
 	Kind EventKind `json:"kind,omitempty"`
-	// The rest needs the sender's Config.NotifyContent.
-	At       time.Time   `json:"at,omitzero"`
-	Claim    *Key        `json:"claim,omitempty"`
-	State    State       `json:"state,omitempty"`
-	Holder   string      `json:"holder,omitempty"`
-	Deadline time.Time   `json:"deadline,omitzero"`
-	Note     budget.Note `json:"note,omitzero"`
-	Lines    []HeldLine  `json:"lines,omitempty"`
+
+	// At is the time of the transition. It and all fields below need the sender's
+	// Config.NotifyContent.
+	At time.Time `json:"at,omitzero"`
+
+	// Claim is the key of a claim.
+	Claim *Key `json:"claim,omitempty"`
+
+	// State is the hold's state after the transition.
+	State State `json:"state,omitempty"`
+
+	// Holder is who holds the units.
+	Holder string `json:"holder,omitempty"`
+
+	// Deadline is the hold's deadline after the transition.
+	Deadline time.Time `json:"deadline,omitzero"`
+
+	// Note is the caller's note of the transition.
+	Note budget.Note `json:"note,omitzero"`
+
+	// Lines are the hold's lines after the transition.
+	Lines []HeldLine `json:"lines,omitempty"`
 
 	// Cut says that Note or Lines did not fit into the notice: History and Get have them.
 	Cut bool `json:"cut,omitempty"`

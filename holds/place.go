@@ -67,7 +67,9 @@ type Placement struct {
 	// Metadata is any JSON of up to 64 KiB. It is stored with the hold.
 	Metadata json.RawMessage
 
+	// Note is stored with the transition and with the entries of the placement.
 	Note budget.Note
+
 	// UpTo holds equal units of all Lines, which have one Amount, each another scope: that, or else
 	// the most that all limits admit, at least 1 and the greatest AtLeast. Charges stay whole.
 	UpTo bool

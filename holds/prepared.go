@@ -174,9 +174,14 @@ var errSwallowed = errors.New("holds: a statement of the subscriber failed, and 
 
 // SubscriberError is a subscriber's error, which took a transition back.
 type SubscriberError struct {
-	ID   string
+	// ID is the hold whose transition was taken back.
+	ID string
+
+	// Kind is what was to happen to the hold.
 	Kind EventKind
-	Err  error
+
+	// Err is the error that the subscriber returned.
+	Err error
 }
 
 func (e *SubscriberError) Error() string {

@@ -49,9 +49,14 @@ type Filter struct {
 	// Tenant selects the holds of this tenant. "" is a tenant, too.
 	Tenant string
 
+	// Holder selects holds of this holder.
 	Holder string
+
+	// Entity selects holds that were captured for this entity.
 	Entity string
-	State  State
+
+	// State selects holds in this state.
+	State State
 
 	// Scope selects holds with a line on this scope.
 	Scope string
@@ -68,6 +73,7 @@ type Filter struct {
 
 // Page is a part of a list.
 type Page struct {
+	// Holds are the holds of the page, in the order of the list.
 	Holds []Hold `json:"holds"`
 
 	// Next is the After of the next filter. It is "" at the end.

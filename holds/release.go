@@ -15,14 +15,21 @@ import (
 
 // Release names holds to free.
 type Release struct {
+	// Tenant is the tenant of the holds.
 	Tenant string
-	IDs    []string
+
+	// IDs are the holds to free, from 1 to 100, all of them or none.
+	IDs []string
+
+	// Holder is who holds the units. A hold of another holder is ErrUnknown. Defaults to any
+	// holder, unless Config.RequireHolder is set.
 	Holder string
 
 	// Captured also gives captured holds back, as Return does. Without it, a captured hold is a
 	// *StateError.
 	Captured bool
 
+	// Note is stored with the transition.
 	Note budget.Note
 }
 
@@ -54,8 +61,14 @@ func (b *Book) prepareRelease(r Release) (*call, error) {
 
 // Return names captured holds, or units, to give back.
 type Return struct {
+	// Tenant is the tenant of the holds.
 	Tenant string
-	IDs    []string
+
+	// IDs are the holds to give back, from 1 to 100, all of them or none. Lines need a single one.
+	IDs []string
+
+	// Holder is who holds the units. A hold of another holder is ErrUnknown. Defaults to any
+	// holder, unless Config.RequireHolder is set.
 	Holder string
 
 	// All gives back all that is left. Set All or Lines.
@@ -66,7 +79,9 @@ type Return struct {
 
 	// SkipPurged leaves purged charges spent (HistoryEvent.Skipped), but not a claim's own unit.
 	SkipPurged bool
-	Note       budget.Note
+
+	// Note is stored with the transition and with the entries of the refunds.
+	Note budget.Note
 }
 
 const returnSQL = `
@@ -114,13 +129,20 @@ func (b *Book) prepareReturn(r Return) (*call, error) {
 
 // Extend names holds to keep for longer.
 type Extend struct {
+	// Tenant is the tenant of the holds.
 	Tenant string
-	IDs    []string
+
+	// IDs are the holds to keep for longer, from 1 to 100, all of them or none.
+	IDs []string
+
+	// Holder is who holds the units. A hold of another holder is ErrUnknown. Defaults to any
+	// holder, unless Config.RequireHolder is set.
 	Holder string
 
 	// By is how much later the new deadline is, from 1µs to 10 years, in whole microseconds.
 	By time.Duration
 
+	// Note is stored with the transition.
 	Note budget.Note
 }
 

@@ -20,8 +20,11 @@ import (
 
 // Expire names a hold that may be due.
 type Expire struct {
+	// Tenant is the hold's tenant.
 	Tenant string
-	ID     string
+
+	// ID is the hold's id.
+	ID string
 
 	// Deadline is that of the hold when the job was scheduled. A hold that was extended since is
 	// left alone.

@@ -14,9 +14,14 @@ const quotaExceeded = "https://iana.org/assignments/http-problem-types#quota-exc
 
 // Problem is a refusal as problem details.
 type Problem struct {
-	Type   string `json:"type,omitempty"`
-	Title  string `json:"title,omitempty"`
-	Status int    `json:"status,omitempty"`
+	// Type is a URI that names the kind of problem, as RFC 9457 has it.
+	Type string `json:"type,omitempty"`
+
+	// Title says in a few words which kind of problem it is.
+	Title string `json:"title,omitempty"`
+
+	// Status is the HTTP status of the answer.
+	Status int `json:"status,omitempty"`
 
 	// Detail says it in your words.
 	Detail string `json:"detail,omitempty"`

@@ -47,8 +47,11 @@ func (internals) CleanupJob(c Cleanup, tenant, id string,
 
 // CleanupArgs are the args of a Cleanup. A river.Client without its worker fails the job.
 type CleanupArgs struct {
+	// Tenant is the hold's tenant.
 	Tenant string `json:"tenant,omitempty"`
-	ID     string `json:"id"`
+
+	// ID is the hold's id.
+	ID string `json:"id"`
 
 	// DelayMS is Cleanup.Delay in milliseconds.
 	DelayMS int64 `json:"delay_ms"`

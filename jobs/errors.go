@@ -39,6 +39,7 @@ const (
 
 // ConflictError says that another job has the key.
 type ConflictError struct {
+	// Queue and Key name the job that the Enqueue asked for.
 	Queue, Key string
 
 	// JobID is the job of the key's first use.

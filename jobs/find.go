@@ -15,11 +15,22 @@ import (
 
 // Record is a key and its job.
 type Record struct {
-	Queue     string    `json:"queue"`
-	Key       string    `json:"key"`
-	JobID     int64     `json:"job_id"` // in River, where it may be deleted
-	Kind      string    `json:"kind"`
-	Tenant    string    `json:"tenant,omitempty"`
+	// Queue is the queue of the job.
+	Queue string `json:"queue"`
+
+	// Key is the key that names the job within Queue.
+	Key string `json:"key"`
+
+	// JobID is the job's id in River, where the job may be deleted by now.
+	JobID int64 `json:"job_id"`
+
+	// Kind is the kind of the job.
+	Kind string `json:"kind"`
+
+	// Tenant is the tenant of the job's Options.
+	Tenant string `json:"tenant,omitempty"`
+
+	// ClaimedAt is when the key was used first.
 	ClaimedAt time.Time `json:"claimed_at"`
 }
 

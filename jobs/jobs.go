@@ -41,6 +41,7 @@ type Config struct {
 	// metered.Config.NotifyJobs.
 	Notify bool
 
+	// Observer is told of the calls. Defaults to none.
 	Observer observe.Observer
 
 	// Holds is the book that Options.Hold is placed in. metered.Client.Jobs has that of the

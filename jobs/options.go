@@ -25,12 +25,12 @@ type Options struct {
 	// not go with a Key.
 	InsertOpts river.InsertOpts
 
-	// Hold is the units that the job needs. If they do not fit, the job is parked until they do
+	// Hold are the units that the job needs. If they do not fit, the job is parked until they do
 	// (docs/jobs.md). It excludes UniqueOpts, ScheduledAt and Pending. It defaults to none: the job
 	// waits for nothing.
 	Hold *Units
 
-	// Burst is the units that the job takes where those of Hold do not fit. A parked job waits
+	// Burst are the units that the job takes where those of Hold do not fit. A parked job waits
 	// for both.
 	Burst *Units
 
@@ -86,7 +86,10 @@ func (u Units) placement(tenant string) holds.Placement {
 
 // Item is a job to enqueue.
 type Item struct {
-	Args    river.JobArgs
+	// Args are the job's arguments, as River takes them. Required.
+	Args river.JobArgs
+
+	// Options are the job's options. Defaults to those of an Enqueue without any.
 	Options *Options
 }
 
@@ -107,9 +110,18 @@ type Result struct {
 
 // Enqueued is a new job in a metered.CommandNotice, with River's id.
 type Enqueued struct {
-	ID     int64  `json:"id"`
-	Queue  string `json:"queue"`
-	Kind   string `json:"kind"`
-	Key    string `json:"key,omitempty"`
+	// ID is the job's id in River.
+	ID int64 `json:"id"`
+
+	// Queue is the queue of the job.
+	Queue string `json:"queue"`
+
+	// Kind is the kind of the job.
+	Kind string `json:"kind"`
+
+	// Key is that of the job's Options, or "".
+	Key string `json:"key,omitempty"`
+
+	// Tenant is that of the job's Options.
 	Tenant string `json:"tenant,omitempty"`
 }

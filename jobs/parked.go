@@ -16,18 +16,41 @@ import (
 // Parked is a job that waits for units. Explain alone sets Position, Waiting, LookedAt and Refused.
 // A job in trouble stands in no line between its tries.
 type Parked struct {
-	JobID    int64           `json:"job_id"` // its id in River later
-	Queue    string          `json:"queue"`
-	Kind     string          `json:"kind"`
-	Key      string          `json:"key,omitempty"`
-	Tenant   string          `json:"tenant,omitempty"`
-	Fair     string          `json:"fair,omitempty"`
-	Priority int             `json:"priority"`
-	Args     json.RawMessage `json:"args"`
-	Scope    string          `json:"scope"`  // that it waits for
-	Amount   int64           `json:"amount"` // units that it needs
-	ParkedAt time.Time       `json:"parked_at"`
-	DropAt   time.Time       `json:"drop_at,omitzero"`
+	// JobID is the id that the job will have in River.
+	JobID int64 `json:"job_id"`
+
+	// Queue is the queue that the job will be in.
+	Queue string `json:"queue"`
+
+	// Kind is the kind of the job.
+	Kind string `json:"kind"`
+
+	// Key is that of the job's Options, or "".
+	Key string `json:"key,omitempty"`
+
+	// Tenant is that of the job's Options.
+	Tenant string `json:"tenant,omitempty"`
+
+	// Fair is the FairKey of the job's Options: lines of one scope take turns by it.
+	Fair string `json:"fair,omitempty"`
+
+	// Priority is the job's priority in River, from 1, which goes first, to 4.
+	Priority int `json:"priority"`
+
+	// Args are the job's arguments.
+	Args json.RawMessage `json:"args"`
+
+	// Scope is the scope whose units the job waits for.
+	Scope string `json:"scope"`
+
+	// Amount are the units that the job needs of Scope.
+	Amount int64 `json:"amount"`
+
+	// ParkedAt is when the job was parked.
+	ParkedAt time.Time `json:"parked_at"`
+
+	// DropAt is when the job is dropped if it still waits then. It is zero for never.
+	DropAt time.Time `json:"drop_at,omitzero"`
 
 	// NotBefore is when the next attempt of a job with Options.GiveBack may start that was tried
 	// before. Until then it is in no line, and Scope is "".

@@ -36,8 +36,11 @@ type HeldArgs interface {
 
 // HoldRef names a hold.
 type HoldRef struct {
+	// Tenant is the hold's tenant.
 	Tenant string `json:"tenant,omitempty"`
-	ID     string `json:"id"`
+
+	// ID is the hold's id.
+	ID string `json:"id"`
 }
 
 // JobCost is the actual cost of a job. One of Lines, All and Nothing is required.

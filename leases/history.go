@@ -15,7 +15,10 @@ import (
 
 // Lease is a lease, or a carved child.
 type Lease struct {
-	No    int64  `json:"no"`
+	// No is the number of the lease.
+	No int64 `json:"no"`
+
+	// Scope is the scope that the units are leased from.
 	Scope string `json:"scope"`
 
 	// Mode is "rows" for a lease that commands spend from, and "memory" for one of Allow. A carved
@@ -23,19 +26,36 @@ type Lease struct {
 	// "received" on its own.
 	Mode string `json:"mode"`
 
-	Owner   string `json:"owner"`
-	Child   string `json:"child,omitempty"`
-	Granted int64  `json:"granted"`
+	// Owner names the process that has the lease.
+	Owner string `json:"owner"`
+
+	// Child is the carved child. It is "" for a lease.
+	Child string `json:"child,omitempty"`
+
+	// Granted are the units that the lease was opened with.
+	Granted int64 `json:"granted"`
 
 	// Spent are the units spent from the lease. While it is open, they are the ones on record.
 	Spent int64 `json:"spent"`
 
-	OpenedAt  time.Time `json:"opened_at"`
-	EndsAt    time.Time `json:"ends_at"`
-	SettledAt time.Time `json:"settled_at,omitzero"` // zero while open
-	SettledBy string    `json:"settled_by,omitempty"`
-	OpenedSeq int64     `json:"opened_seq"`            // the entry that holds its units
-	LastSeq   int64     `json:"settled_seq,omitempty"` // the last entry of its settlement
+	// OpenedAt is when the lease was opened.
+	OpenedAt time.Time `json:"opened_at"`
+
+	// EndsAt is when the lease ends by itself, unless it is settled before.
+	EndsAt time.Time `json:"ends_at"`
+
+	// SettledAt is when the lease was settled. It is zero while the lease is open.
+	SettledAt time.Time `json:"settled_at,omitzero"`
+
+	// SettledBy is the process that settled it: its Owner, or another one after EndsAt. It is ""
+	// while the lease is open.
+	SettledBy string `json:"settled_by,omitempty"`
+
+	// OpenedSeq is the entry that holds the units of the lease.
+	OpenedSeq int64 `json:"opened_seq"`
+
+	// LastSeq is the last entry of the settlement, or 0.
+	LastSeq int64 `json:"settled_seq,omitempty"`
 }
 
 // Times are JSON: as text they would be in the session's DateStyle.
@@ -67,13 +87,26 @@ func (p *Pool) History(ctx context.Context, db budget.Querier, scope string) ite
 
 // Spend is a charge from a lease.
 type Spend struct {
-	Lease           int64       `json:"lease"`
-	Offset          int64       `json:"offset"` // where it begins in the lease
-	Amount          int64       `json:"amount"`
-	At              time.Time   `json:"at"`
-	OperationTenant string      `json:"operation_tenant,omitempty"`
-	Operation       string      `json:"operation,omitempty"` // the command that spent it
-	Note            budget.Note `json:"note,omitzero"`
+	// Lease is the number of the lease.
+	Lease int64 `json:"lease"`
+
+	// Offset is where the spend begins in the lease: the units that were spent before it.
+	Offset int64 `json:"offset"`
+
+	// Amount are the units that were spent.
+	Amount int64 `json:"amount"`
+
+	// At is the time of the spend.
+	At time.Time `json:"at"`
+
+	// OperationTenant is the tenant of the command that spent the units.
+	OperationTenant string `json:"operation_tenant,omitempty"`
+
+	// Operation is the id of the command that spent the units, or "".
+	Operation string `json:"operation,omitempty"`
+
+	// Note is the caller's note of the charge.
+	Note budget.Note `json:"note,omitzero"`
 }
 
 const spendsSQL = `

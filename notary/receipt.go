@@ -27,10 +27,11 @@ type Receipt struct {
 	// Proof are the hashes that lead from the leaf to the head.
 	Proof []tlog.Hash `json:"proof"`
 
-	// Scope is the name of the scope, and Salt shows that the record is of that name: the record's
-	// second line is the SHA-256 of both. Salt is empty once the name was taken out.
+	// Scope is the name of the scope. The record's second line is the SHA-256 of Salt and Scope.
 	Scope string `json:"scope"`
-	Salt  []byte `json:"salt,omitempty"`
+
+	// Salt shows that the record is of Scope. It is empty once the name was taken out.
+	Salt []byte `json:"salt,omitempty"`
 }
 
 const receiptSQL = `

@@ -102,11 +102,13 @@ func notNil(field string, arg any) error { return fault.NotNil(errArgument, fiel
 
 // StaleError says how far a replica was behind.
 type StaleError struct {
+	// Wanted is the position that the caller asked for.
 	Wanted LSN
 
 	// Reached is how far the replica had come, or 0 if it did not say.
 	Reached LSN
 
+	// Waited is how long the call waited for it.
 	Waited time.Duration
 }
 

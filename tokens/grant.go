@@ -13,13 +13,26 @@ import (
 
 // Info is a good token.
 type Info struct {
-	Digest    Digest          `json:"digest"`
-	Purpose   string          `json:"purpose"`
-	Subject   string          `json:"subject"`
-	Payload   json.RawMessage `json:"payload,omitempty"` // of Mint, as JSON, or nil
-	UsesLeft  int             `json:"uses_left"`         // in a Grant after this use
-	MintedAt  time.Time       `json:"minted_at"`
-	ExpiresAt time.Time       `json:"expires_at"`
+	// Digest is the SHA-256 of the token's text.
+	Digest Digest `json:"digest"`
+
+	// Purpose is the right that the token grants.
+	Purpose string `json:"purpose"`
+
+	// Subject is the user or thing that the token is for.
+	Subject string `json:"subject"`
+
+	// Payload is that of the Mint, as JSON, or nil.
+	Payload json.RawMessage `json:"payload,omitempty"`
+
+	// UsesLeft is how often the token can still be used. In a Grant it is counted after this use.
+	UsesLeft int `json:"uses_left"`
+
+	// MintedAt is when the token was minted.
+	MintedAt time.Time `json:"minted_at"`
+
+	// ExpiresAt is when the token is no longer good.
+	ExpiresAt time.Time `json:"expires_at"`
 }
 
 // Decode unmarshals the payload into v, if there is one.
@@ -37,6 +50,7 @@ func (i Info) Decode(v any) error {
 type Grant struct {
 	Info
 
+	// ConsumedAt is when the use was taken, by the database's clock.
 	ConsumedAt time.Time `json:"consumed_at"`
 }
 

@@ -43,14 +43,29 @@ type Mint struct {
 
 // Minted is a new token.
 type Minted struct {
-	Token     Token     `json:"token"` // its only copy
-	Digest    Digest    `json:"digest"`
-	Purpose   string    `json:"purpose"`
-	Subject   string    `json:"subject"`
-	Uses      int       `json:"uses"`
-	MintedAt  time.Time `json:"minted_at"`
+	// Token is the token itself. It is stored nowhere: this is its only copy.
+	Token Token `json:"token"`
+
+	// Digest is the SHA-256 of the token's text, which names the token in all other calls.
+	Digest Digest `json:"digest"`
+
+	// Purpose is that of the Mint.
+	Purpose string `json:"purpose"`
+
+	// Subject is that of the Mint.
+	Subject string `json:"subject"`
+
+	// Uses is how often the token can be used.
+	Uses int `json:"uses"`
+
+	// MintedAt is when the token was minted.
+	MintedAt time.Time `json:"minted_at"`
+
+	// ExpiresAt is when the token is no longer good.
 	ExpiresAt time.Time `json:"expires_at"`
-	Replaced  int64     `json:"replaced,omitempty"` // revoked by Replace
+
+	// Replaced is how many tokens of the same purpose and subject Replace has revoked.
+	Replaced int64 `json:"replaced,omitempty"`
 }
 
 // Mint stores a new token, in one round trip. Hand it out after the commit. Each call mints another

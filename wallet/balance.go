@@ -13,8 +13,11 @@ import (
 
 // Balance is a wallet at Now, in units.
 type Balance struct {
-	Wallet string    `json:"wallet"`
-	Now    time.Time `json:"now"`
+	// Wallet is the scope of the wallet.
+	Wallet string `json:"wallet"`
+
+	// Now is the database's clock at the read.
+	Now time.Time `json:"now"`
 
 	// Seq is the wallet's last entry, or 0.
 	Seq int64 `json:"seq"`
@@ -38,9 +41,16 @@ type Lot struct {
 	// Lot is the lot's number. It is 0 if the lot renews another one, and no write has begun it.
 	Lot int64 `json:"lot"`
 
-	Reference string    `json:"reference,omitempty"`
-	Category  string    `json:"category,omitempty"`
-	Priority  int       `json:"priority"`
+	// Reference is that of the grant, or "".
+	Reference string `json:"reference,omitempty"`
+
+	// Category is that of the grant, or "".
+	Category string `json:"category,omitempty"`
+
+	// Priority decides which lot is drawn first: the one with the lowest.
+	Priority int `json:"priority"`
+
+	// GrantedAt is when the lot was granted, or when it went on from another one.
 	GrantedAt time.Time `json:"granted_at"`
 
 	// Expires is the lot's end. It is zero for never.

@@ -22,6 +22,7 @@ import (
 // Change changes a plan: a Grant that ends with EachPeriod. The zero values of To, AtEnd and Resume cancel the
 // plan now.
 type Change struct {
+	// Wallet is the scope of the wallet that has the plan.
 	Wallet string
 
 	// Reference names the change within its wallet, in up to 255 bytes, such as the id of the
@@ -48,27 +49,39 @@ type Change struct {
 	// Resume takes back the change of Plan that was to be made at the period's end.
 	Resume bool
 
+	// Note is stored with the entries of the change.
 	Note budget.Note
 }
 
 // Changed is what a Change did.
 type Changed struct {
-	Plan string    `json:"plan"`
-	At   time.Time `json:"at"` // when it takes effect
+	// Plan is the Reference of the plan that was changed.
+	Plan string `json:"plan"`
+
+	// At is when the change takes effect.
+	At time.Time `json:"at"`
 
 	// Ends is the end of the period of Plan in which the change was made.
 	Ends time.Time `json:"ends"`
 
-	// To is the reference of the new plan, or "". Lot and Amount are its first lot, until Expires.
-	To      string    `json:"to,omitempty"`
-	Lot     int64     `json:"lot,omitempty"`
-	Amount  int64     `json:"amount,omitempty"`
+	// To is the reference of the new plan, or "".
+	To string `json:"to,omitempty"`
+
+	// Lot is the number of the first lot of the new plan.
+	Lot int64 `json:"lot,omitempty"`
+
+	// Amount are the units of that lot.
+	Amount int64 `json:"amount,omitempty"`
+
+	// Expires is the end of that lot.
 	Expires time.Time `json:"expires_at,omitzero"`
 
-	// Taken are the units of the present period that were taken back. Held are those in holds and
-	// leases: they pay for what these spend, and what they free can be drawn until Ends.
+	// Taken are the units of the present period that were taken back.
 	Taken int64 `json:"taken,omitempty"`
-	Held  int64 `json:"held,omitempty"`
+
+	// Held are the units of the present period in holds and leases: they pay for what these spend,
+	// and what they free can be drawn until Ends.
+	Held int64 `json:"held,omitempty"`
 
 	// Replaced is the reference of a change that was to take effect later, and does not any more.
 	Replaced string `json:"replaced,omitempty"`
@@ -76,7 +89,8 @@ type Changed struct {
 	// Resumed reports that the plan renews as before.
 	Resumed bool `json:"resumed,omitempty"`
 
-	Replayed bool `json:"-"` // an earlier call made it
+	// Replayed says that an earlier call with the same Reference made the change.
+	Replayed bool `json:"-"`
 }
 
 // String says what happened, in a line for a log.

@@ -30,11 +30,22 @@ const (
 
 // Breakage is units that lapsed at a lot's end.
 type Breakage struct {
-	Wallet    string    `json:"wallet"`
-	Lot       int64     `json:"lot"`
-	Reference string    `json:"reference,omitempty"`
-	Category  string    `json:"category,omitempty"`
-	Granted   int64     `json:"granted"`
+	// Wallet is the scope of the wallet.
+	Wallet string `json:"wallet"`
+
+	// Lot is the number of the lot that ended.
+	Lot int64 `json:"lot"`
+
+	// Reference is that of the grant, or "".
+	Reference string `json:"reference,omitempty"`
+
+	// Category is that of the grant, or "".
+	Category string `json:"category,omitempty"`
+
+	// Granted are the units of the grant.
+	Granted int64 `json:"granted"`
+
+	// GrantedAt is when the lot was granted.
 	GrantedAt time.Time `json:"granted_at"`
 
 	// Expires is the lot's end. It is zero if the end was set to never since.

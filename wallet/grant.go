@@ -56,18 +56,31 @@ type Grant struct {
 	// Config.LateRefunds.
 	LateRefunds Late
 
+	// Note is stored with the entry of the grant.
 	Note budget.Note
 }
 
 // Granted is a made lot.
 type Granted struct {
-	Lot      int64     `json:"lot"`    // 0 if Rollover found no unit
-	Amount   int64     `json:"amount"` // of the lot
-	Seq      int64     `json:"seq"`    // of the entry
-	At       time.Time `json:"at,omitzero"`
-	Expires  time.Time `json:"expires_at,omitzero"` // zero for never
-	Replayed bool      `json:"replayed,omitempty"`  // an earlier call made it
-	// Revoked is the units that Revoke has taken back from the lot of a grant that was made before,
+	// Lot is the number of the lot. It is 0 if a Rollover found no unit.
+	Lot int64 `json:"lot"`
+
+	// Amount are the units of the lot.
+	Amount int64 `json:"amount"`
+
+	// Seq is the number of the entry that made the lot.
+	Seq int64 `json:"seq"`
+
+	// At is the time of that entry.
+	At time.Time `json:"at,omitzero"`
+
+	// Expires is the end of the lot. It is zero for never.
+	Expires time.Time `json:"expires_at,omitzero"`
+
+	// Replayed says that an earlier call made the lot.
+	Replayed bool `json:"replayed,omitempty"`
+
+	// Revoked are the units that Revoke has taken back from the lot of a grant that was made before,
 	// and from those in which it went on. The grant brings them no second time: Reinstate does.
 	Revoked int64 `json:"revoked,omitempty"`
 	// RenewalsEnded reports that no lot of such a grant comes any more, because a Revoke ended its

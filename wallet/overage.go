@@ -17,6 +17,7 @@ import (
 // Overage is what a plan's lot paid back when it began: the wallet was overdrawn when the plan
 // renewed.
 type Overage struct {
+	// Wallet is the scope of the wallet that has the plan.
 	Wallet string
 
 	// Plan is the Reference of the plan's grant.
@@ -30,6 +31,7 @@ type Overage struct {
 	// that is over, with the present one. It does not roll over.
 	Forgive bool
 
+	// Note is stored with the entry, if Forgive writes one.
 	Note budget.Note
 }
 

@@ -16,6 +16,7 @@ import (
 
 // Revoke takes credit back.
 type Revoke struct {
+	// Wallet is the scope of the wallet that has the lot.
 	Wallet string
 
 	// Lot is the number of the lot, as Balance shows it. Set Lot or Reference.
@@ -31,12 +32,16 @@ type Revoke struct {
 	// stays.
 	Renewals bool
 
+	// Note is stored with the entries.
 	Note budget.Note
 }
 
 // Revoked has the units taken back.
 type Revoked struct {
-	Lot    int64 `json:"lot"`
+	// Lot is the number of the lot. It is 0 for Renewals.
+	Lot int64 `json:"lot"`
+
+	// Amount are the units that were taken back.
 	Amount int64 `json:"amount"`
 
 	// Missing are the units that could not be taken back. For a whole lot they are its drawn and
@@ -108,6 +113,7 @@ func (b *Book) revoking(r Revoke) (named namedLot, units *int64, err error) {
 
 // Rollover moves the rest of a lot into another before its end.
 type Rollover struct {
+	// Wallet is the scope of the wallet that has the lot.
 	Wallet string
 
 	// Lot is the number of the lot, as Balance shows it. Set Lot or Reference.
@@ -122,6 +128,7 @@ type Rollover struct {
 	// For is the time until the new lot's end. Defaults to for ever.
 	For time.Duration
 
+	// Note is stored with the entries.
 	Note budget.Note
 }
 

@@ -14,11 +14,20 @@ import (
 
 // LotEnd is a new end for a lot.
 type LotEnd struct {
-	Wallet    string
-	Lot       int64     // either Lot or Reference
-	Reference string    // of the lot's grant
-	Expires   time.Time // before the year 9000. Zero for never
-	Note      budget.Note
+	// Wallet is the scope of the wallet that has the lot.
+	Wallet string
+
+	// Lot is the number of the lot, as Balance shows it. Set Lot or Reference.
+	Lot int64
+
+	// Reference is that of the lot's grant.
+	Reference string
+
+	// Expires is the new end, before the year 9000. Zero is never.
+	Expires time.Time
+
+	// Note is stored with the entry.
+	Note budget.Note
 }
 
 const setEndSQL = `
