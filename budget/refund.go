@@ -31,8 +31,14 @@ type Refund struct {
 	Note Note
 }
 
-// RefundExceedsError has the Remaining units of the charge. Requested is 0 for All.
-type RefundExceedsError struct{ Requested, Remaining int64 }
+// RefundExceedsError is a refund of more units than are left of the charge.
+type RefundExceedsError struct {
+	// Requested are the units that the refund asked for. It is 0 for All.
+	Requested int64
+
+	// Remaining are the units that are left of the charge.
+	Remaining int64
+}
 
 func (e *RefundExceedsError) Error() string {
 	if e.Requested == 0 {

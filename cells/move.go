@@ -16,6 +16,7 @@ import (
 
 // Move is a tenant's move to another cell.
 type Move struct {
+	// Tenant is the tenant that moves.
 	Tenant string
 
 	// To is the number of the cell that the tenant moves to.

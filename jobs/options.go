@@ -95,7 +95,8 @@ type Item struct {
 
 // Result is the job of an Enqueue.
 type Result struct {
-	JobID int64 `json:"job_id"` // as in Record
+	// JobID is the job's id in River, which a parked job has from its start there on.
+	JobID int64 `json:"job_id"`
 
 	// Created says that this call made the job.
 	Created bool `json:"created"`

@@ -17,11 +17,16 @@ import (
 
 // Config configures an Observer. The zero value uses OpenTelemetry's global providers.
 type Config struct {
-	MeterProvider  metric.MeterProvider // defaults to otel.GetMeterProvider()
-	TracerProvider trace.TracerProvider // defaults to otel.GetTracerProvider()
+	// MeterProvider makes the instruments. Defaults to otel.GetMeterProvider().
+	MeterProvider metric.MeterProvider
+
+	// TracerProvider makes the spans. Defaults to otel.GetTracerProvider().
+	TracerProvider trace.TracerProvider
+
 	// MaxNames bounds the names of commands, of limits and of kinds of jobs, each, 1 to 1,000.
 	// Further ones are "other". Defaults to 100.
 	MaxNames int
+
 	// NoIDs leaves the ids and tenants of operations out of spans.
 	NoIDs bool
 }

@@ -101,11 +101,15 @@ func (c *Clusters) find(l Link) (home, away *cluster, err error) {
 	return home, away, err
 }
 
-// RemoteCarving is a carving whose child is on another cluster. From and TTL are as in leases.Carving.
+// RemoteCarving is a carving whose child is on another cluster.
 type RemoteCarving struct {
 	Link
+
+	// From is as in leases.Carving.
 	From budget.Charge
-	TTL  time.Duration
+
+	// TTL is as in leases.Carving.
+	TTL time.Duration
 }
 
 // The tenants that own the ids of the steps' operations. The id is the child.

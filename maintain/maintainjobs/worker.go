@@ -14,7 +14,8 @@ import (
 
 // Args are the args of a job: sweeps or purges.
 type Args struct {
-	Purge bool `json:"purge"` // runs the purges, else the sweeps
+	// Purge runs the purges. Without it the job runs the sweeps.
+	Purge bool `json:"purge"`
 }
 
 // Kind is the job's kind in River, "metered_maintain".
