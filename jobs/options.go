@@ -95,7 +95,7 @@ type Item struct {
 
 // Result is the job of an Enqueue.
 type Result struct {
-	// JobID is the job's id in River, which a parked job has from its start there on.
+	// JobID is the job's id in River. A parked job is inserted there with it once it starts.
 	JobID int64 `json:"job_id"`
 
 	// Created says that this call made the job.
