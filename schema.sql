@@ -1966,7 +1966,8 @@ $$;
 --
 -- A tally that does not see a hold commits before it, and later than the hold falls due, where the
 -- transaction that places it lasts that long. The hold's minimum is captured before such a tally.
--- clk is now, or null: what is not due by then stays a caller's, who may be ending it.
+-- clk is when the caller read the clock, or null, for now: what is not due by then stays the caller's,
+-- who may be ending it.
 create function metered._fold(tip metered.ledger, clk timestamptz) returns metered.ledger
 language plpgsql volatile
 as $$
@@ -5897,7 +5898,7 @@ begin
     delete from metered.lot_rows r where r.no = any (array(
         select unnest(l.nos)
         from (select metered._family(f.no) as nos from metered.lots f
-              where f.scope = of_scope and f.last_seq < keep
+              where f.scope = of_scope and f.last_seq < keep and not f.open
                 and not exists (select from metered.lot_rows y where y.no = f.from_lot)) l
         where not metered._purge_leaves(l.nos, keep)));
     for stays in

@@ -42,7 +42,7 @@ type Hold struct {
 	// Holder is who holds the units.
 	Holder string `json:"holder,omitempty"`
 
-	// State is Held, Captured, Released or Expired.
+	// State is Held, Captured, Released, Expired or Returned.
 	State State `json:"state"`
 
 	// Version counts the hold's transitions. It is 1 when the hold is placed.

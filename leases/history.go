@@ -90,7 +90,7 @@ type Spend struct {
 	// Lease is the number of the lease.
 	Lease int64 `json:"lease"`
 
-	// Offset is where the spend begins in the lease: the units that were spent before it.
+	// Offset is where the range of its units begins in the lease, from 0 on.
 	Offset int64 `json:"offset"`
 
 	// Amount are the units that were spent.

@@ -46,7 +46,7 @@ type Minted struct {
 	// Token is the token itself. It is stored nowhere: this is its only copy.
 	Token Token `json:"token"`
 
-	// Digest is the SHA-256 of the token's text, which names the token in all other calls.
+	// Digest is the SHA-256 of the token's text. It names the token for Revoke.
 	Digest Digest `json:"digest"`
 
 	// Purpose is that of the Mint.

@@ -320,7 +320,7 @@ begin
     delete from metered.lot_rows r where r.no = any (array(
         select unnest(l.nos)
         from (select metered._family(f.no) as nos from metered.lots f
-              where f.scope = of_scope and f.last_seq < keep
+              where f.scope = of_scope and f.last_seq < keep and not f.open
                 and not exists (select from metered.lot_rows y where y.no = f.from_lot)) l
         where not metered._purge_leaves(l.nos, keep)));
     for stays in

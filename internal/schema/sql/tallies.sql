@@ -24,7 +24,8 @@ $$;
 --
 -- A tally that does not see a hold commits before it, and later than the hold falls due, where the
 -- transaction that places it lasts that long. The hold's minimum is captured before such a tally.
--- clk is now, or null: what is not due by then stays a caller's, who may be ending it.
+-- clk is when the caller read the clock, or null, for now: what is not due by then stays the caller's,
+-- who may be ending it.
 create function metered._fold(tip metered.ledger, clk timestamptz) returns metered.ledger
 language plpgsql volatile
 as $$
