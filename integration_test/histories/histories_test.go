@@ -71,6 +71,7 @@ type world struct {
 	ended   atomic.Int64 // calls
 	unknown atomic.Int64 // of their outcomes
 	calm    atomic.Bool  // callers stay
+	quiet   atomic.Bool  // there are no more faults
 
 	faults map[string]*atomic.Int64
 }
@@ -189,7 +190,10 @@ func TestHistories_FindTheLossOfAnAsynchronousStandby(t *testing.T) {
 func (w *world) run() []string {
 	began := time.Now()
 	var wg, chaos sync.WaitGroup
-	chaos.Go(w.chaos)
+	chaos.Go(func() {
+		w.chaos()
+		w.quiet.Store(true)
+	})
 	if w.upgraded {
 		chaos.Go(w.upgrade)
 	}

@@ -184,9 +184,12 @@ func (w *world) upgrade() {
 	})
 }
 
-// untilDone runs fn until it succeeds: faults meet it, too.
+// untilDone runs fn until it succeeds, whatever meets it. It may fail for as long as there are faults, and once more: however
+// long a server is down on a slow machine, what is broken fails also after it.
 func (w *world) untilDone(what string, fn func(ctx context.Context) error) {
 	for try := 1; ; try++ {
+		undisturbed := w.quiet.Load()
+		pgtest.WaitFor(w.T, "the server to answer", func() bool { return w.pool.Ping(w.Context()) == nil })
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		err := fn(ctx)
 		cancel()
@@ -194,10 +197,9 @@ func (w *world) untilDone(what string, fn func(ctx context.Context) error) {
 			w.Logf("%s: done at attempt %d", what, try)
 			return
 		}
-		if try == 200 {
+		if undisturbed {
 			w.Errorf("%s: %v", what, err)
 			return
 		}
-		time.Sleep(20 * time.Millisecond) // the server restarts
 	}
 }
