@@ -98,7 +98,7 @@ const insert = "insert into done values ($1)"
 func (a *app) call(ctx context.Context, c call, r *reply) error {
 	kind, _, _ := strings.Cut(c.Thing, "/")
 	switch kind + " " + c.Kind {
-	case "scope usage", "leased usage":
+	case "scope usage", "leased usage", "session usage":
 		u, err := a.c.Budget.Usage(ctx, a.db, budget.Query{Scope: c.Thing})
 		if err == nil {
 			r.Answer.Units = u[0].Used
@@ -124,12 +124,19 @@ func (a *app) call(ctx context.Context, c call, r *reply) error {
 		r.Answer.State = out.Result
 		return err
 	case "leased leased charge":
-		_, err := metered.Do(ctx, a.leased, metered.Command{ID: c.ID, Input: 1, Charges: []budget.Charge{{Scope: c.Thing, Amount: c.Amount, Limits: []budget.Limit{budget.Lifetime(c.Limit)}}}},
-			func(ctx context.Context, tx *metered.Tx) (int, error) {
-				_, err := tx.Exec(ctx, insert, c.ID)
-				return 1, err
-			})
+		_, err := a.do(ctx, a.leased, c, metered.Command{Charges: charges(c, budget.Lifetime(c.Limit))})
 		return err
+	case "scope command":
+		out, err := a.do(ctx, a.c, c, metered.Command{Charges: charges(c, limits(c)...), EarlyRelease: c.Dice%5 == 0})
+		if err == nil {
+			r.Seq = out.Receipt.Entries[0].Seq
+		}
+		return err
+	case "token redeem":
+		_, err := a.do(ctx, a.c, c, metered.Command{Token: &metered.Redeem{Purpose: "p", Subject: c.Thing, Presented: c.Token}})
+		return err
+	case "session session":
+		return a.session(ctx, c)
 	}
 	iso := []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable}[c.Dice%4]
 	return a.c.RunTx(ctx, pgx.TxOptions{IsoLevel: iso}, func(ctx context.Context, tx pgx.Tx) error {
@@ -141,17 +148,56 @@ func (a *app) call(ctx context.Context, c call, r *reply) error {
 	})
 }
 
+// do makes a call as a command, whose row is written by a function or by a statement.
+func (a *app) do(ctx context.Context, client *metered.Client, c call, cmd metered.Command) (out metered.Outcome[any], err error) {
+	cmd.ID, cmd.Input = c.ID, 1
+	if c.Dice%2 == 0 && declared(&cmd, insert, c.ID) {
+		return metered.Do[any](ctx, client, cmd, nil)
+	}
+	return metered.Do(ctx, client, cmd, func(ctx context.Context, tx *metered.Tx) (any, error) {
+		_, err := tx.Exec(ctx, insert, c.ID)
+		return 1, err
+	})
+}
+
+// session spends less than it has reserved.
+func (a *app) session(ctx context.Context, c call) error {
+	s, err := metered.Open[int](ctx, a.c, metered.Reservation{ID: c.ID, Input: 1, EarlyRelease: c.Dice%5 == 0,
+		Lines: []holds.Line{{Scope: c.Thing, Amount: c.Amount + 1, Limits: limits(c)}}})
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	_, err = s.Settle(ctx, metered.Cost{Lines: []holds.Line{{Scope: c.Thing, Amount: c.Amount}}}, func(ctx context.Context, tx *metered.Tx) (int, error) {
+		_, err := tx.Exec(ctx, insert, c.ID)
+		return 1, err
+	})
+	return err
+}
+
+func charges(c call, limits ...budget.Limit) []budget.Charge {
+	return []budget.Charge{{Scope: c.Thing, Amount: c.Amount, Limits: limits}}
+}
+
+// limits are those of a call: whatever their kind, they let in as many units, since no history takes as long.
+func limits(c call) []budget.Limit {
+	const long = 3660 * 24 * time.Hour
+	lifetime, window := budget.Lifetime(c.Limit), budget.PerWindow(c.Limit, long)
+	period := budget.PerPeriod(c.Limit, long, time.Now().Add(-long/2).Truncate(time.Hour))
+	return [][]budget.Limit{{lifetime}, {window}, {period}, {lifetime, period}, {window, period}, {period}}[c.Dice%6]
+}
+
 // in makes a call in a transaction.
 func (a *app) in(ctx context.Context, tx pgx.Tx, kind string, c call, r *reply) (err error) {
 	key := holds.Key{Type: "key", Value: c.Thing}
 	switch kind + " " + c.Kind {
 	case "scope charge", "child leased charge":
-		limit := budget.Lifetime(c.Limit)
+		charge := charges(c, limits(c)...)
 		if kind == "child" {
-			limit = budget.Prepaid(0)
+			charge = charges(c, budget.Prepaid(0))
 		}
 		var charged budget.Receipt
-		if charged, err = a.c.Budget.Charge(ctx, tx, budget.Charge{Scope: c.Thing, Amount: c.Amount, Limits: []budget.Limit{limit}}); err == nil {
+		if charged, err = a.c.Budget.Charge(ctx, tx, charge...); err == nil {
 			r.Seq = charged.Entries[0].Seq
 		}
 	case "scope refund":

@@ -37,9 +37,9 @@ func (w *world) one(n int, charged map[string][]entry) bool {
 	}
 	c := call{ID: metered.NewID(), Amount: 1 + pgtest.Random(w.T).Int64N(4)}
 	perform := w.program(n)
-	switch pgtest.Random(w.T).IntN(13) {
+	switch pgtest.Random(w.T).IntN(14) {
 	case 0, 1:
-		c.Thing, c.Kind, c.Limit = of("scope"), "charge", 30
+		c.Thing, c.Kind, c.Limit = of("scope"), []string{"charge", "command"}[pgtest.Random(w.T).IntN(2)], 30
 		r := w.record(n, c, perform)
 		if r.Outcome == done {
 			charged[c.Thing] = append(charged[c.Thing], entry{c.Amount, r.Seq})
@@ -55,7 +55,7 @@ func (w *world) one(n int, charged map[string][]entry) bool {
 			delete(charged, c.Thing)
 		}
 	case 3:
-		c.Thing, c.Kind = of([]string{"scope", "scope", "leased"}[pgtest.Random(w.T).IntN(3)]), "usage"
+		c.Thing, c.Kind = of([]string{"scope", "scope", "leased", "session"}[pgtest.Random(w.T).IntN(4)]), "usage"
 	case 4:
 		c.Thing, c.Kind = of("wallet"), "charge"
 	case 5:
@@ -67,12 +67,14 @@ func (w *world) one(n int, charged map[string][]entry) bool {
 	case 8, 9:
 		c.Thing, c.Kind, c.Who = of("operation"), "do", c.ID
 	case 10:
-		c.Thing, c.Kind = of("token"), "consume"
+		c.Thing, c.Kind = of("token"), []string{"consume", "redeem"}[pgtest.Random(w.T).IntN(2)]
 		if c.Token = w.token(c.Thing, perform); c.Token == "" {
 			return false
 		}
 	case 11:
 		return w.child(n, of("child"))
+	case 12:
+		c.Thing, c.Kind, c.Limit = of("session"), "session", 200
 	default:
 		c.Thing, c.Kind, c.Limit = of("leased"), "leased charge", 200
 	}

@@ -33,13 +33,13 @@ type state struct {
 func step(s state, c call, a answer) (bool, state) {
 	become := func(phase string) state { return state{s.used, phase} }
 	switch c.Kind {
-	case "charge":
+	case "charge", "command":
 		fits := s.used+c.Amount <= c.Limit
 		if !a.Refused {
 			s.used += c.Amount
 		}
 		return fits != a.Refused, s
-	case "leased charge": // units on leases of others can be in its way
+	case "leased charge", "session": // units on leases and holds of others can be in its way
 		fits := s.used+c.Amount <= c.Limit
 		if !a.Refused {
 			s.used += c.Amount
@@ -77,7 +77,7 @@ func step(s state, c call, a answer) (bool, state) {
 			return a.State == c.Who, become(c.Who)
 		}
 		return a.State == s.phase, s
-	case "consume":
+	case "consume", "redeem":
 		if a.Refused {
 			return s.phase == "used", s
 		}

@@ -6,6 +6,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/leases"
@@ -24,6 +25,13 @@ func ending(g wallet.Grant, after time.Duration) wallet.Grant {
 func least(r leases.Rule, slice int64) leases.Rule {
 	r.MinSlice = slice
 	return r
+}
+
+// declared makes a statement one of the command's own, if the release has that.
+func declared(cmd *metered.Command, sql string, args ...any) bool {
+	cmd.Statements = new(pgx.Batch)
+	cmd.Statements.Queue(sql, args...)
+	return true
 }
 
 func drawn(ctx context.Context, tx pgx.Tx, l *budget.Ledger, b *wallet.Book, name string, amount int64) (seq int64, err error) {

@@ -6,6 +6,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/leases"
@@ -25,6 +26,8 @@ func least(r leases.Rule, slice int64) leases.Rule {
 	r.Least = slice
 	return r
 }
+
+func declared(*metered.Command, string, ...any) bool { return false }
 
 func drawn(ctx context.Context, tx pgx.Tx, _ *budget.Ledger, b *wallet.Book, name string, amount int64) (seq int64, err error) {
 	d, err := b.Draw(ctx, tx, wallet.Draw{Wallet: name, Amount: amount})
