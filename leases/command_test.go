@@ -44,7 +44,7 @@ func newLeased(t *testing.T, cfg metered.Config, rule leases.Rule, mode pgx.Quer
 // warm runs commands until a lease is there, and returns how many units they charged.
 func (l *leased) warm(limits ...budget.Limit) (spent int64) {
 	l.Helper()
-	for range 500 {
+	for end := pgtest.Patience(l); time.Now().Before(end); {
 		out, err := metered.Do[pgtest.Uploaded](l.Context(), l.c, metered.Command{ID: metered.NewID(), Charges: []budget.Charge{{Scope: "hot", Amount: 1, Limits: limits}}}, nil)
 		require.NoError(l, err)
 		if spent++; out.Receipt.Entries[0].Lease > 0 {

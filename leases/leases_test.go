@@ -183,7 +183,7 @@ func TestCharge_NearTheEndIsExact(t *testing.T) {
 	limit := budget.Lifetime(600)
 	pools := []*leases.Pool{f.pool(leases.Rule{}), f.pool(leases.Rule{}), f.pool(leases.Rule{}), f.pool(leases.Rule{})}
 	spent := int64(0)
-	deadline := time.Now().Add(3 * time.Minute)
+	deadline := pgtest.Patience(t)
 	for i := 0; spent < limit.Max && time.Now().Before(deadline); i++ {
 		_, err := f.spend(pools[i%4], pgx.ReadCommitted, charge(1, limit))
 		var refused *budget.ExceededError

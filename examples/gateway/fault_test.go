@@ -136,7 +136,7 @@ func (f *fixture) insist(i int) (h heard) {
 		hangUp = 3 + i/5%15
 	}
 	secret := []string{"key-of-ann", "key-of-ben", "key-of-eve"}[i%3]
-	for n := range 3000 {
+	for n, end := 0, pgtest.Patience(f.t); time.Now().Before(end); n++ {
 		h = f.ask(f.bases[(i+n)%len(f.bases)], secret, id(i), fmt.Sprint("How is stream ", i, " metered?"), hangUp)
 		if h.Finish != "" || h.Problem == io.EOF.Error() {
 			return h

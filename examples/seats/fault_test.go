@@ -21,7 +21,7 @@ func TestMain(m *testing.M) { exampletest.Main(m, main) }
 
 // insist repeats a request with its key, at one process and then another, until its outcome is known.
 func (b *browser) insist(t *testing.T, seat, key string) (last answer) {
-	for n := range 600 {
+	for n, end := 0, pgtest.Patience(t); time.Now().Before(end); n++ {
 		a := b.at(n%len(b.h.bases)).do(http.MethodPost, b.seatPath(seat, "hold"), key, nil)
 		if a.Err == nil && a.Status != http.StatusServiceUnavailable {
 			return a
