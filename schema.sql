@@ -18396,26 +18396,28 @@ begin
 end
 $$;
 
--- A limit as it stands.
-create function metered._v1_stand(given jsonb, used numeric, held bigint) returns jsonb
+-- A limit as it stands: the text of an object, since members of jsonb are dear to add.
+create function metered._v1_stand(given jsonb, most numeric, used numeric, held bigint) returns text
 language sql stable
 as $$
-    select given || jsonb_build_object('used', used, 'held', held, 'available',
-        greatest(0, coalesce((given ->> 'max')::numeric, 0) - used - held))
+    select left(given::text, -1) || format(', "used": %s, "held": %s, "available": %s}', used, held,
+        greatest(0, coalesce(most, 0) - used - held))
 $$;
 
--- The limits as they stand, with more units that were let in.
-create function metered._v1_standings(limits jsonb, used bigint[], held bigint, more bigint)
+-- Charges that were let in, as an answer: the limits as they stand, with more units.
+create function metered._v1_let(answer text, limits jsonb, used bigint[], held bigint, more bigint)
     returns jsonb
 language plpgsql stable
 as $$
 declare
-    answer jsonb := '[]';
+    given jsonb;
+    stand text;
 begin
     for nth in 1..jsonb_array_length(limits) loop
-        answer := answer || metered._v1_stand(limits -> nth - 1, used[nth] + more, held);
+        given := limits -> nth - 1;
+        stand := concat(stand || ', ', metered._v1_stand(given, (given ->> 'max')::numeric, used[nth] + more, held));
     end loop;
-    return answer;
+    return format('{"ok": true, %s"limits": [%s]}', answer, stand)::jsonb;
 end
 $$;
 
@@ -18428,7 +18430,8 @@ as $$
         when 'retired' then metered._v1_no('scope_retired', 410)
         else metered._v1_no('budget_exceeded', case when bool_or(y.asked ? 'prepaid') then 402
                 when bool_or(y.asked ? 'lifetime') then 409 else 429 end)
-            || jsonb_build_object('limits', jsonb_agg(metered._v1_stand(y.asked, y.used, y.held)))
+            || jsonb_build_object('limits', jsonb_agg(metered._v1_stand(
+                y.asked, (y.asked ->> 'max')::numeric, y.used, y.held)::jsonb))
             || case when min(y.us) >= 0 and not bool_or(y.asked ? 'prepaid') then jsonb_build_object(
                 'retry_after', greatest(1, ceil(max(y.us) / 1000000))) else '{}' end end
     from (select limits -> (x ->> 'limit')::int as asked, (x ->> 'retry_us')::numeric as us,
@@ -18447,12 +18450,12 @@ set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-    one       jsonb;
+    one       jsonb;     -- the only limit
     standing  boolean;
     win       interval;
+    max_units bigint;
     since     timestamptz;      -- of no period
     until     timestamptz;
-    max_units bigint;
     key       bigint;
     of_scope  alias for scope;  -- the names of the short way
     units     alias for amount;
@@ -18567,17 +18570,15 @@ begin
                 returning y.seq, y.at, y.held, y.spent - units - y.refunded - y.credited into e_seq, e_at, e_held, e_used;
             end if;
         if e_seq > 0 then
-            return format(case when one is null then '{"ok": true, "seq": %s, "at": %s, "limits": []}' else
-                '{"ok": true, "seq": %s, "at": %s, "limits": [%s, "used": %s, "held": %s, "available": %s}]}' end,
-                e_seq, to_json(e_at), left(one::text, -1), e_used + units, e_held,
-                max_units - e_used - units - e_held)::jsonb;
+            return format('{"ok": true, "seq": %s, "at": %s, "limits": [%s]}', e_seq, to_json(e_at),
+                metered._v1_stand(one, max_units, e_used + units, e_held))::jsonb;
         end if;
     end if;
     posted := metered._write_charges(metered._v1_charge(scope, amount, 0, limits, note, must_exist),
         interval '1 minute', wait_ms, null, 'answer', null, true);
     return case when posted.refused is not null then metered._v1_refused(posted.refused, limits)
-        else jsonb_build_object('ok', true, 'seq', posted.seqs[1], 'at', posted.ats[1],
-            'limits', metered._v1_standings(limits, posted.used, posted.held[1], amount)) end;
+        else metered._v1_let(format('"seq": %s, "at": %s, ', posted.seqs[1], to_json(posted.ats[1])),
+            limits, posted.used, posted.held[1], amount) end;
 end
 $$;
 
@@ -18607,8 +18608,7 @@ begin
     looked := metered.check_charge(
         metered._v1_charge(scope, amount, 0, limits, note, must_exist), interval '1 minute');
     return case when looked.refused is not null then metered._v1_refused(looked.refused, limits)
-        else jsonb_build_object('ok', true,
-            'limits', metered._v1_standings(limits, looked.used, looked.held[1], 0)) end;
+        else metered._v1_let('', limits, looked.used, looked.held[1], 0) end;
 end
 $$;
 
@@ -18838,9 +18838,9 @@ set plan_cache_mode = force_generic_plan
 as $$
 declare
     print  bytea;
-    one    jsonb;
-    standing boolean;
-    win    interval;
+    one       jsonb;     -- the only limit
+    standing  boolean;
+    win       interval;
     max_units bigint;
     answer json;    -- of place_plain
     placed record;
@@ -18925,8 +18925,8 @@ begin
             lateral (select y.scope from metered.hold_lines y where y.hold = h.no) x
         where h.tenant = v1_capture.tenant and h.id = v1_capture.id having count(*) <= 1;
         if not (found and amount > 0) then
-            perform metered._require(false, 'amount');
-        end if;
+        perform metered._require(false, 'amount');
+    end if;
         line := coalesce(line, '-');    -- of no hold
     end if;
     answer := metered.capture_holds_plain(tenant, id, metered._v1_issued(id), '', line, amount, null,
@@ -19854,7 +19854,7 @@ begin
             _told_period,_told_use,_trouble_job,_try_each,_try_keys,_try_lock,_try_lock_shared,_try_lock_there,
             _try_start_job,_turn,_turn_at,_unbound_lock_wait,_under_limits,_unknown_use,_unsettled_spends,
             _untold,_untold_json,_unwritten,_usage_known_from,_use_lots,_use_repaid,_v1_charge,_v1_hold,
-            _v1_hold_no,_v1_issued,_v1_limit,_v1_no,_v1_print,_v1_refused,_v1_stand,_v1_standings,_wake_releasers,
+            _v1_hold_no,_v1_issued,_v1_let,_v1_limit,_v1_no,_v1_print,_v1_refused,_v1_stand,_wake_releasers,
             _who_holds,_with_absent,_with_debt,_with_keys,_with_minima,_with_total,_withdraw,_without_debt,
             _without_lapsing,_without_tallies,_write_charges,_write_debts,_write_due,_write_exact,_write_for_uses,
             _write_lines,_write_moves,_write_others,_write_plain,_write_up_to,_written_here,announced,begin_change,

@@ -43,7 +43,8 @@ import (
 //	{own time: key = k, at = t}                  the condition that no other transaction writes a tally of that time
 //	{short lock}, {counted lock}                 the lock of its scope
 //	{short record: jobs = j}                     the record of a command, with its short charge, for an INSERT INTO
-//	{v1 limit}                                   whether a call of v1.sql goes the short way, and its limit
+//	{refuse: when = c, what = w}                 refuses an argument under a condition
+//	{v1 limit}, {v1 limit variables}             whether a call of v1.sql goes the short way, and its limit
 //	{v1 window: of = l}                          the seconds of a window, as an interval
 //	{usage: scope = s, win = w, …}               what counts in a scope, and {usage variables}, {usage tip} (macros_full.go)
 //	{charge sums}, {charge tip}, …               the parts of _write_charges by subject (macros_full.go)
@@ -52,7 +53,7 @@ import (
 //	{shorter timeouts: ms = n}                   sets the timeouts of a transaction, unless they are shorter
 //
 // A macro may stand in the arguments of another one.
-var macro = regexp.MustCompile(`(?s)\{(entry columns|entry of (\w+)|base|bound|(?:short|counted) \w+|locked|known period|usual|admits|exact|settled|plain|due|known id|tallied|others|sum|own time|write tally|pair \w+|shorter timeouts|use of token|granted|v1 (?:limit|window)|new hold|hold terms|placed detail|fits hold|usage|(?:charge|capture|usage) \w+)(?:: ([^{}]*))?\}`)
+var macro = regexp.MustCompile(`(?s)\{(entry columns|entry of (\w+)|base|bound|(?:short|counted) \w+|locked|known period|usual|admits|exact|settled|plain|due|known id|tallied|others|sum|own time|write tally|pair \w+|shorter timeouts|use of token|granted|refuse|v1 (?:limit variables|limit|window)|new hold|hold terms|placed detail|fits hold|usage|(?:charge|capture|usage) \w+)(?:: ([^{}]*))?\}`)
 
 // templates are the macros that only fill in their arguments.
 var templates = map[string]string{
@@ -127,6 +128,10 @@ var templates = map[string]string{
             where {tallied: scope = $scope, tip = t, at = t.clk} and t.at < t.clk and {own time: key = t_lock, at = t.clk}
             on conflict do nothing
             returning y.at into $into`,
+	// A PERFORM costs in each transaction, so it stands under its condition.
+	"refuse": `if $when then
+        perform metered._require(false, '$what');
+    end if`,
 	"shorter timeouts": `set_config('statement_timeout', metered._shorter(current_setting('statement_timeout'), $ms), true)
                 || set_config('lock_timeout', metered._shorter(current_setting('lock_timeout'), $ms), true)
                 || set_config('idle_in_transaction_session_timeout',
@@ -141,6 +146,10 @@ func init() {
     e_held   bigint;
     e_used   bigint;        -- units that counted before it`,
 		// None, one by window, or prepaid credit. Any other limit, and a wrong one, leaves standing null.
+		"v1 limit variables": `one       jsonb;     -- the only limit
+    standing  boolean;
+    win       interval;
+    max_units bigint;`,
 		"v1 limit": `one := limits -> 0;
     if one @> '{}' and one - '{name,max,window}'::text[] = '{}' and jsonb_array_length(limits) = 1 then
         max_units := one ->> 'max';

@@ -64,26 +64,28 @@ begin
 end
 $$;
 
--- A limit as it stands.
-create function metered._v1_stand(given jsonb, used numeric, held bigint) returns jsonb
+-- A limit as it stands: the text of an object, since members of jsonb are dear to add.
+create function metered._v1_stand(given jsonb, most numeric, used numeric, held bigint) returns text
 language sql stable
 as $$
-    select given || jsonb_build_object('used', used, 'held', held, 'available',
-        greatest(0, coalesce((given ->> 'max')::numeric, 0) - used - held))
+    select left(given::text, -1) || format(', "used": %s, "held": %s, "available": %s}', used, held,
+        greatest(0, coalesce(most, 0) - used - held))
 $$;
 
--- The limits as they stand, with more units that were let in.
-create function metered._v1_standings(limits jsonb, used bigint[], held bigint, more bigint)
+-- Charges that were let in, as an answer: the limits as they stand, with more units.
+create function metered._v1_let(answer text, limits jsonb, used bigint[], held bigint, more bigint)
     returns jsonb
 language plpgsql stable
 as $$
 declare
-    answer jsonb := '[]';
+    given jsonb;
+    stand text;
 begin
     for nth in 1..jsonb_array_length(limits) loop
-        answer := answer || metered._v1_stand(limits -> nth - 1, used[nth] + more, held);
+        given := limits -> nth - 1;
+        stand := concat(stand || ', ', metered._v1_stand(given, (given ->> 'max')::numeric, used[nth] + more, held));
     end loop;
-    return answer;
+    return format('{"ok": true, %s"limits": [%s]}', answer, stand)::jsonb;
 end
 $$;
 
@@ -96,7 +98,8 @@ as $$
         when 'retired' then metered._v1_no('scope_retired', 410)
         else metered._v1_no('budget_exceeded', case when bool_or(y.asked ? 'prepaid') then 402
                 when bool_or(y.asked ? 'lifetime') then 409 else 429 end)
-            || jsonb_build_object('limits', jsonb_agg(metered._v1_stand(y.asked, y.used, y.held)))
+            || jsonb_build_object('limits', jsonb_agg(metered._v1_stand(
+                y.asked, (y.asked ->> 'max')::numeric, y.used, y.held)::jsonb))
             || case when min(y.us) >= 0 and not bool_or(y.asked ? 'prepaid') then jsonb_build_object(
                 'retry_after', greatest(1, ceil(max(y.us) / 1000000))) else '{}' end end
     from (select limits -> (x ->> 'limit')::int as asked, (x ->> 'retry_us')::numeric as us,
@@ -111,12 +114,9 @@ create function metered.v1_charge(scope text, amount bigint, limits jsonb defaul
 language plpgsql volatile
 as $$
 declare
-    one       jsonb;
-    standing  boolean;
-    win       interval;
+    {v1 limit variables}
     since     timestamptz;      -- of no period
     until     timestamptz;
-    max_units bigint;
     key       bigint;
     of_scope  alias for scope;  -- the names of the short way
     units     alias for amount;
@@ -135,17 +135,15 @@ begin
         {short lock};
         {short charge: also = true};
         if e_seq > 0 then
-            return format(case when one is null then '{"ok": true, "seq": %s, "at": %s, "limits": []}' else
-                '{"ok": true, "seq": %s, "at": %s, "limits": [%s, "used": %s, "held": %s, "available": %s}]}' end,
-                e_seq, to_json(e_at), left(one::text, -1), e_used + units, e_held,
-                max_units - e_used - units - e_held)::jsonb;
+            return format('{"ok": true, "seq": %s, "at": %s, "limits": [%s]}', e_seq, to_json(e_at),
+                metered._v1_stand(one, max_units, e_used + units, e_held))::jsonb;
         end if;
     end if;
     posted := metered._write_charges(metered._v1_charge(scope, amount, 0, limits, note, must_exist),
         interval '1 minute', wait_ms, null, 'answer', null, true);
     return case when posted.refused is not null then metered._v1_refused(posted.refused, limits)
-        else jsonb_build_object('ok', true, 'seq', posted.seqs[1], 'at', posted.ats[1],
-            'limits', metered._v1_standings(limits, posted.used, posted.held[1], amount)) end;
+        else metered._v1_let(format('"seq": %s, "at": %s, ', posted.seqs[1], to_json(posted.ats[1])),
+            limits, posted.used, posted.held[1], amount) end;
 end
 $$;
 
@@ -160,8 +158,7 @@ begin
     looked := metered.check_charge(
         metered._v1_charge(scope, amount, 0, limits, note, must_exist), interval '1 minute');
     return case when looked.refused is not null then metered._v1_refused(looked.refused, limits)
-        else jsonb_build_object('ok', true,
-            'limits', metered._v1_standings(limits, looked.used, looked.held[1], 0)) end;
+        else metered._v1_let('', limits, looked.used, looked.held[1], 0) end;
 end
 $$;
 
@@ -213,9 +210,7 @@ declare
     asked metered.charge_limit;
     stand text := '';
 begin
-    if scope is null then
-        perform metered._require(false, 'scope');
-    end if;
+    {refuse: when = scope is null, what = scope};
     {usage tip: scope = scope}
     for nth in 0..greatest(1, jsonb_array_length(coalesce(limits, '[null]'))) - 1 loop
         if limits = '[]' then

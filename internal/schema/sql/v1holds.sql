@@ -51,16 +51,11 @@ language plpgsql volatile
 as $$
 declare
     print  bytea;
-    one    jsonb;
-    standing boolean;
-    win    interval;
-    max_units bigint;
+    {v1 limit variables}
     answer json;    -- of place_plain
     placed record;
 begin
-    if tenant is null then
-        perform metered._require(false, 'hold');
-    end if;
+    {refuse: when = tenant is null, what = hold};
     print := metered._v1_print(json_build_array(scope, amount, extract(epoch from ttl), limits, metadata)::text);
     {v1 limit};
     if standing then
@@ -105,9 +100,7 @@ begin
         select min(x.scope) into line from metered.holds h,
             lateral (select y.scope from metered.hold_lines y where y.hold = h.no) x
         where h.tenant = v1_capture.tenant and h.id = v1_capture.id having count(*) <= 1;
-        if not (found and amount > 0) then
-            perform metered._require(false, 'amount');
-        end if;
+        {refuse: when = not (found and amount > 0), what = amount};
         line := coalesce(line, '-');    -- of no hold
     end if;
     answer := metered.capture_holds_plain(tenant, id, metered._v1_issued(id), '', line, amount, null,
@@ -160,9 +153,7 @@ declare
     before json;
 begin
     print := metered._v1_print(coalesce(content, 'null')::text);
-    if (tenant is not null and id <> '') is not true then
-        perform metered._require(false, 'id');
-    end if;
+    {refuse: when = (tenant is not null and id <> '') is not true, what = id};
     before := metered.begin_command_plain(tenant, id, metered._lock_key('metered/operation/metered',
             int8send(octet_length(tenant)) || convert_to(tenant, 'UTF8')
             || int8send(octet_length(id)) || convert_to(id, 'UTF8')),
@@ -191,9 +182,7 @@ declare
     unused text;
 begin
     of := nullif(current_setting('metered_tx.v1', true), '')::jsonb;
-    if (current_setting('metered_tx.command', true) = 'v1' and answer is not null) is not true then
-        perform metered._require(false, 'answer');
-    end if;
+    {refuse: when = (current_setting('metered_tx.command', true) = 'v1' and answer is not null) is not true, what = answer};
     unused := metered.complete_command_plain(of_tenant => of ->> 0, of_id => of ->> 1,
         marker => 'v1', of_fingerprint => decode(of ->> 2, 'hex'),
         issued => metered._v1_issued(of ->> 1), of_result => convert_to(answer::text, 'UTF8'),
