@@ -12,7 +12,6 @@ import (
 	entsql "entgo.io/ent/dialect/sql"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/jmoiron/sqlx"
 	"github.com/stretchr/testify/require"
 	"github.com/uptrace/bun"
@@ -51,7 +50,8 @@ func newGateway(t *testing.T, mode pgx.QueryExecMode) *gateway {
 	}})
 	_, err := pool.Exec(t.Context(), "create table calls (id text primary key, tokens bigint not null)")
 	require.NoError(t, err)
-	db := stdlib.OpenDBFromPool(pool)
+	db := sqlmetered.OpenDB(pool)
+	db.SetMaxIdleConns(100) // as ORMs' tutorials do
 	t.Cleanup(func() { require.NoError(t, db.Close()) })
 	return &gateway{pool: pool, client: client, db: db}
 }

@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/jackc/pgx/v5/stdlib"
-
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
@@ -21,7 +19,7 @@ func Example() {
 	defer done()
 	client, err := metered.New(pool, metered.Config{})
 	check(err)
-	db := stdlib.OpenDBFromPool(pool) // one pool for both
+	db := sqlmetered.OpenDB(pool) // one pool for both
 	defer db.Close()
 	_, err = db.Exec("create table documents (title text not null)")
 	check(err)
@@ -66,7 +64,7 @@ func ExampleSettleTx() {
 	defer done()
 	client, err := metered.New(pool, metered.Config{})
 	check(err)
-	db := stdlib.OpenDBFromPool(pool)
+	db := sqlmetered.OpenDB(pool)
 	defer db.Close()
 	_, err = db.Exec("create table requests (id text primary key, tokens bigint)")
 	check(err)

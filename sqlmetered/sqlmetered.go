@@ -1,6 +1,6 @@
-// Package sqlmetered runs metered commands inside a *sql.Tx of pgx's stdlib driver, best from
-// stdlib.OpenDBFromPool with the Client's pool. Your writes by the *sql.Tx and the command commit
-// together, or neither does.
+// Package sqlmetered runs metered commands inside a *sql.Tx of pgx's stdlib driver, best from OpenDB
+// with the Client's pool. Your writes by the *sql.Tx and the command commit together, or neither
+// does.
 //
 // Most programs want DoTx and Commit. InTx is for calls of budget, holds and so on. Beside the
 // rules of metered.DoTx:

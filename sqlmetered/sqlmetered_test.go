@@ -9,7 +9,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered"
@@ -41,7 +40,7 @@ type set struct {
 func setUp(t *testing.T, opts pgtest.Options) set {
 	t.Helper()
 	pool, c := pgtest.SetUp(t, metered.Config{}, opts)
-	db := stdlib.OpenDBFromPool(pool)
+	db := sqlmetered.OpenDB(pool)
 	t.Cleanup(func() { require.NoError(t, db.Close()) })
 	return set{pool, c, db}
 }

@@ -39,7 +39,7 @@ func (e *Engine) connect(ctx context.Context) (*pgxpool.Conn, error) {
 	if most := stat.MaxConns(); ctx.Err() != nil && stat.AcquiredConns() >= most {
 		running, hint := e.functions.Load(), ""
 		if running < most {
-			hint = " (an *sql.DB with SetMaxIdleConns keeps connections of the pool that it does not use)"
+			hint = " (an *sql.DB with SetMaxIdleConns keeps connections of the pool that it does not use; one of sqlmetered.OpenDB does not)"
 		}
 		return nil, fmt.Errorf("metered: connect: all %d connections of the pool are in use, %d of them by functions of commands%s: %w",
 			most, running, hint, err)
