@@ -94,7 +94,11 @@ func tryCluster(ctx context.Context, opts Options, in installation, as account, 
 		}
 		conf, making, command = opts.standbyConf(dir, port, conninfo), "pg_basebackup", "copy "+conninfo
 	}
-	s.watchdog, err = startWatchdog(as, dir, in.dir, conf, hostAuth)
+	var env []string
+	if !opts.Durable {
+		env = append(env, hugeHeap)
+	}
+	s.watchdog, err = startWatchdog(as, dir, in.dir, conf, hostAuth, env...)
 	if err != nil {
 		return nil, err
 	}

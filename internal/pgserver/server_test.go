@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -80,6 +82,28 @@ func TestStart_DurableLeavesTheServersDefaults(t *testing.T) {
 	s := start(t, Options{Durable: true})
 	for _, name := range []string{"fsync", "synchronous_commit", "full_page_writes"} {
 		require.Equal(t, "on", query(t, s, "show "+name), name)
+	}
+}
+
+func TestStart_HeapsAreOfHugePagesUnlessDurable(t *testing.T) {
+	t.Parallel()
+	const file = "/sys/kernel/mm/transparent_hugepage/enabled"
+	if mode, err := os.ReadFile(file); err != nil || !bytes.Contains(mode, []byte("[madvise]")) {
+		t.Skipf("needs [madvise] in %s: %s %v", file, mode, err)
+	}
+	for _, durable := range []bool{false, true} {
+		s := start(t, Options{Private: true, Durable: durable})
+		maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps", s.PID()))
+		require.NoError(t, err)
+		if !bytes.Contains(maps, []byte("/libc.so.6")) {
+			t.Skip("needs a server with glibc")
+		}
+		_, heap, found := strings.Cut(string(maps), "[heap]")
+		require.True(t, found)
+		_, flags, found := strings.Cut(heap, "VmFlags:")
+		require.True(t, found)
+		flags, _, _ = strings.Cut(flags, "\n")
+		require.Equal(t, !durable, slices.Contains(strings.Fields(flags), "hg"), flags)
 	}
 }
 
