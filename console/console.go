@@ -107,7 +107,14 @@ func New(pool *pgxpool.Pool, cfg Config) (*Handler, error) {
 
 // Close ends the streams of all viewers, and lets none begin: call it before http.Server.Shutdown,
 // which waits for them (http.Server.RegisterOnShutdown). Pages are served as before.
-func (h *Handler) Close() { h.live.close() }
+func (h *Handler) Close() {
+	if h.made() {
+		h.live.close()
+	}
+}
+
+// made reports whether New made the Handler.
+func (h *Handler) made() bool { return h != nil && h.pages != nil }
 
 // maxName is how long a name of Postgres's can be, in bytes.
 const maxName = 63

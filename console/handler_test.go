@@ -107,3 +107,15 @@ func TestNew_RefusesSettingsOutOfBounds(t *testing.T) {
 	_, err := console.New(nil, console.Config{})
 	require.Error(t, err)
 }
+
+// A Handler that New did not make answers that, and panics in no request.
+func TestHandler_ThatNewDidNotMakeSaysSo(t *testing.T) {
+	t.Parallel()
+	for _, h := range []*console.Handler{nil, new(console.Handler)} {
+		r := httptest.NewRecorder()
+		h.ServeHTTP(r, httptest.NewRequest(http.MethodGet, "/", nil))
+		require.Equal(t, http.StatusInternalServerError, r.Code)
+		require.Contains(t, r.Body.String(), "was not made by New")
+		h.Close()
+	}
+}

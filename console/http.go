@@ -62,6 +62,10 @@ func (h *Handler) views() map[string]view {
 
 // ServeHTTP answers GET and HEAD.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if !h.made() {
+		http.Error(w, "the Handler was not made by New", http.StatusInternalServerError)
+		return
+	}
 	header := w.Header()
 	header.Set("Content-Security-Policy", policy)
 	header.Set("X-Content-Type-Options", "nosniff")

@@ -33,9 +33,6 @@ func (r Room) Share() float64 { return float64(r.Counts()) / max(1, float64(r.Of
 // Low is the count from which on the room gets scarce.
 func (r Room) Low() float64 { return float64(r.Of()) * 0.75 }
 
-// High is the count from which on the room nearly ends.
-func (r Room) High() float64 { return float64(r.Of()) * 0.95 }
-
 // NearlyOut reports whether less than a quarter is left. Where the usage is not known, it is false.
 func (r Room) NearlyOut() bool { return !r.Purged && float64(r.Counts()) >= r.Low() }
 
