@@ -17,7 +17,7 @@ import (
 // functions are those of the templates.
 func functions(zone *time.Location) template.FuncMap {
 	return template.FuncMap{
-		"name": printable, "middle": middle, "number": numberOf, "rate": perSecond, "count": count,
+		"name": printable, "middle": middle, "shortID": shortID, "number": numberOf, "rate": perSecond, "count": count,
 		"span": span, "until": until,
 		"length": length, "drawing": drawing, "window": window, "limit": limitText,
 		"units": heldUnits, "session": inspect.IsSession, "period": each,
@@ -53,17 +53,26 @@ func printable(name any) string {
 	return b.String()
 }
 
-const nameShown = 36 // characters of a name in a table, as many as a UUID has
+const (
+	nameShown = 36 // characters of a name in a table, as many as a UUID has
+	idShown   = 20 // characters of an id in a table
+)
 
 // middle is a long name without its middle, and "" for a name that is short enough. Names differ at
 // their ends.
-func middle(name any) string {
+func middle(name any) string { return cutTo(nameShown, name) }
+
+// cutTo cuts the middle of a name that is longer than most characters.
+func cutTo(most int, name any) string {
 	text := []rune(printable(name))
-	if len(text) <= nameShown {
+	if len(text) <= most {
 		return ""
 	}
-	return string(text[:nameShown/2]) + "…" + string(text[len(text)-nameShown/2+1:])
+	return string(text[:most/2]) + "…" + string(text[len(text)-most/2+1:])
 }
+
+// shortID cuts an id, whose whole is on its own page: else the times beside it had two lines each.
+func shortID(id any) string { return cutTo(idShown, id) }
 
 // number has a thin space between thousands.
 func number(n int64) string {

@@ -51,4 +51,6 @@ func TestMiddle_CutsLongNamesWhereTheyAreAlike(t *testing.T) {
 	require.Empty(t, middle(strings.Repeat("é", 36)))
 	require.Equal(t, "org/acme/departmen…-2026-11-0042.pdf", middle("org/acme/department/of/very/long/invoices-2026-11-0042.pdf"))
 	require.Len(t, []rune(middle(strings.Repeat("é", 37))), 36)
+	require.Equal(t, "019a0000-7…901c5e8fb", shortID("019a0000-7000-7000-8000-0901c5e8fb"))
+	require.Empty(t, shortID("order/2026/11/000042"))
 }
