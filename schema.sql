@@ -3836,8 +3836,8 @@ create type metered.idle_state as (
     first_at timestamptz[],         -- when the first of these began
     over     timestamptz);          -- when the last one of all was over
 
--- Whether more periods of plans are due in a wallet than one step writes: not where a lot would
--- have more units than one may have.
+-- Whether more periods of plans, and ends of units that go on again and again, are due in a wallet
+-- than one step writes: not where a lot would have more units than one may have.
 create function metered._is_idle(lots metered.lots[], until timestamptz) returns boolean
 language plpgsql stable
 as $$
@@ -3850,7 +3850,17 @@ begin
               from unnest(lots) y
               where y.pending > 0
                   and y.starts_at <= until
-                  and ((y.plan).renews).every is not null) x)
+                  and ((y.plan).renews).every is not null
+              union all
+              select 0, 1 + least(nullif((y.plan).roll_again, -1),
+                  extract(epoch from until - y.expires_at)
+                      / extract(epoch from coalesce(((y.plan).roll_to).every, (y.plan).roll_for)))
+              from unnest(lots) y
+              where y.rest + y.kept > 0
+                  and y.roll_cap is not null
+                  and y.expires_at <= until
+                  and (y.plan).roll_again <> 0
+                  and y.roll_end < 'infinity') x)
         and cardinality(lots) < 200;
 end
 $$;
@@ -4535,6 +4545,9 @@ declare
     most      int := metered._events_per_step();
     called    boolean := max_lots = metered._ends_per_call();      -- by no step
 begin
+    if called and metered._turns_until(tip, clk, most) < clk then
+        perform metered._refuse_behind(tip.scope);
+    end if;
     if tip.next_due <= clk then
         nos := array(select x.hold from metered.hold_lines x
             where x.scope = tip.scope and x.open > 0 and x.due >= tip.next_due and x.due <= clk
@@ -11074,6 +11087,102 @@ begin
 end
 $$;
 
+-- The time up to which a call, or a step of one, writes what lots do in a wallet that no call leaves
+-- to a later one: they begin, and end where other lots depend on it (_again). It is clk, or earlier
+-- if more than most do so by then. Periods of plans and units that go on again count as one where
+-- they are foreseen (_awake). They are not as long as holds fall due, or units that come pay
+-- overdraft.
+create function metered._turns_until(tip metered.ledger, clk timestamptz, most int)
+returns timestamptz
+language plpgsql stable
+as $$
+declare
+    until timestamptz := clk;
+    debt  bigint;
+    nos   bigint[];
+    lots  metered.lots[];
+    last  timestamptz;      -- when the last line falls due
+    each  boolean;          -- nothing is foreseen, whatever falls due
+    times metered.unwritten[] := '{}';
+    dues  timestamptz[];
+begin
+    if (tip.lots_end <= clk) is not true then
+        return clk;
+    end if;
+    -- Each in the order of its index, which keeps the planner from the index of all.
+    nos := array(select y.no from metered.lot_rows y
+            where y.scope = tip.scope and y.pending > 0 and y.starts_at <= clk
+            order by y.starts_at, y.age limit most + 1)
+        || array(select y.no from metered.lot_rows y
+            where y.scope = tip.scope and y.open and y.again and y.expires_at <= clk
+            order by y.expires_at, y.age limit most + 1)
+        || array(select y.no from metered.lot_rows y
+            where y.scope = tip.scope and y.keeps and y.roll_cap is not null
+              and y.expires_at <= clk
+            order by y.expires_at, y.age limit most + 1);
+    if nos = '{}' then
+        return clk;
+    end if;
+    lots := array(select l from unnest(nos) n,
+        lateral (select z from metered.lots z where z.no = n limit 1) y(l)
+        order by metered._turn_at(l) limit most + 1);
+    if cardinality(lots) > most then
+        until := metered._turn_at(lots[most]);
+    end if;
+    debt := metered._debt(tip);
+    if tip.next_due <= until then
+        last := (select l.due from metered.hold_lines l
+            where l.scope = tip.scope and l.open > 0 and l.due >= tip.next_due and l.due <= until
+            order by l.due desc limit 1);
+    end if;
+    each := metered._is_idle(lots, until) is not true or 200 - most <= (
+        select count(*) from (select from unnest(lots) x, metered.lot_rows y
+            where (x.plan).roll_shared and y.scope = tip.scope and y.category = x.category
+              and y.origin = 'r' and (y.open or y.keeps) limit 200) z);
+    for pos in 1..least(most, cardinality(lots)) loop
+        times := times || metered._turns_of(lots[pos],
+            case when each or debt > 0 then until else last end, most);
+    end loop;
+    dues := array(select y.at from (
+            select x.at, sum(x.units) over (order by x.at) - x.units as paid
+            from unnest(times) x) y
+        where each or y.at <= last or y.paid < debt
+        order by y.at limit most + 1);
+    return least(until, case when cardinality(dues) > most then dues[most] end);
+end
+$$;
+
+-- The first turns of a lot up to a time, and of the lots that its plan brings, or in which its units
+-- go on, with the units that they bring: more than most, if there are so many.
+create function metered._turns_of(lot metered.lots, until timestamptz, most int)
+returns metered.unwritten[]
+language plpgsql stable
+as $$
+declare
+    plan  metered.lot_plan := lot.plan;
+    at    timestamptz := metered._turn_at(lot);
+    units bigint := lot.pending;
+    turns metered.unwritten[] := '{}';
+begin
+    while at <= until and cardinality(turns) <= most loop
+        turns := turns || row(at, units)::metered.unwritten;
+        if lot.pending > 0 then
+            at := case when (plan.renews).every is not null
+                then (metered._period_at(plan.renews, at))[2] end;
+            units := plan.renew_amount;
+        elsif cardinality(turns) = 1 then
+            at := lot.roll_end;
+        else
+            at := case when plan.roll_again = -1 or plan.roll_again >= cardinality(turns) - 1
+                then metered._roll_end(at, plan, plan.roll_for) end;
+        end if;
+    end loop;
+    return turns;
+exception when sqlstate 'MT010' then    -- a lost zone, which the fold itself reports
+    return turns;
+end
+$$;
+
 -- Takes a step in a scope that is so far behind that calls fail (_refuse_behind). In a scope without
 -- lots it ends no rows of holds, which sweeps do. more: take another one.
 create function metered.catch_up(of_scope metered.scope_name, wait_ms int, out more boolean)
@@ -11096,7 +11205,8 @@ begin
     clk := metered.clock();
     tip := metered._entry_for_write(of_scope);
     if tip.lots_end is not null then
-        until := metered._lots_until(tip, metered._lines_until(tip, clk), metered._events_per_step());
+        until := metered._turns_until(tip, metered._lines_until(tip, clk),
+            metered._events_per_step());
         perform metered._settle(tip, until, metered._events_per_step(), 0, wait_ms);
         stands := metered._last_entry(of_scope);
         more := stands.seq > tip.seq and (until < clk or stands.next_due <= until) is true;
@@ -11288,6 +11398,7 @@ declare
     nth   timestamptz;
 begin
     if tip.lots_end <= clk then
+        until := metered._turns_until(tip, clk, most);
         times := array(select y.expires_at from metered.lot_rows y
             where y.scope = tip.scope and y.open and y.expires_at <= clk
             order by y.expires_at, y.age limit most + 1);
@@ -19852,9 +19963,9 @@ begin
             _sum_lines,_sweep_lots,_sweepable,_take_back,_take_lots,_take_units,_taken,_taken_of,_taken_parts,
             _tallied_of,_tallied_units,_tallies_before,_tally,_tally_key,_tenant_key,_threshold_key,_token_fits,
             _told_period,_told_use,_trouble_job,_try_each,_try_keys,_try_lock,_try_lock_shared,_try_lock_there,
-            _try_start_job,_turn,_turn_at,_unbound_lock_wait,_under_limits,_unknown_use,_unsettled_spends,
-            _untold,_untold_json,_unwritten,_usage_known_from,_use_lots,_use_repaid,_v1_charge,_v1_hold,
-            _v1_hold_no,_v1_issued,_v1_let,_v1_limit,_v1_no,_v1_print,_v1_refused,_v1_stand,_wake_releasers,
+            _try_start_job,_turn,_turn_at,_turns_of,_turns_until,_unbound_lock_wait,_under_limits,_unknown_use,
+            _unsettled_spends,_untold,_untold_json,_unwritten,_usage_known_from,_use_lots,_use_repaid,_v1_charge,
+            _v1_hold,_v1_hold_no,_v1_issued,_v1_let,_v1_limit,_v1_no,_v1_print,_v1_refused,_v1_stand,_wake_releasers,
             _who_holds,_with_absent,_with_debt,_with_keys,_with_minima,_with_total,_withdraw,_without_debt,
             _without_lapsing,_without_tallies,_write_charges,_write_debts,_write_due,_write_exact,_write_for_uses,
             _write_lines,_write_moves,_write_others,_write_plain,_write_up_to,_written_here,announced,begin_change,

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/pgtest"
@@ -227,7 +228,7 @@ func TestIdle_ASeriesOverSkippedTimeHasDrawsAlone(t *testing.T) {
 	}
 }
 
-// Periods that never coincide are skipped as others are. So many units that no lot has them are not: a call on the wallet goes on.
+// Periods that never coincide are skipped as others are. So many units that no lot has them are not: a call on the wallet goes through them in steps.
 func TestIdle_OddPeriodsAreSkippedAndUnlimitedPlansAreNot(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, wallet.Config{})
@@ -244,8 +245,10 @@ func TestIdle_OddPeriodsAreSkippedAndUnlimitedPlansAreNot(t *testing.T) {
 		have, entries := f.fold("_advance", scope, true)
 		require.Equal(t, want, have)
 		require.Equal(t, skipped, entries < each)
-		_, err := f.tryDraw(toDraw{Wallet: scope, Amount: 1})
-		require.NoError(t, err)
+		require.NoError(t, pgtest.NewClient(t, f.pool, metered.Config{}).RunTx(t.Context(), pgx.TxOptions{}, func(ctx context.Context, tx pgx.Tx) error {
+			_, err := f.drawIn(ctx, tx, toDraw{Wallet: scope, Amount: 1})
+			return err
+		}))
 	}
 }
 

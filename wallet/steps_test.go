@@ -79,6 +79,91 @@ func backlogInSteps(t *testing.T, f *fixture, least int64) {
 	require.Equal(t, read, units("called"))
 }
 
+// Lots that no call leaves to a later one are written in steps, too: lots that begin, lots whose units go on again, or share a cap, or are
+// for a use, and the periods of a plan before a hold falls due. A step writes about 25 of them.
+func TestBacklog_LotsThatNoCallLeavesAreWrittenInSteps(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, wallet.Config{Overdraft: 1000})
+	c := pgtest.NewClient(t, f.pool, metered.Config{})
+	roll := wallet.Roll{Cap: 5, Lasts: wallet.For(day)}
+	again, shared := roll, roll
+	again.Times, shared.Shared, shared.Cap = 5, true, 100
+	kinds := map[string]func(scope string){
+		"go on again": func(scope string) { f.lotsEnd(scope, 40, wallet.Grant{Roll: &again}) },
+		"share a cap": func(scope string) { f.lotsEnd(scope, 40, wallet.Grant{Roll: &shared}) },
+		"for a use":   func(scope string) { f.lotsEnd(scope, 40, wallet.Grant{Roll: &roll, Uses: []string{"images"}}) },
+		"begin": func(scope string) {
+			_, err := do(f, func(ctx context.Context, tx pgx.Tx) (_ struct{}, err error) {
+				for i := 0; i < 40 && err == nil; i++ {
+					_, err = f.book.Grant(ctx, tx, wallet.Grant{Wallet: scope, Amount: 5, Starts: noon.Add(time.Hour + time.Duration(i)*time.Microsecond)})
+				}
+				return struct{}{}, err
+			})
+			require.NoError(t, err)
+		},
+		"of a plan, and a hold": func(scope string) {
+			f.clock.Set(noon.AddDate(0, 0, -60))
+			f.grant(wallet.Grant{Wallet: scope, Amount: 5, Reference: "plan", Ends: wallet.EachPeriod(daily), Roll: &roll})
+			_, err := do(f, func(ctx context.Context, tx pgx.Tx) (holds.Hold, error) {
+				return f.holds.Place(ctx, tx, holds.Placement{ID: scope, TTL: 50 * day, Lines: []holds.Line{f.book.Line(scope, 2)}})
+			})
+			require.NoError(t, err)
+		},
+		"of a plan that pays overdraft": func(scope string) {
+			f.clock.Set(noon.AddDate(0, 0, -60))
+			f.grant(wallet.Grant{Wallet: scope, Amount: 5, Reference: "plan", Ends: wallet.EachPeriod(daily)})
+			_, err := f.tryDraw(toDraw{Wallet: scope, Amount: 805})
+			require.NoError(t, err)
+		},
+	}
+	for kind, fill := range kinds {
+		f.clock.Set(noon)
+		for _, scope := range []string{kind, "swept " + kind} {
+			fill(scope)
+			f.grant(wallet.Grant{Wallet: scope, Amount: 500, Reference: "paid"})
+		}
+	}
+	f.clock.Set(noon.Add(2 * time.Hour))
+	units := func(scope string) (all []int64) { // of the wallet, and of each lot
+		b, err := f.book.Balance(t.Context(), f.pool, scope)
+		require.NoError(t, err)
+		all = append(all, b.Units, b.Held)
+		for _, l := range b.Lots {
+			all = append(all, l.Units)
+		}
+		return all
+	}
+	read := map[string][]int64{}
+	for kind := range kinds {
+		read[kind] = units(kind)
+		draw := func(ctx context.Context, tx pgx.Tx) error {
+			_, err := f.drawIn(ctx, tx, toDraw{Wallet: kind, Amount: 1})
+			return err
+		}
+		grant := func(ctx context.Context, tx pgx.Tx) error { return f.calledOn(false)["grant"](ctx, tx, kind) }
+		before := f.lastSeq(kind)
+		for _, call := range []func(ctx context.Context, tx pgx.Tx) error{draw, grant} {
+			_, err := do(f, func(ctx context.Context, tx pgx.Tx) (struct{}, error) { return struct{}{}, call(ctx, tx) })
+			require.ErrorIs(t, err, budget.ErrBusy, kind)
+		}
+		require.Equal(t, before, f.lastSeq(kind), "nothing is written")
+		var more bool
+		require.NoError(t, f.pool.QueryRow(t.Context(), "select metered.catch_up($1, 1000)", kind).Scan(&more))
+		require.True(t, more, kind)
+		require.InDelta(t, 50, f.lastSeq(kind)-before, 50, kind)
+		require.Equal(t, read[kind], units(kind), "a step, as after a crash: %s", kind)
+		require.NoError(t, c.RunTx(t.Context(), pgx.TxOptions{}, grant))
+		read[kind][0] += 7
+	}
+	f.sweeps()
+	for kind := range kinds {
+		swept := units("swept " + kind)
+		swept[0] += 7
+		require.Equal(t, read[kind][:2], swept[:2], kind)
+		require.Equal(t, read[kind][:2], units(kind)[:2], kind)
+	}
+}
+
 // Due holds whose lots end between them cannot be one sum. Where more sums are due than one step writes, each step writes some.
 func TestBacklog_SumsBetweenEndsOfLotsAreWrittenInSteps(t *testing.T) {
 	t.Parallel()

@@ -164,6 +164,18 @@ func TestWork_OfACallIsAsMuchHoweverMuchIsDue(t *testing.T) {
 			require.NoError(f, err)
 			f.grant(rolls)
 		}, flat: []string{"charge", "draw", "grant", "place", "balance", "usage", "sweep"}},
+		{name: "lots that go on again", brief: true, few: 60, many: pgtest.Size(250, 10_000), then: 2 * time.Hour, fill: lots(wallet.Grant{Roll: &wallet.Roll{Cap: 5, Lasts: wallet.For(day), Times: 5}}),
+			writes: []string{"sweep", "step"}},
+		{name: "lots that share a cap", few: 60, many: pgtest.Size(250, 10_000), then: 2 * time.Hour, fill: lots(wallet.Grant{Roll: &wallet.Roll{Cap: 100, Lasts: wallet.For(day), Shared: true}}),
+			writes: []string{"sweep", "step"}},
+		{name: "units that go on each day, for ever", brief: true, few: 30, many: pgtest.Size(200, 3*365), since: true, fill: func(f *fixture, scope string, days int) {
+			f.clock.Set(noon.AddDate(0, 0, -days))
+			f.grant(wallet.Grant{Wallet: scope, Amount: 1_000_000, Reference: "paid"})
+			for range 5 {
+				f.grant(wallet.Grant{Wallet: scope, Amount: 5, Ends: wallet.After(time.Hour), Roll: &wallet.Roll{Cap: 5, Lasts: wallet.For(day), Times: -1}})
+			}
+			f.clock.Set(noon)
+		}, writes: []string{"charge", "draw", "grant", "place", "balance", "usage", "sweep"}},
 		{name: "an idle plan", few: 30, many: 3 * 365, since: true, fill: plansIdle(1),
 			writes: []string{"charge", "draw", "grant", "place", "balance", "usage", "sweep"}},
 		{name: "five idle plans", brief: true, few: 30, many: 3 * 365, since: true, fill: plansIdle(5),

@@ -34,8 +34,8 @@ create type metered.idle_state as (
     first_at timestamptz[],         -- when the first of these began
     over     timestamptz);          -- when the last one of all was over
 
--- Whether more periods of plans are due in a wallet than one step writes: not where a lot would
--- have more units than one may have.
+-- Whether more periods of plans, and ends of units that go on again and again, are due in a wallet
+-- than one step writes: not where a lot would have more units than one may have.
 create function metered._is_idle(lots metered.lots[], until timestamptz) returns boolean
 language plpgsql stable
 as $$
@@ -48,7 +48,17 @@ begin
               from unnest(lots) y
               where y.pending > 0
                   and y.starts_at <= until
-                  and ((y.plan).renews).every is not null) x)
+                  and ((y.plan).renews).every is not null
+              union all
+              select 0, 1 + least(nullif((y.plan).roll_again, -1),
+                  extract(epoch from until - y.expires_at)
+                      / extract(epoch from coalesce(((y.plan).roll_to).every, (y.plan).roll_for)))
+              from unnest(lots) y
+              where y.rest + y.kept > 0
+                  and y.roll_cap is not null
+                  and y.expires_at <= until
+                  and (y.plan).roll_again <> 0
+                  and y.roll_end < 'infinity') x)
         and cardinality(lots) < 200;
 end
 $$;

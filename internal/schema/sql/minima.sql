@@ -174,6 +174,102 @@ begin
 end
 $$;
 
+-- The time up to which a call, or a step of one, writes what lots do in a wallet that no call leaves
+-- to a later one: they begin, and end where other lots depend on it (_again). It is clk, or earlier
+-- if more than most do so by then. Periods of plans and units that go on again count as one where
+-- they are foreseen (_awake). They are not as long as holds fall due, or units that come pay
+-- overdraft.
+create function metered._turns_until(tip metered.ledger, clk timestamptz, most int)
+returns timestamptz
+language plpgsql stable
+as $$
+declare
+    until timestamptz := clk;
+    debt  bigint;
+    nos   bigint[];
+    lots  metered.lots[];
+    last  timestamptz;      -- when the last line falls due
+    each  boolean;          -- nothing is foreseen, whatever falls due
+    times metered.unwritten[] := '{}';
+    dues  timestamptz[];
+begin
+    if (tip.lots_end <= clk) is not true then
+        return clk;
+    end if;
+    -- Each in the order of its index, which keeps the planner from the index of all.
+    nos := array(select y.no from metered.lot_rows y
+            where y.scope = tip.scope and y.pending > 0 and y.starts_at <= clk
+            order by y.starts_at, y.age limit most + 1)
+        || array(select y.no from metered.lot_rows y
+            where y.scope = tip.scope and y.open and y.again and y.expires_at <= clk
+            order by y.expires_at, y.age limit most + 1)
+        || array(select y.no from metered.lot_rows y
+            where y.scope = tip.scope and y.keeps and y.roll_cap is not null
+              and y.expires_at <= clk
+            order by y.expires_at, y.age limit most + 1);
+    if nos = '{}' then
+        return clk;
+    end if;
+    lots := array(select l from unnest(nos) n,
+        lateral (select z from metered.lots z where z.no = n limit 1) y(l)
+        order by metered._turn_at(l) limit most + 1);
+    if cardinality(lots) > most then
+        until := metered._turn_at(lots[most]);
+    end if;
+    debt := metered._debt(tip);
+    if tip.next_due <= until then
+        last := (select l.due from metered.hold_lines l
+            where l.scope = tip.scope and l.open > 0 and l.due >= tip.next_due and l.due <= until
+            order by l.due desc limit 1);
+    end if;
+    each := metered._is_idle(lots, until) is not true or 200 - most <= (
+        select count(*) from (select from unnest(lots) x, metered.lot_rows y
+            where (x.plan).roll_shared and y.scope = tip.scope and y.category = x.category
+              and y.origin = 'r' and (y.open or y.keeps) limit 200) z);
+    for pos in 1..least(most, cardinality(lots)) loop
+        times := times || metered._turns_of(lots[pos],
+            case when each or debt > 0 then until else last end, most);
+    end loop;
+    dues := array(select y.at from (
+            select x.at, sum(x.units) over (order by x.at) - x.units as paid
+            from unnest(times) x) y
+        where each or y.at <= last or y.paid < debt
+        order by y.at limit most + 1);
+    return least(until, case when cardinality(dues) > most then dues[most] end);
+end
+$$;
+
+-- The first turns of a lot up to a time, and of the lots that its plan brings, or in which its units
+-- go on, with the units that they bring: more than most, if there are so many.
+create function metered._turns_of(lot metered.lots, until timestamptz, most int)
+returns metered.unwritten[]
+language plpgsql stable
+as $$
+declare
+    plan  metered.lot_plan := lot.plan;
+    at    timestamptz := metered._turn_at(lot);
+    units bigint := lot.pending;
+    turns metered.unwritten[] := '{}';
+begin
+    while at <= until and cardinality(turns) <= most loop
+        turns := turns || row(at, units)::metered.unwritten;
+        if lot.pending > 0 then
+            at := case when (plan.renews).every is not null
+                then (metered._period_at(plan.renews, at))[2] end;
+            units := plan.renew_amount;
+        elsif cardinality(turns) = 1 then
+            at := lot.roll_end;
+        else
+            at := case when plan.roll_again = -1 or plan.roll_again >= cardinality(turns) - 1
+                then metered._roll_end(at, plan, plan.roll_for) end;
+        end if;
+    end loop;
+    return turns;
+exception when sqlstate 'MT010' then    -- a lost zone, which the fold itself reports
+    return turns;
+end
+$$;
+
 -- Takes a step in a scope that is so far behind that calls fail (_refuse_behind). In a scope without
 -- lots it ends no rows of holds, which sweeps do. more: take another one.
 create function metered.catch_up(of_scope metered.scope_name, wait_ms int, out more boolean)
@@ -189,7 +285,8 @@ begin
     clk := metered.clock();
     tip := metered._entry_for_write(of_scope);
     if tip.lots_end is not null then
-        until := metered._lots_until(tip, metered._lines_until(tip, clk), metered._events_per_step());
+        until := metered._turns_until(tip, metered._lines_until(tip, clk),
+            metered._events_per_step());
         perform metered._settle(tip, until, metered._events_per_step(), 0, wait_ms);
         stands := metered._last_entry(of_scope);
         more := stands.seq > tip.seq and (until < clk or stands.next_due <= until) is true;

@@ -132,6 +132,9 @@ declare
     most      int := metered._events_per_step();
     called    boolean := max_lots = metered._ends_per_call();      -- by no step
 begin
+    if called and metered._turns_until(tip, clk, most) < clk then
+        perform metered._refuse_behind(tip.scope);
+    end if;
     if tip.next_due <= clk then
         nos := array(select x.hold from metered.hold_lines x
             where x.scope = tip.scope and x.open > 0 and x.due >= tip.next_due and x.due <= clk

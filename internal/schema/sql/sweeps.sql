@@ -50,6 +50,7 @@ declare
     nth   timestamptz;
 begin
     if tip.lots_end <= clk then
+        until := metered._turns_until(tip, clk, most);
         times := array(select y.expires_at from metered.lot_rows y
             where y.scope = tip.scope and y.open and y.expires_at <= clk
             order by y.expires_at, y.age limit most + 1);
