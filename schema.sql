@@ -17230,6 +17230,7 @@ begin
         where y.tenant = of_tenant and y.id = of_id and y.state = 'h' and (units is null or y.claim is null)
           and case when (capture_holds_plain.holder = '' or y.holder = capture_holds_plain.holder) and cardinality(y.keys) = 1
               then metered._try_lock(y.keys[1]) end
+          and true
         for no key update skip locked;
         if was.due > was.clk and current_setting('transaction_isolation') = 'read committed' then
             insert into metered.ledger as e (seq, amount, at, spent, refunded, credited, held, epoch, kind,
@@ -17295,6 +17296,131 @@ begin
         row(true, 'refuse', entity)::metered.capture_terms, interval '0', wait_ms, row(op_tenant, operation, note)::metered.origin,
         channel, raising);
     return json_build_array(was.refused::text, was.holds::text[], was.crossed);
+end
+$$;
+
+-- A whole command that does nothing but one capture, which ends its hold: the answer of
+-- complete_command_plain, a line feed, and that of capture_holds_plain. Where the id is known, it
+-- fails as begin_command_plain does when it raises. As in run_command_plain, there is no guard.
+create function metered.run_capture_plain(of_tenant text, of_id text, held_at timestamptz, holder text,
+    of_scope text, units bigint, entity text, note jsonb, op_tenant text, operation text, wait_ms int,
+    channel text, raising boolean, id_key bigint, issued timestamptz, max_future interval,
+    of_fingerprint bytea, of_result bytea, name text) returns text
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    was    record;      -- the hold before, and the time
+    at_scope text;      -- of its line
+    at_seq bigint;      -- the entry of captured units
+    taken  bigint;      -- these
+    rest   bigint;      -- units that are freed
+    line   json;
+    answer json;
+    unused text;
+    waited boolean;     -- a job may wait for the units
+    done_at bigint;
+    whole   text;
+begin
+    if greatest(octet_length(of_tenant), octet_length(of_id), octet_length(holder), octet_length(of_scope), octet_length(entity), octet_length(op_tenant), octet_length(operation), octet_length(name)) > 255
+        or pg_column_size(note) > 8196
+        or pg_column_compression(note) is not null and octet_length(note::text) > 8192
+        or wait_ms > 3600000
+        or octet_length(channel) > 64
+        or octet_length(of_fingerprint) > 33
+        or octet_length(of_result) > 1048576 then
+        raise exception 'out of bounds: an argument of run_capture_plain' using errcode = '22023';
+    end if;
+    if metered._goes_short() and coalesce(current_setting('metered_tx.command', true), '') = ''
+        and current_setting('transaction_isolation') = 'read committed' and metered._try_lock(id_key)
+    then
+        -- Its first statement has a snapshot that is taken after the lock.
+        -- As in _lock_holds: nothing waits, and the row is read as it is by now. Another's hold is not locked.
+        select y.no, y.version, y.due, y.keys[1] as key, metered.clock() as clk into was
+        from metered.holds y
+        where y.tenant = of_tenant and y.id = of_id and y.state = 'h' and (units is null or y.claim is null)
+          and case when (run_capture_plain.holder = '' or y.holder = run_capture_plain.holder) and cardinality(y.keys) = 1
+              then metered._try_lock(y.keys[1]) end
+          and (exists (select from metered.operations o where o.tenant = op_tenant and o.id = operation) or issued <= (select h.at from metered.operations_horizon h where h.one) or issued > metered.clock() + max_future) is not true
+        for no key update skip locked;
+        if was.due > was.clk and current_setting('transaction_isolation') = 'read committed' then
+            insert into metered.ledger as e (seq, amount, at, spent, refunded, credited, held, epoch, kind,
+                scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, crossed, others)
+            select t.seq + 1, y.take, was.clk, t.spent + y.take, t.refunded, t.credited, t.held - y.take, t.epoch, 'u',
+                t.scope, case when t.held - y.take > 0 then case when t.seq & 15 < 2 and t.next_due > '-infinity'
+            then metered._later_due(t.scope, t.next_due, was.clk) else t.next_due end end, of_id, op_tenant, run_capture_plain.operation,
+                run_capture_plain.note, t.anchor_at, t.anchor_spent, t.crossed, int8smaller(t.others, t.seq)
+            from (select l.scope, coalesce(units, l.open) as take from metered.hold_lines l
+                    where l.hold = was.no and coalesce(l.scope = of_scope and units between 1 and l.open, units is null and l.open > 0)
+                    and not exists (select from metered.hold_lines z where z.hold = was.no and z.scope <> l.scope)) y,
+                lateral (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
+                l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
+            from metered.ledger l where l.scope = y.scope and not metered._in_cell()
+            order by l.seq desc limit 1) t
+            where metered._key_fits(was.key, y.scope) and t.at <= was.clk and (t.next_due <= was.clk) is not true and t.lots_end is null and t.tallied is null
+            on conflict do nothing
+            returning e.scope, e.seq, e.amount into at_scope, at_seq, taken;
+        end if;
+        if at_seq > 0 then
+            -- What is open of a line that has not ended is its amount less what was captured.
+            update metered.hold_lines l set captured = l.captured + taken, open = 0
+            where l.hold = was.no and l.scope = at_scope
+            returning l.amount - l.captured, metered._line_json(l.scope, l.amount, l.captured, 0, l.refunded, l.at_least)
+            into rest, line;
+            if rest > 0 then
+                -- After the entry above, which nobody else has seen: its row needs no lock.
+                insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind,
+                    scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, crossed, others)
+                select t.seq + 1, rest, t.at, t.spent, t.refunded, t.credited, t.held - rest, t.epoch, 'l',
+                    t.scope, case when t.held - rest > 0 then case when t.seq & 15 < 2 and t.next_due > '-infinity'
+            then metered._later_due(t.scope, t.next_due, t.at) else t.next_due end end, t.hold, t.operation_tenant, t.operation,
+                    t.note, t.anchor_at, t.anchor_spent, t.crossed, coalesce(int8smaller(t.others, t.seq), 0) + 1
+                from metered.ledger t where t.scope = at_scope and t.seq = at_seq
+                on conflict do nothing;
+                if not found then
+                    perform metered._collided();
+                end if;
+            end if;
+            update metered.holds y set version = y.version + 1, entity = coalesce(run_capture_plain.entity, y.entity), state = 'c',
+                ended_at = was.clk, pending = false
+            where y.no = was.no
+            returning metered._hold_as_json(row(y.*)::metered.holds, json_build_array(line), was.clk, null) into answer;
+            insert into metered.hold_events (hold, at, version, kind, entity, detail, note, operation_tenant, operation)
+            values (was.no, was.clk, was.version + 1, 'c', entity,
+                jsonb_build_array(jsonb_build_object('scope', at_scope, 'amount', taken, 'seq', at_seq, 'at', was.clk)),
+                note, op_tenant, operation)
+            returning exists (select from metered.parked_scopes p where p.scope = at_scope) into waited;
+            if waited then
+                perform metered._mark_freed(at_scope);
+            end if;
+            if channel is not null or false then
+                if channel is not null then
+                    perform metered._announce(channel, of_tenant, of_id, was.version + 1, 'captured');
+                end if;
+                unused := case when false then metered._remember_hold(answer) end;
+            end if;
+            null;
+        end if;
+        if answer is not null then
+            insert into metered.operations as o (tenant, id, fingerprint, issued_at, at, result, scopes, amounts, seqs, ats, holds, name, jobs)
+        select op_tenant, operation, of_fingerprint, issued, metered.clock(), of_result, null, null, null, null, array[answer::text], name, null
+        where true
+        on conflict do nothing
+        returning metered._in_us(o.at) into done_at;
+            if done_at is null then
+                perform metered._recorded_meanwhile();
+            end if;
+            return concat('[', done_at, E']\n', answer);
+        end if;
+    end if;
+    perform metered.begin_command_plain(op_tenant, operation, id_key, issued, max_future, null, '-whole', wait_ms, true);
+    whole := metered.capture_holds_plain(of_tenant, of_id, held_at, holder, of_scope, units, entity, note, op_tenant,
+        operation, wait_ms, channel, raising);
+    return concat(metered.complete_command_plain(op_tenant, operation, '-whole', of_fingerprint, issued, of_result, name,
+        null, null, null, null, null, null, null, null, null, null, false, interval '0', wait_ms), E'\n', whole);
 end
 $$;
 
@@ -19669,6 +19795,7 @@ comment on function metered.open_session(metered.new_command, metered.new_hold, 
 comment on function metered.place_plain(text, text, bigint, text, bytea, timestamptz, interval, interval, interval, json, text, bigint, bigint, bigint, interval, timestamptz, timestamptz, jsonb, text, text, text, interval, int, text, boolean) is 'Places a hold of one line, as place does: JSON, [seq, time in microseconds], or place''s answer as an object. id_key is null if the id was made up for this call.';
 comment on function metered.open_session_plain(text, bigint, timestamptz, interval, text, text, text, bytea, timestamptz, interval, interval, interval, json, text, bigint, bigint, bigint, interval, timestamptz, timestamptz, jsonb, text, text, text, interval, int, text) is 'Opens a session whose hold has one line, as open_session does: JSON, as place_plain has it.';
 comment on function metered.capture_holds_plain(text, text, timestamptz, text, text, bigint, text, jsonb, text, text, int, text, boolean) is 'Captures one hold and ends it, as capture_holds does: all of it (units is null), or units of of_scope, its one line, as far as they are held. JSON: the hold, or an array of capture_holds'' answer, whose holds are text, since the metadata of one may be as deep as a reader of JSON goes.';
+comment on function metered.run_capture_plain(text, text, timestamptz, text, text, bigint, text, jsonb, text, text, int, text, boolean, bigint, timestamptz, interval, bytea, bytea, text) is 'A whole command that does nothing but one capture, which ends its hold: the answer of complete_command_plain, a line feed, and that of capture_holds_plain. Where the id is known, it fails as begin_command_plain does when it raises. As in run_command_plain, there is no guard.';
 comment on function metered.charge_each(metered.new_charge[], metered.new_event[], interval, interval, interval, int, boolean) is 'Makes up to 1,000 charges, each on its own, and answers each, in any order. Those of one scope are judged in the order given, and one that is let in counts for the next. All locks are taken first, those of ids before those of scopes: two of the server''s lock table for a charge with an id.';
 comment on table metered.feed_state is 'The feed''s state: see feed.sql.';
 comment on column metered.feed_state.last is 'the last number that was given';
@@ -19980,11 +20107,11 @@ begin
             plan_state,purge_holds,purge_job_keys,purge_leases,purge_operations,purge_scope,purge_tokens,
             read_feed,receive_child,refund,reinstate_lot,release_captured,release_holds,release_jobs,repair_clock,
             replace_token,rest_jobs,resume_renewal,retire_scopes,return_holds,revoke_lot,revoke_token,revoke_tokens,
-            roll_over,run_command,run_command_plain,run_command_total,search_entries,set_lot_end,settle_away,
-            settle_lease,spend,sweep_due,sweep_holds,sweep_lots,sweep_scope,sweep_wallet,sweep_wallets,
-            take_newest,told_lots,trouble_jobs,usage,usage_at,usage_before,usage_of,v1_answer,v1_balance,
-            v1_capture,v1_charge,v1_check,v1_claim,v1_consume,v1_credit,v1_enqueue,v1_hold,v1_refund,v1_release,
-            v1_usage,wallet_balance,with_sums}')
+            roll_over,run_capture_plain,run_command,run_command_plain,run_command_total,search_entries,
+            set_lot_end,settle_away,settle_lease,spend,sweep_due,sweep_holds,sweep_lots,sweep_scope,sweep_wallet,
+            sweep_wallets,take_newest,told_lots,trouble_jobs,usage,usage_at,usage_before,usage_of,v1_answer,
+            v1_balance,v1_capture,v1_charge,v1_check,v1_claim,v1_consume,v1_credit,v1_enqueue,v1_hold,v1_refund,
+            v1_release,v1_usage,wallet_balance,with_sums}')
           and exists (select from aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a where a.grantee = 0)
         order by p.oid
     loop

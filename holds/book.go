@@ -160,7 +160,7 @@ func (b *Book) waitMS() int32 { return int32(b.wait / time.Millisecond) }
 
 // statements are the package's SQL, rendered for one schema.
 type statements struct {
-	place, placePlain, look, open, openPlain, lockAll, capture, capturePlain, release,
+	place, placePlain, look, open, openPlain, lockAll, capture, capturePlain, runCapture, release,
 	releaseCaptured, extend, giveBack, expire string
 	get, ofSession, claimed, list, claims, due,
 	history string
@@ -171,7 +171,7 @@ func render(n schema.Name) statements {
 	return statements{
 		place: n.SQL(placeSQL), look: n.SQL(lookSQL), open: n.SQL(openSQL),
 		placePlain: n.SQL(placePlainSQL), openPlain: n.SQL(openPlainSQL),
-		capturePlain: n.SQL(capturePlainSQL), lockAll: n.SQL(ledger.LockAllSQL),
+		capturePlain: n.SQL(capturePlainSQL), runCapture: n.SQL(runCaptureSQL), lockAll: n.SQL(ledger.LockAllSQL),
 		capture: n.SQL(captureSQL), release: n.SQL(releaseSQL),
 		releaseCaptured: n.SQL(releaseCapturedSQL),
 		extend:          n.SQL(extendSQL), giveBack: n.SQL(returnSQL), expire: n.SQL(expireSQL),

@@ -76,6 +76,10 @@ const capturePlainSQL = `
 select metered.capture_holds_plain($1::text, $2::text, $3::timestamptz, $4::text, $5::text, $6::bigint, $7::text, $8::jsonb,
     $9::text, $10::text, $11::int, $12::text, $13::bool)`
 
+const runCaptureSQL = `
+select metered.run_capture_plain($1::text, $2::text, $3::timestamptz, $4::text, $5::text, $6::bigint, $7::text, $8::jsonb,
+    $9::text, $10::text, $11::int, $12::text, $13::bool, $14::bigint, $15::timestamptz, $16::interval, $17::bytea, $18::bytea, $19::text)`
+
 // Capture charges the used units and frees the rest, before Hold.Due.
 //
 // Errors: ErrUnknown, ErrRetired, *StateError, *ExcessError, *budget.ExceededError, an
@@ -167,8 +171,8 @@ func (b *Book) prepareCapture(c Capture) (*call, error) {
 		},
 	}
 	if plain {
-		call.SQL, call.Args = b.sql.capturePlain,
-			func(s ledger.Sending) []any { return b.capturePlainArgs(c, used, s) }
+		call.SQL, call.WholeSQL = b.sql.capturePlain, b.sql.runCapture
+		call.Args = func(s ledger.Sending) []any { return b.capturePlainArgs(c, used, s) }
 	}
 	return call, nil
 }
@@ -185,7 +189,7 @@ func (b *Book) capturePlainArgs(c Capture, used []ledger.Used, s ledger.Sending)
 	if json := inBudget.NoteJSON(c.Note); json != "" {
 		note = json
 	}
-	args := []any{c.Tenant, c.IDs[0], issuedAt(c.IDs[0]), c.Holder, scope, units, entity, note}
+	args := append(make([]any, 0, 19), c.Tenant, c.IDs[0], issuedAt(c.IDs[0]), c.Holder, scope, units, entity, note)
 	return append(append(args, s.PlainOrigin()...), s.WaitMS, b.channel(), s.Raising)
 }
 

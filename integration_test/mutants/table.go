@@ -169,6 +169,9 @@ var all = []Mutant{
 	{"the short way captures past lots", "capture_holds_plain", " and t.lots_end is null", "", "./holds", "TestPlainHolds_RefuseAndCountAsOthers"},
 	{"the short way's capture marks no line", "capture_holds_plain", "if waited then", "if false then", "./jobs", "TestGated_CapturedUnitsLeaveTheWindowInTime"},
 	{"a capture goes the short way at an old snapshot", "capture_holds_plain", "was.due > was.clk and current_setting('transaction_isolation') = 'read committed'", "was.due > was.clk", "./holds", "TestPlainHolds_LockNoEntry"},
+	{"a settlement by one statement has no hold on its record", "run_capture_plain", "array[answer::text]", "null", ".", "TestSettle_WithoutAFunctionIsAsTheFullWay"},
+	{"a settlement by one statement takes a retired id", "run_capture_plain", "issued <= (select h.at from metered.operations_horizon h where h.one)", "false", ".", "TestSettle_WithoutAFunctionIsAsTheFullWay"},
+	{"a settlement by one statement drops a second record", "run_capture_plain", "perform metered._recorded_meanwhile();", "null;", ".", "TestSettle_ARecordThatAppearsMeanwhileTakesItBack"},
 	{"the short way keeps the rest of a capture", "capture_holds_plain", "if rest > 0 then", "if false then", "./holds", "TestPlainHolds_RefuseAndCountAsOthers"},
 
 	// Tokens.

@@ -42,8 +42,13 @@ func (e *Engine) declared(ctx context.Context, op *Operation, t *owned, end Endi
 	a.ending, a.end = true, end
 	f, b := &flush{}, &begun{marker: "-" + newMarker()}
 	t.first(f)
+	rec := Record{Result: end.Result}
 	wait, left := e.timeouts(ctx)
-	f.json(b.readClaim, e.sql.beginPlain, e.claimArgs(op, t.settings(left), b.marker, wait, true)...)
+	if end.whole(op) {
+		e.queueWhole(f, op, end, b, &rec, wait)
+	} else {
+		f.json(b.readClaim, e.sql.beginPlain, e.claimArgs(op, t.settings(left), b.marker, wait, true)...)
+	}
 	for i, q := range op.Statements {
 		checked, err := guardtx.Checked(t.conn.Conn(), q)
 		if err != nil {
@@ -56,9 +61,10 @@ func (e *Engine) declared(ctx context.Context, op *Operation, t *owned, end Endi
 		}
 		f.queue(reading{of: func(err error) error { return ofStatement(i, err) }}, checked.SQL, checked.Arguments)
 	}
-	rec := Record{Result: end.Result}
-	e.queue(ctx, f, op, end, false, false)
-	e.complete(ctx, f, op, end, &rec, b.marker, false)
+	if !end.whole(op) {
+		e.queue(ctx, f, op, end, false, false)
+		e.complete(ctx, f, op, end, &rec, b.marker, false)
+	}
 	t.end(&f.batch)
 	within, span := e.flush(ctx, op, "run")
 	results := t.send(within, &f.batch)

@@ -1,11 +1,13 @@
 package command
 
 import (
+	"bytes"
 	"context"
 	"slices"
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgmetered/metered/internal/answer"
 	"github.com/pgmetered/metered/internal/ledger"
 )
 
@@ -14,6 +16,7 @@ import (
 type Step struct {
 	locks   ledger.Locks
 	sql     string
+	whole   string // ledger.Call.WholeSQL
 	args    func(ledger.Sending) []any
 	read    func(pgx.Row) error
 	queries []*ledger.Query
@@ -24,7 +27,7 @@ type Step struct {
 // StepOf makes a call a step. answered is given its answer, if it is not nil.
 func StepOf[R any](call *ledger.Call[R], answered func(R)) Step {
 	var answer R
-	s := Step{locks: call.Locks, sql: call.SQL, args: call.Args, queries: call.Queries, cross: call.Cross}
+	s := Step{locks: call.Locks, sql: call.SQL, whole: call.WholeSQL, args: call.Args, queries: call.Queries, cross: call.Cross}
 	s.read = func(row pgx.Row) (err error) {
 		if answer, err = call.Scan(row); err == nil && answered != nil {
 			answered(answer)
@@ -35,6 +38,41 @@ func StepOf[R any](call *ledger.Call[R], answered func(R)) Step {
 		s.tell = func(ctx context.Context, tx pgx.Tx) error { return call.Tell(ctx, tx, answer) }
 	}
 	return s
+}
+
+// whole reports whether one statement does all of an operation that ends so.
+func (end *Ending) whole(op *Operation) bool {
+	return len(op.Statements) == 0 && len(end.Steps) == 1 && end.Steps[0].whole != "" && end.Charges == nil
+}
+
+// queueWhole queues that statement. Its answer is that of complete_command_plain, a line feed, and
+// that of the step.
+func (e *Engine) queueWhole(f *flush, op *Operation, end Ending, b *begun, rec *Record, wait int32) {
+	step := end.Steps[0]
+	args := step.args(ledger.Sending{WaitMS: wait, Tenant: op.Tenant, Operation: op.ID, Raising: true})
+	read := func(results pgx.BatchResults) error {
+		text, err := answer.JSON(results.Query())
+		completed, stepped, _ := bytes.Cut(text, []byte("\n"))
+		if err == nil {
+			b.status = statusNew
+			rec.At, err = rec.ScanCompleted(completed, nil)
+		}
+		return step.read(rawRow{stepped, err})
+	}
+	f.queue(reading{all: read}, step.whole, append(args, op.Key, op.issued(), e.future, op.Fingerprint, end.Result, op.named()))
+}
+
+// rawRow is a row of one value as the server sent it, or an error.
+type rawRow struct {
+	value []byte
+	err   error
+}
+
+func (r rawRow) Scan(dest ...any) error {
+	if r.err == nil {
+		*dest[0].(*[]byte) = r.value
+	}
+	return r.err
 }
 
 // locks are those of an ending, if they must be taken before its steps: these take theirs one after

@@ -39,6 +39,10 @@ type Call[R any] struct {
 	Args  func(Sending) []any
 	Scan  func(pgx.Row) (R, error) // with the errors of the call
 
+	// WholeSQL does the call and all else of a command that has no more to do. Its arguments are Args,
+	// and then those of the command. It is empty for most calls.
+	WholeSQL string
+
 	Queries []*Query // to run under the locks, before Args
 
 	Placing *Placing                               // of a call that places a hold

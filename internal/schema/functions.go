@@ -152,6 +152,7 @@ var Functions = []Function{
 	{"run_command_plain", Application, write},
 	{"complete_command_total", Application, write},
 	{"run_command_total", Application, write},
+	{"run_capture_plain", Application, write},
 	{"run_command", Application, write},
 	{"finish_command", Application, owned},
 	{"purge_operations", Maintenance, purgeBatch},

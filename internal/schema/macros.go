@@ -33,6 +33,8 @@ import (
 //	{short answer}                               what it returns, as charge_plain
 //	{short placing: command = c}                 places a hold of one line, and returns (plainholds.sql). Under the condition, a command records it
 //	{short placed}                               the variables that it needs
+//	{short capture: of = f, also = true, …}      captures a hold of one line in the function f, if the condition admits it, and ends by a statement. Under command, one
+//	                                             records it. {short captured} are its variables
 //	{short pair: lock = l, also = true}                  a short charge with a limit, beside a total that is a tally (plaintotals.sql)
 //	{pair variables}, {pair answer}              its variables, and what it returns
 //	{pair record: holds = h, jobs = j}           the record of a command with such charges
@@ -42,7 +44,7 @@ import (
 //	{write tally: into = a, scope = s, …}        writes a tally at the clock's time into a variable, if the scope has them and that time is free
 //	{own time: key = k, at = t}                  the condition that no other transaction writes a tally of that time
 //	{short lock}, {counted lock}                 the lock of its scope
-//	{short record: jobs = j}                     the record of a command, with its short charge, for an INSERT INTO
+//	{short record: tenant = t, jobs = j, …}      the record of a command, with its short charge, for an INSERT INTO
 //	{refuse: when = c, what = w}                 refuses an argument under a condition
 //	{v1 limit}, {v1 limit variables}             whether a call of v1.sql goes the short way, and its limit
 //	{v1 window: of = l}                          the seconds of a window, as an interval
@@ -242,6 +244,77 @@ func init() {
                 end if;
                 return array_to_json(array[at_seq, metered._in_us(placed_at)]);
             end if`,
+		"short captured": `was    record;      -- the hold before, and the time
+    at_scope text;      -- of its line
+    at_seq bigint;      -- the entry of captured units
+    taken  bigint;      -- these
+    rest   bigint;      -- units that are freed
+    line   json;
+    answer json;
+    unused text;
+    waited boolean;     -- a job may wait for the units`,
+		// Captures a hold of one line, and has its answer. Without an entry nothing was written.
+		"short capture": `-- As in _lock_holds: nothing waits, and the row is read as it is by now. Another's hold is not locked.
+        select y.no, y.version, y.due, y.keys[1] as key, metered.clock() as clk into was
+        from metered.holds y
+        where y.tenant = of_tenant and y.id = of_id and y.state = 'h' and (units is null or y.claim is null)
+          and case when ($of.holder = '' or y.holder = $of.holder) and cardinality(y.keys) = 1
+              then metered._try_lock(y.keys[1]) end
+          and $also
+        for no key update skip locked;
+        if was.due > was.clk and current_setting('transaction_isolation') = 'read committed' then
+            insert into metered.ledger as e (seq, amount, at, spent, refunded, credited, held, epoch, kind,
+                scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, crossed, others)
+            select t.seq + 1, y.take, was.clk, t.spent + y.take, t.refunded, t.credited, t.held - y.take, t.epoch, 'u',
+                t.scope, {due: tip = t, at = was.clk, held = t.held - y.take}, of_id, op_tenant, $of.operation,
+                $of.note, t.anchor_at, t.anchor_spent, t.crossed, {others: tip = t}
+            from (select l.scope, coalesce(units, l.open) as take from metered.hold_lines l
+                    where l.hold = was.no and coalesce(l.scope = of_scope and units between 1 and l.open, units is null and l.open > 0)
+                    and not exists (select from metered.hold_lines z where z.hold = was.no and z.scope <> l.scope)) y,
+                lateral {short last: scope = y.scope} t
+            where metered._key_fits(was.key, y.scope) and {settled: tip = t, at = was.clk}
+            on conflict do nothing
+            returning e.scope, e.seq, e.amount into at_scope, at_seq, taken;
+        end if;
+        if at_seq > 0 then
+            -- What is open of a line that has not ended is its amount less what was captured.
+            update metered.hold_lines l set captured = l.captured + taken, open = 0
+            where l.hold = was.no and l.scope = at_scope
+            returning l.amount - l.captured, metered._line_json(l.scope, l.amount, l.captured, 0, l.refunded, l.at_least)
+            into rest, line;
+            if rest > 0 then
+                -- After the entry above, which nobody else has seen: its row needs no lock.
+                insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind,
+                    scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, crossed, others)
+                select t.seq + 1, rest, t.at, t.spent, t.refunded, t.credited, t.held - rest, t.epoch, 'l',
+                    t.scope, {due: tip = t, at = t.at, held = t.held - rest}, t.hold, t.operation_tenant, t.operation,
+                    t.note, t.anchor_at, t.anchor_spent, t.crossed, coalesce({others: tip = t}, 0) + 1
+                from metered.ledger t where t.scope = at_scope and t.seq = at_seq
+                on conflict do nothing;
+                if not found then
+                    perform metered._collided();
+                end if;
+            end if;
+            update metered.holds y set version = y.version + 1, entity = coalesce($of.entity, y.entity), state = 'c',
+                ended_at = was.clk, pending = false
+            where y.no = was.no
+            returning metered._hold_as_json(row(y.*)::metered.holds, json_build_array(line), was.clk, null) into answer;
+            insert into metered.hold_events (hold, at, version, kind, entity, detail, note, operation_tenant, operation)
+            values (was.no, was.clk, was.version + 1, 'c', entity,
+                jsonb_build_array(jsonb_build_object('scope', at_scope, 'amount', taken, 'seq', at_seq, 'at', was.clk)),
+                note, op_tenant, operation)
+            returning exists (select from metered.parked_scopes p where p.scope = at_scope) into waited;
+            if waited then
+                perform metered._mark_freed(at_scope);
+            end if;
+            if channel is not null or $command then
+                if channel is not null then
+                    perform metered._announce(channel, of_tenant, of_id, was.version + 1, 'captured');
+                end if;
+                unused := case when $command then metered._remember_hold(answer) end;
+            end if;
+            $end;
+        end if`,
 		"pair variables": `{short variables}
     t_lock   bigint := metered._tally_key(total_scope);
     t_at     timestamptz;   -- of the tally that was written, or null`,
@@ -261,14 +334,14 @@ func init() {
                 end if;
             end if;
         end if`,
-		"pair record": `{short record: scopes = case when total_first then array[total_scope, of_scope] else array[of_scope, total_scope] end,
+		"pair record": `{short record: tenant = of_tenant, id = of_id, scopes = case when total_first then array[total_scope, of_scope] else array[of_scope, total_scope] end,
                 amounts = case when total_first then array[total_units, units] else array[units, total_units] end,
                 seqs = case when total_first then array[-metered._in_us(t_at), e_seq] else array[e_seq, -metered._in_us(t_at)] end,
                 ats = case when total_first then array[t_at, e_at] else array[e_at, t_at] end, holds = $holds, jobs = $jobs, also = true}`,
 		"pair answer":  `{short answer}, -metered._in_us(t_at)`,
 		"short answer": `e_seq, metered._in_us(e_at), e_held, e_used`,
 		"short record": `metered.operations as o (tenant, id, fingerprint, issued_at, at, result, scopes, amounts, seqs, ats, holds, name, jobs)
-        select of_tenant, of_id, of_fingerprint, issued, metered.clock(), of_result, $scopes, $amounts, $seqs, $ats, $holds, name, $jobs
+        select $tenant, $id, of_fingerprint, issued, metered.clock(), of_result, $scopes, $amounts, $seqs, $ats, $holds, name, $jobs
         where $also
         on conflict do nothing
         returning metered._in_us(o.at) into done_at`,

@@ -190,7 +190,7 @@ begin
             {short charge: also = true};
         end if;
         if of_scope is null or e_seq is not null then
-            insert into {short record: scopes = case when of_scope is not null then array[of_scope] end, amounts = case when of_scope is not null then array[units] end,
+            insert into {short record: tenant = of_tenant, id = of_id, scopes = case when of_scope is not null then array[of_scope] end, amounts = case when of_scope is not null then array[units] end,
                 seqs = case when of_scope is not null then array[e_seq] end, ats = case when of_scope is not null then array[e_at] end,
                 holds = string_to_array(nullif(current_setting('metered_tx.holds', true), ''), chr(30)), jobs = jobs, also = true};
             if done_at is null then
@@ -232,7 +232,7 @@ begin
         and (of_scope is null or {short call} and (max_units is not null or metered._try_lock(key)))
     then
         if of_scope is null then
-            insert into {short record: scopes = null, amounts = null, seqs = null, ats = null, holds = null, jobs = null,
+            insert into {short record: tenant = of_tenant, id = of_id, scopes = null, amounts = null, seqs = null, ats = null, holds = null, jobs = null,
                 also = ({known id: tenant = of_tenant, id = of_id, issued = issued, future = max_future}) is not true};
             if done_at is not null then
                 return json_build_array(done_at);
@@ -241,7 +241,7 @@ begin
             {counted lock};
             {short charge: also = ({known id: tenant = of_tenant, id = of_id, issued = issued, future = max_future}) is not true};
             if e_seq is not null then
-                insert into {short record: scopes = array[of_scope], amounts = array[units], seqs = array[e_seq], ats = array[e_at],
+                insert into {short record: tenant = of_tenant, id = of_id, scopes = array[of_scope], amounts = array[units], seqs = array[e_seq], ats = array[e_at],
                     holds = null, jobs = null, also = true};
                 if done_at is null then
                     perform metered._recorded_meanwhile();

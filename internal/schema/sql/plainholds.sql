@@ -110,82 +110,52 @@ create function metered.capture_holds_plain(of_tenant text, of_id text, issued t
 language plpgsql volatile
 as $$
 declare
-    was    record;      -- the hold before, and the time
-    at_scope text;      -- of its line
-    at_seq bigint;      -- the entry of captured units
-    taken  bigint;      -- these
-    rest   bigint;      -- units that are freed
-    line   json;
-    answer json;
-    unused text;
-    waited boolean;     -- a job may wait for the units
+    {short captured}
 begin
     if metered._goes_short() then
-        -- As in _lock_holds: nothing waits, and the row is read as it is by now. Another's hold is not locked.
-        select y.no, y.version, y.due, y.keys[1] as key, metered.clock() as clk into was
-        from metered.holds y
-        where y.tenant = of_tenant and y.id = of_id and y.state = 'h' and (units is null or y.claim is null)
-          and case when (capture_holds_plain.holder = '' or y.holder = capture_holds_plain.holder) and cardinality(y.keys) = 1
-              then metered._try_lock(y.keys[1]) end
-        for no key update skip locked;
-        if was.due > was.clk and current_setting('transaction_isolation') = 'read committed' then
-            insert into metered.ledger as e (seq, amount, at, spent, refunded, credited, held, epoch, kind,
-                scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, crossed, others)
-            select t.seq + 1, y.take, was.clk, t.spent + y.take, t.refunded, t.credited, t.held - y.take, t.epoch, 'u',
-                t.scope, {due: tip = t, at = was.clk, held = t.held - y.take}, of_id, op_tenant, capture_holds_plain.operation,
-                capture_holds_plain.note, t.anchor_at, t.anchor_spent, t.crossed, {others: tip = t}
-            from (select l.scope, coalesce(units, l.open) as take from metered.hold_lines l
-                    where l.hold = was.no and coalesce(l.scope = of_scope and units between 1 and l.open, units is null and l.open > 0)
-                    and not exists (select from metered.hold_lines z where z.hold = was.no and z.scope <> l.scope)) y,
-                lateral {short last: scope = y.scope} t
-            where metered._key_fits(was.key, y.scope) and {settled: tip = t, at = was.clk}
-            on conflict do nothing
-            returning e.scope, e.seq, e.amount into at_scope, at_seq, taken;
-        end if;
-        if at_seq > 0 then
-            -- What is open of a line that has not ended is its amount less what was captured.
-            update metered.hold_lines l set captured = l.captured + taken, open = 0
-            where l.hold = was.no and l.scope = at_scope
-            returning l.amount - l.captured, metered._line_json(l.scope, l.amount, l.captured, 0, l.refunded, l.at_least)
-            into rest, line;
-            if rest > 0 then
-                -- After the entry above, which nobody else has seen: its row needs no lock.
-                insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind,
-                    scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, crossed, others)
-                select t.seq + 1, rest, t.at, t.spent, t.refunded, t.credited, t.held - rest, t.epoch, 'l',
-                    t.scope, {due: tip = t, at = t.at, held = t.held - rest}, t.hold, t.operation_tenant, t.operation,
-                    t.note, t.anchor_at, t.anchor_spent, t.crossed, coalesce({others: tip = t}, 0) + 1
-                from metered.ledger t where t.scope = at_scope and t.seq = at_seq
-                on conflict do nothing;
-                if not found then
-                    perform metered._collided();
-                end if;
-            end if;
-            update metered.holds y set version = y.version + 1, entity = coalesce(capture_holds_plain.entity, y.entity), state = 'c',
-                ended_at = was.clk, pending = false
-            where y.no = was.no
-            returning metered._hold_as_json(row(y.*)::metered.holds, json_build_array(line), was.clk, null) into answer;
-            insert into metered.hold_events (hold, at, version, kind, entity, detail, note, operation_tenant, operation)
-            values (was.no, was.clk, was.version + 1, 'c', entity,
-                jsonb_build_array(jsonb_build_object('scope', at_scope, 'amount', taken, 'seq', at_seq, 'at', was.clk)),
-                note, op_tenant, operation)
-            returning exists (select from metered.parked_scopes p where p.scope = at_scope) into waited;
-            if waited then
-                perform metered._mark_freed(at_scope);
-            end if;
-            if channel is not null or operation is not null then
-                if channel is not null then
-                    perform metered._announce(channel, of_tenant, of_id, was.version + 1, 'captured');
-                end if;
-                unused := case when operation is not null then metered._remember_hold(answer) end;
-            end if;
-            return answer;
-        end if;
+        {short capture: of = capture_holds_plain, also = true, command = operation is not null, end = return answer};
     end if;
     was := metered.capture_holds(row(of_tenant, array[of_id], array[coalesce(issued, 'infinity')], holder)::metered.hold_ids,
         case when units is not null then array[row(of_scope, units, '{}')::metered.used_units] end,
         row(true, 'refuse', entity)::metered.capture_terms, interval '0', wait_ms, row(op_tenant, operation, note)::metered.origin,
         channel, raising);
     return json_build_array(was.refused::text, was.holds::text[], was.crossed);
+end
+$$;
+
+-- A whole command that does nothing but one capture, which ends its hold: the answer of
+-- complete_command_plain, a line feed, and that of capture_holds_plain. Where the id is known, it
+-- fails as begin_command_plain does when it raises. As in run_command_plain, there is no guard.
+create function metered.run_capture_plain(of_tenant text, of_id text, held_at timestamptz, holder text,
+    of_scope text, units bigint, entity text, note jsonb, op_tenant text, operation text, wait_ms int,
+    channel text, raising boolean, id_key bigint, issued timestamptz, max_future interval,
+    of_fingerprint bytea, of_result bytea, name text) returns text
+language plpgsql volatile
+as $$
+declare
+    {short captured}
+    done_at bigint;
+    whole   text;
+begin
+    if metered._goes_short() and coalesce(current_setting('metered_tx.command', true), '') = ''
+        and current_setting('transaction_isolation') = 'read committed' and metered._try_lock(id_key)
+    then
+        -- Its first statement has a snapshot that is taken after the lock.
+        {short capture: of = run_capture_plain, command = false, end = null,
+            also = ({known id: tenant = op_tenant, id = operation, issued = issued, future = max_future}) is not true};
+        if answer is not null then
+            insert into {short record: tenant = op_tenant, id = operation, scopes = null, amounts = null, seqs = null,
+                ats = null, holds = array[answer::text], jobs = null, also = true};
+            if done_at is null then
+                perform metered._recorded_meanwhile();
+            end if;
+            return concat('[', done_at, E']\n', answer);
+        end if;
+    end if;
+    perform metered.begin_command_plain(op_tenant, operation, id_key, issued, max_future, null, '-whole', wait_ms, true);
+    whole := metered.capture_holds_plain(of_tenant, of_id, held_at, holder, of_scope, units, entity, note, op_tenant,
+        operation, wait_ms, channel, raising);
+    return concat(metered.complete_command_plain(op_tenant, operation, '-whole', of_fingerprint, issued, of_result, name,
+        null, null, null, null, null, null, null, null, null, null, false, interval '0', wait_ms), E'\n', whole);
 end
 $$;
