@@ -16240,6 +16240,7 @@ as $$
 declare
     done_at  bigint;
     answer   json;
+    goes_on  boolean := true;   -- on the short way
     e_seq    bigint;        -- the entry that was appended, or null
     e_at     timestamptz;
     e_held   bigint;
@@ -16272,7 +16273,13 @@ begin
         else
             if metered._try_lock(key) is not true then
                 perform from metered.operations o where false;
-                perform metered._lock_all_scopes(array[of_scope], array[key], wait_ms);
+                if exists (select from metered.operations o where o.tenant = of_tenant and o.id = of_id)
+                or issued <= (select h.at from metered.operations_horizon h where h.one)
+                or issued > metered.clock() + max_future then
+                    goes_on := false;
+                else
+                    perform metered._lock_all_scopes(array[of_scope], array[key], wait_ms);
+                end if;
             end if;
             if standing and win > interval '0' then
                 insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, operation_tenant, operation, note,
@@ -16289,7 +16296,7 @@ begin
             lateral (select y.seq, y.spent, y.refunded from metered.ledger y
                 where y.scope = of_scope and y.seq between mark.seq and mark.seq + 15 and y.epoch = t.epoch and y.at <= t.clk - win
                 order by y.seq desc limit 1) base) b on true
-                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null and (exists (select from metered.operations o where o.tenant = of_tenant and o.id = of_id) or issued <= (select h.at from metered.operations_horizon h where h.one) or issued > metered.clock() + max_future) is not true and true
+                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null and goes_on and (exists (select from metered.operations o where o.tenant = of_tenant and o.id = of_id) or issued <= (select h.at from metered.operations_horizon h where h.one) or issued > metered.clock() + max_future) is not true and true
                     and coalesce(b.refunded, 0) = t.refunded and (b.seq > 1 or b.seq = t.seq or t.epoch = 0 and (t.seq <= 16 and b.seq is null
                         or (select l.seq from metered.ledger l where l.scope = of_scope and l.seq = 2) > 0)) and t.spent - coalesce(b.spent, 0) <= max_units - t.held - units
                 on conflict do nothing
@@ -16303,7 +16310,7 @@ begin
                 l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
             from metered.ledger l where l.scope = of_scope and not metered._in_cell()
             order by l.seq desc limit 1) t
-                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null and (exists (select from metered.operations o where o.tenant = of_tenant and o.id = of_id) or issued <= (select h.at from metered.operations_horizon h where h.one) or issued > metered.clock() + max_future) is not true
+                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null and goes_on and (exists (select from metered.operations o where o.tenant = of_tenant and o.id = of_id) or issued <= (select h.at from metered.operations_horizon h where h.one) or issued > metered.clock() + max_future) is not true
                     and (max_units is null or win >= interval '0'
             and case when win = interval '0' then t.spent - t.refunded - t.credited
                 else t.spent - case when t.anchor_at <= t.clk - win then t.anchor_spent else 0 end end <= max_units - t.held - units)
@@ -16324,7 +16331,7 @@ begin
             lateral (select y.seq, y.spent, y.refunded from metered.ledger y
                 where y.scope = of_scope and y.seq between mark.seq and mark.seq + 15 and y.epoch = t.epoch and y.at <= since
                 order by y.seq desc limit 1) base) b on true
-                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null and (exists (select from metered.operations o where o.tenant = of_tenant and o.id = of_id) or issued <= (select h.at from metered.operations_horizon h where h.one) or issued > metered.clock() + max_future) is not true and t.clk > since and t.clk < until
+                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null and goes_on and (exists (select from metered.operations o where o.tenant = of_tenant and o.id = of_id) or issued <= (select h.at from metered.operations_horizon h where h.one) or issued > metered.clock() + max_future) is not true and t.clk > since and t.clk < until
                     and coalesce(b.refunded, 0) = t.refunded and (b.seq > 1 or b.seq = t.seq or t.epoch = 0 and (t.seq <= 16 and b.seq is null
                         or (select l.seq from metered.ledger l where l.scope = of_scope and l.seq = 2) > 0)) and t.spent - coalesce(b.spent, 0) <= max_units - t.held - units
                 on conflict do nothing
@@ -16338,7 +16345,7 @@ begin
                 l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
             from metered.ledger l where l.scope = of_scope and not metered._in_cell()
             order by l.seq desc limit 1) t
-                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null and (exists (select from metered.operations o where o.tenant = of_tenant and o.id = of_id) or issued <= (select h.at from metered.operations_horizon h where h.one) or issued > metered.clock() + max_future) is not true
+                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null and goes_on and (exists (select from metered.operations o where o.tenant = of_tenant and o.id = of_id) or issued <= (select h.at from metered.operations_horizon h where h.one) or issued > metered.clock() + max_future) is not true
                     and (max_units is null or t.clk > since and t.clk < until
             and case when win = interval '0' then t.spent - t.refunded - t.credited
                 else t.spent - case when t.anchor_at <= since then t.anchor_spent else 0 end end <= max_units - t.held - units)
@@ -16728,6 +16735,7 @@ as $$
 declare
     done_at  bigint;
     answer   json;
+    goes_on  boolean := true;   -- on the short way
     e_seq    bigint;        -- the entry that was appended, or null
     e_at     timestamptz;
     e_held   bigint;
@@ -16764,7 +16772,7 @@ begin
             on conflict do nothing
             returning y.at into t_at;
             if t_at is not null then
-                if metered._try_lock(key) is not true then perform from metered.operations o where false; perform metered._lock_all_scopes(array[of_scope], array[key], wait_ms); end if;
+                if metered._try_lock(key) is not true then perform from metered.operations o where false; if exists (select from metered.operations o where o.tenant = of_tenant and o.id = of_id) or issued <= (select h.at from metered.operations_horizon h where h.one) or issued > metered.clock() + max_future then goes_on := false; else perform metered._lock_all_scopes(array[of_scope], array[key], wait_ms); end if; end if;
                 if standing and win > interval '0' then
                 insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, operation_tenant, operation, note,
                     others, anchor_at, anchor_spent)
@@ -16780,7 +16788,7 @@ begin
             lateral (select y.seq, y.spent, y.refunded from metered.ledger y
                 where y.scope = of_scope and y.seq between mark.seq and mark.seq + 15 and y.epoch = t.epoch and y.at <= t.clk - win
                 order by y.seq desc limit 1) base) b on true
-                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null and (exists (select from metered.operations o where o.tenant = of_tenant and o.id = of_id) or issued <= (select h.at from metered.operations_horizon h where h.one) or issued > metered.clock() + max_future) is not true and true
+                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null and goes_on and (exists (select from metered.operations o where o.tenant = of_tenant and o.id = of_id) or issued <= (select h.at from metered.operations_horizon h where h.one) or issued > metered.clock() + max_future) is not true and true
                     and coalesce(b.refunded, 0) = t.refunded and (b.seq > 1 or b.seq = t.seq or t.epoch = 0 and (t.seq <= 16 and b.seq is null
                         or (select l.seq from metered.ledger l where l.scope = of_scope and l.seq = 2) > 0)) and t.spent - coalesce(b.spent, 0) <= max_units - t.held - units
                 on conflict do nothing
@@ -16794,7 +16802,7 @@ begin
                 l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
             from metered.ledger l where l.scope = of_scope and not metered._in_cell()
             order by l.seq desc limit 1) t
-                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null and (exists (select from metered.operations o where o.tenant = of_tenant and o.id = of_id) or issued <= (select h.at from metered.operations_horizon h where h.one) or issued > metered.clock() + max_future) is not true
+                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null and goes_on and (exists (select from metered.operations o where o.tenant = of_tenant and o.id = of_id) or issued <= (select h.at from metered.operations_horizon h where h.one) or issued > metered.clock() + max_future) is not true
                     and (max_units is null or win >= interval '0'
             and case when win = interval '0' then t.spent - t.refunded - t.credited
                 else t.spent - case when t.anchor_at <= t.clk - win then t.anchor_spent else 0 end end <= max_units - t.held - units)
@@ -16815,7 +16823,7 @@ begin
             lateral (select y.seq, y.spent, y.refunded from metered.ledger y
                 where y.scope = of_scope and y.seq between mark.seq and mark.seq + 15 and y.epoch = t.epoch and y.at <= since
                 order by y.seq desc limit 1) base) b on true
-                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null and (exists (select from metered.operations o where o.tenant = of_tenant and o.id = of_id) or issued <= (select h.at from metered.operations_horizon h where h.one) or issued > metered.clock() + max_future) is not true and t.clk > since and t.clk < until
+                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null and goes_on and (exists (select from metered.operations o where o.tenant = of_tenant and o.id = of_id) or issued <= (select h.at from metered.operations_horizon h where h.one) or issued > metered.clock() + max_future) is not true and t.clk > since and t.clk < until
                     and coalesce(b.refunded, 0) = t.refunded and (b.seq > 1 or b.seq = t.seq or t.epoch = 0 and (t.seq <= 16 and b.seq is null
                         or (select l.seq from metered.ledger l where l.scope = of_scope and l.seq = 2) > 0)) and t.spent - coalesce(b.spent, 0) <= max_units - t.held - units
                 on conflict do nothing
@@ -16829,7 +16837,7 @@ begin
                 l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
             from metered.ledger l where l.scope = of_scope and not metered._in_cell()
             order by l.seq desc limit 1) t
-                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null and (exists (select from metered.operations o where o.tenant = of_tenant and o.id = of_id) or issued <= (select h.at from metered.operations_horizon h where h.one) or issued > metered.clock() + max_future) is not true
+                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null and goes_on and (exists (select from metered.operations o where o.tenant = of_tenant and o.id = of_id) or issued <= (select h.at from metered.operations_horizon h where h.one) or issued > metered.clock() + max_future) is not true
                     and (max_units is null or t.clk > since and t.clk < until
             and case when win = interval '0' then t.spent - t.refunded - t.credited
                 else t.spent - case when t.anchor_at <= since then t.anchor_spent else 0 end end <= max_units - t.held - units)

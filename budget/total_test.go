@@ -397,3 +397,42 @@ func TestTally_OtherCallsCountThem(t *testing.T) {
 	require.Equal(t, int64(86), usage(t, pool, l, "channel", 0).Used)
 	requireVerified(t, pool, l)
 }
+
+// A command that is repeated is answered from its record, while another call has locked its scopes.
+func TestDo_ARepetitionWaitsForNoScope(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	pool := pgtest.Open(t)
+	l := newLedger(t, budget.Config{LockTimeout: time.Minute})
+	client, err := metered.New(pool, metered.Config{Config: budget.Config{LockTimeout: 100 * time.Millisecond}})
+	require.NoError(t, err)
+	makeBusy(t, pool, l, "channel")
+	mustCharge(t, pool, l, "user", 1, budget.Lifetime(100))
+	own := withTotal(false, "user", 3, budget.Lifetime(100))[:1]
+	commands := []metered.Command{
+		{ID: "limit", Charges: own}, {ID: "total first", Charges: withTotal(true, "user", 3, budget.Lifetime(100))},
+		{ID: "total last", Charges: withTotal(false, "user", 3, budget.Lifetime(100))}, {ID: "sum", Charges: []budget.Charge{{Scope: "user", Amount: 3}}},
+	}
+	do := func(cmd metered.Command, replayed bool) {
+		t.Helper()
+		out, err := metered.Do[any](ctx, client, cmd, nil)
+		require.NoError(t, err, cmd.ID)
+		require.Equal(t, replayed, out.Replayed, cmd.ID)
+	}
+	for _, cmd := range commands {
+		do(cmd, false)
+	}
+	tallies := pgtest.Count(t, pool, "metered.tallies")
+	holder := begin(t, pool, pgx.ReadCommitted)
+	_, err = l.Charge(ctx, holder, budget.Charge{Scope: "user", Amount: 1})
+	require.NoError(t, err)
+	for _, cmd := range commands {
+		do(cmd, true)
+	}
+	require.Equal(t, tallies, pgtest.Count(t, pool, "metered.tallies"))
+	_, err = metered.Do[any](ctx, client, metered.Command{ID: "new", Charges: own}, nil)
+	require.ErrorIs(t, err, budget.ErrBusy)
+	require.NoError(t, holder.Commit(ctx))
+	require.Equal(t, int64(1+4*3+1), usage(t, pool, l, "user", 0).Used)
+	requireVerified(t, pool, l)
+}

@@ -166,10 +166,14 @@ func init() {
 		"short lock": `if metered._try_lock(key) is not true then
             perform metered._lock_all_scopes(array[of_scope], array[key], wait_ms);
         end if`,
-		// A command that waits is counted by its lock of the table.
+		// A command that waits is counted by its lock of the table. A replay waits for no scope.
 		"counted lock": `if metered._try_lock(key) is not true then
                 perform from metered.operations o where false;
-                perform metered._lock_all_scopes(array[of_scope], array[key], wait_ms);
+                if {known id: tenant = of_tenant, id = of_id, issued = issued, future = max_future} then
+                    goes_on := false;
+                else
+                    perform metered._lock_all_scopes(array[of_scope], array[key], wait_ms);
+                end if;
             end if`,
 		"short columns": `seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, operation_tenant, operation, note,
                     others, anchor_at, anchor_spent`,
