@@ -1967,7 +1967,7 @@ $$;
 -- A tally that does not see a hold commits before it, and later than the hold falls due, where the
 -- transaction that places it lasts that long. The hold's minimum is captured before such a tally.
 -- clk is when the caller read the clock, or null, for now: what is not due by then stays the caller's,
--- who may be ending it.
+-- who may be ending it. Tallies of a later time stay, too, since minima may fall due before them.
 create function metered._fold(tip metered.ledger, clk timestamptz) returns metered.ledger
 language plpgsql volatile
 as $$
@@ -1987,7 +1987,7 @@ begin
         end if;
         tip := metered._append_minima(tip, nos, null, dues[2]);
     end loop;
-    return metered._fold_before(tip, 'infinity');
+    return metered._fold_before(tip, coalesce(clk + interval '1 microsecond', 'infinity'));
 end
 $$;
 

@@ -245,6 +245,48 @@ func TestTally_CountsAfterMinimaThatFellDueBeforeIt(t *testing.T) {
 	requireVerified(t, pool, l)
 }
 
+// A tally that is later than a capture's look at the clock is left to the next writer: the minimum of another hold
+// may fall due in between, and counts before it.
+func TestTally_LaterThanTheClockOfACaptureIsLeftToTheNextWriter(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	pool, l, clock := open(t)
+	book, err := holds.New(l, holds.Config{})
+	require.NoError(t, err)
+	begun := clock.Now()
+	makeBusy(t, pool, l, "channel")
+	clock.Advance(time.Microsecond)
+	require.NoError(t, pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		for id, ttl := range map[string]time.Duration{"a": 5, "later": 50} {
+			_, err := book.Place(ctx, tx, holds.Placement{ID: id, TTL: ttl * time.Minute,
+				Lines: []holds.Line{{Scope: "channel", Amount: 10, AtLeast: 7}}})
+			require.NoError(t, err)
+		}
+		clock.Set(begun.Add(3 * time.Minute))
+		sum(t, pool, l, "channel", 1)
+		clock.Set(begun.Add(8 * time.Minute))
+		sum(t, pool, l, "channel", 1)
+		return nil
+	}))
+	clock.Set(begun.Add(4 * time.Minute)) // what the capture has seen
+	require.NoError(t, pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		_, err := book.Capture(ctx, tx, holds.Capture{IDs: []string{"later"}, Lines: []holds.Line{{Scope: "channel", Amount: 2}}})
+		return err
+	}))
+	clock.Set(begun.Add(20 * time.Minute))
+	for range 2 { // unwritten, and written
+		var units []int64
+		for _, from := range []time.Duration{3, 4, 5, 6, 8} {
+			r, err := l.UsageBetween(ctx, pool, "channel", begun.Add(from*time.Minute), begun.Add((from+1)*time.Minute))
+			require.NoError(t, err)
+			units = append(units, r.Charged)
+		}
+		require.Equal(t, []int64{1, 2, 7, 0, 1}, units)
+		require.NoError(t, pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error { return l.Lock(ctx, tx, "channel") }))
+	}
+	requireVerified(t, pool, l)
+}
+
 // A refusal names the time at which tallies leave a window or a period, folded or not.
 func TestTally_RetryTimesAreThoseOfEntries(t *testing.T) {
 	t.Parallel()

@@ -249,6 +249,7 @@ var all = []Mutant{
 	{"the end of tallies waits as long as it likes", "_end_tallies", ", wait_ms);\n    last", ", 10000);\n    last", "./budget", "TestTally_WhatEndsThemWaitsAsLongAsForAnyLock"},
 	{"a child is closed beside tallies", "_close_scope", "if entry.tallied then", "if false then", "./leases", "TestCarve_CountsChargesThatDoNotQueue"},
 	{"a purge gives up at a deadlock", "budget/purge.go", " || code == sqlstate.DeadlockDetected", "", "./budget", "TestPurge_TriesAgainAfterADeadlock"},
+	{"a fold takes tallies that are later than its clock", "_fold", "coalesce(clk + interval '1 microsecond', 'infinity')", "'infinity'", "./budget", "TestTally_LaterThanTheClockOfACaptureIsLeftToTheNextWriter"},
 	{"a tally is folded and stays", "_fold_before", "delete from metered.tallies x where x.scope = tip.scope and x.at < until returning x.*", "select x.* from metered.tallies x where x.scope = tip.scope and x.at < until", "./budget", "TestTally_SumsOfABusyScopeWaitForNobodyAndCountAtOnce"},
 	{"a wallet begins beside tallies", "_as_wallet", "if entry.tallied then", "if false then", "./wallet", "TestGrant_OfAScopeWithTalliesWaitsForThem"},
 	{"a scope with tallies is forgotten", "purge_scope", "not metered._one_snapshot() and metered._try_lock(metered._tally_key(of_scope))", "true", "./budget", "TestTally_NoScopeIsForgottenWhileOneIsOpen"},
