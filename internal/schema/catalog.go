@@ -168,9 +168,6 @@ func (c Catalog) Has(key string) bool {
 	return ok
 }
 
-// Callable are the keys of the functions and types, sorted.
-func (c Catalog) Callable() []string { return callable(c.objects) }
-
 // Irreparable are those of the differences that are more than creating functions, views and types
 // again can mend.
 func (c Catalog) Irreparable(wrong []Difference) []Difference {
