@@ -36,6 +36,29 @@ func TestEnqueue_KeyUsedTwiceInOneTransactionMakesOneJob(t *testing.T) {
 	require.Equal(t, "process", f.job(first.JobID).Kind)
 }
 
+// A key that is known is found by the short way alone, with a lock_timeout and without, at each level.
+func TestEnqueue_AKnownKeyIsInsertedOnce(t *testing.T) {
+	t.Parallel()
+	f := open(t)
+	tx := f.begin(pgx.ReadCommitted)
+	first, err := f.Enqueue(f.ctx, tx, process{"a"}, key("k"))
+	require.NoError(t, err)
+	require.NoError(t, tx.Commit(f.ctx))
+	pgtest.Execute(t, f.pool, "alter function metered.claim_job_key rename to claim_job_key_was")
+	for _, level := range isolationLevels {
+		for _, timeout := range []string{"0", "1000"} {
+			tx := f.begin(level)
+			_, err = tx.Exec(f.ctx, "select set_config('lock_timeout', $1, true)", timeout)
+			require.NoError(t, err)
+			again, err := f.Enqueue(f.ctx, tx, process{"a"}, key("k"))
+			require.NoError(t, err)
+			require.Equal(t, jobs.Result{JobID: first.JobID}, again)
+			require.NoError(t, tx.Commit(f.ctx))
+		}
+	}
+	f.requireCounts(1, 1)
+}
+
 func TestEnqueue_NothingIsLeftByARollbackOfItOrOfASavepoint(t *testing.T) {
 	t.Parallel()
 	f := open(t)

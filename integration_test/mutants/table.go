@@ -179,7 +179,7 @@ var all = []Mutant{
 	{"a token is good at its end", "consume_token", "t.expires_at > now_at) is true", "t.expires_at >= now_at) is true", "./tokens", "TestConsume_ExpiresAtEquality"},
 	{"the short way of a token has no subject", "consume_token_plain", "(t.purpose = for_purpose and t.subject = for_subject and", "(t.purpose = for_purpose and", "./tokens", "TestConsume_AnswersTheShortWayAsTheFullFunctionDoes"},
 	{"the short way of a token keeps its lock_timeout", "consume_token_plain", "before := set_config('lock_timeout', before, true);", "", "./tokens", "TestConsume_AWaitInVainLeavesTheSetting"},
-	{"the short way of a key makes two jobs", "claim_job_key_plain", "case when c.created then", "case when true then", "./jobs", "TestEnqueue_KeyUsedTwiceInOneTransactionMakesOneJob"},
+	{"the short way of a key makes two jobs", "claim_job_key_plain", "select json_build_array(k.job_id, k.kind, k.tenant, encode(k.digest, 'base64')) into", "select to_json(new_id) into", "./jobs", "TestEnqueue_KeyUsedTwiceInOneTransactionMakesOneJob"},
 	{"a use is not counted", "consume_token", "set used = t.used + 1,", "set used = t.used,", "./tokens", "TestConsume_SeveralUses"},
 	{"a token is unknown to an old snapshot", "consume_token", "if status = 'unknown' and metered._one_snapshot() then", "if false then", "./tokens", "TestConsume_ATokenMintedSinceTheSnapshotIsRetryable"},
 	{"a revoked token is good", "revoke_tokens", "set revoked = t.expires_at > now_at, ended_at = least(now_at, t.expires_at)", "set revoked = t.expires_at > now_at", "./tokens", "TestRevokeSubject_EndsAndCountsLiveTokens"},
