@@ -2452,6 +2452,9 @@ begin
     end loop;
     if tip.lots_end is not null and keep > 1 then
         perform metered._purge_lots(of_scope, upto, keep);
+        if done then
+            perform metered._purge_all_lots(of_scope, keep);
+        end if;
         perform metered._purge_changes(of_scope, keep);
     end if;
     upto := greatest(upto, keep - 1);
@@ -5896,24 +5899,61 @@ begin
 end
 $$;
 
+-- Deletes those of some lots, each the first one of its family, to which nothing was done since
+-- keep, and nothing can be: they are in no balance. A lot and all that its units went on in go
+-- together: a name finds them by the first one, and revocations, and what brings revoked units
+-- back, count those of all. The first lot of a plan stays while the plan renews, or its last lots
+-- stay: its reference names the plan, and is not granted again.
+create function metered._purge_families(firsts bigint[], keep bigint) returns void
+language plpgsql volatile
+as $$
+begin
+    delete from metered.lot_rows r where r.no = any (array(
+        select unnest(l.nos) from (select metered._family(f.no) as nos from unnest(firsts) f(no)) l
+        where not metered._purge_leaves(l.nos, keep)));
+end
+$$;
+
+-- Deletes the families of a wallet's lots that a purge of all entries before keep leaves none of.
+create function metered._purge_all_lots(of_scope text, keep bigint) returns void
+language plpgsql volatile
+as $$
+begin
+    perform metered._purge_families(array(
+        select f.no from metered.lots f
+        where f.scope = of_scope and f.last_seq < keep and not f.open
+          and not exists (select from metered.lot_rows y where y.no = f.from_lot)), keep);
+end
+$$;
+
 -- Deletes the moves of a wallet's entries from one on and before keep, which a purge deletes, and
--- the lots to which nothing was done since, and nothing can be: they are in no balance. A lot and
--- all that its units went on in go together: a name finds them by the first one, and revocations,
--- and what brings revoked units back, count those of all. The first lot of a plan stays while the
--- plan renews, or its last lots stay: its reference names the plan, and is not granted again. A lot
--- that stays keeps the units that its newest move had.
+-- the families of lots whose last move is one of them. It looks at no others: a wallet may have
+-- many, of which a step of a purge ends few. A lot that stays keeps the units that its newest move
+-- had.
 create function metered._purge_lots(of_scope text, from_seq bigint, keep bigint) returns void
 language plpgsql volatile
 as $$
 declare
-    stays metered.lots;
+    stays  metered.lots;
+    lots   bigint[];    -- whose first lots are looked for
+    above  bigint[];
+    firsts bigint[] := '{}';
 begin
-    delete from metered.lot_rows r where r.no = any (array(
-        select unnest(l.nos)
-        from (select metered._family(f.no) as nos from metered.lots f
-              where f.scope = of_scope and f.last_seq < keep and not f.open
-                and not exists (select from metered.lot_rows y where y.no = f.from_lot)) l
-        where not metered._purge_leaves(l.nos, keep)));
+    lots := array(select f.no from metered.lots f
+        where f.no = any (array(select m.lot from metered.lot_moves m
+                where m.scope = of_scope and m.seq >= from_seq and m.seq < keep))
+          and f.last_seq < keep and not f.open
+          and not exists (select from metered.lots y
+                where y.from_lot = f.no and y.last_seq >= from_seq));
+    while lots <> '{}' loop
+        above := array(select distinct z.no from metered.lot_rows y, metered.lot_rows z
+            where y.no = any (lots) and z.no = y.from_lot);
+        firsts := firsts || array(select y.no from metered.lot_rows y
+            where y.no = any (lots)
+              and not exists (select from metered.lot_rows z where z.no = y.from_lot));
+        lots := above;
+    end loop;
+    perform metered._purge_families(array(select distinct x from unnest(firsts) x), keep);
     for stays in
         select y.* from metered.lots y where y.version is not null and y.last_seq < keep
         and y.no = any (array(select m.lot from metered.lot_moves m where m.scope = of_scope and m.seq >= from_seq and m.seq < keep))
@@ -20094,12 +20134,12 @@ begin
             _on_linux,_on_spending,_one_snapshot,_open_wallet,_other_lane,_others,_others_fall_due,_others_wait,
             _overdue,_owe,_owe_use,_owed_before,_own_entry,_paid_back,_parked_channel,_parked_json,_parts_of,
             _pass_ended,_pay_back,_pays,_period_at,_period_name,_periods_of,_placed_before,_placed_json,
-            _places,_plan_kept,_plan_on,_purge_changes,_purge_feed,_purge_leaves,_purge_lots,_queued,_raise_moved,
-            _raise_sequence,_raised,_rearmed,_recall_leases,_recorded_events,_recorded_meanwhile,_recurs,
-            _refund_fate,_refund_hold,_refund_lots,_refund_parts,_refunds_after,_refuse_behind,_refuse_closed,
-            _refuse_hold,_refuse_moved,_refuse_old_tenant,_refuse_stale,_refuse_unreported,_refusing,_reinstate,
-            _release_job,_release_line,_release_lines,_remember_hold,_renamed_zones,_renew_lot,_repaid,
-            _repeats,_reported_after_repair,_reported_until,_require,_require_plan,_resource_for_write,
+            _places,_plan_kept,_plan_on,_purge_all_lots,_purge_changes,_purge_families,_purge_feed,_purge_leaves,
+            _purge_lots,_queued,_raise_moved,_raise_sequence,_raised,_rearmed,_recall_leases,_recorded_events,
+            _recorded_meanwhile,_recurs,_refund_fate,_refund_hold,_refund_lots,_refund_parts,_refunds_after,
+            _refuse_behind,_refuse_closed,_refuse_hold,_refuse_moved,_refuse_old_tenant,_refuse_stale,_refuse_unreported,
+            _refusing,_reinstate,_release_job,_release_line,_release_lines,_remember_hold,_renamed_zones,
+            _renew_lot,_repaid,_repeats,_reported_after_repair,_reported_until,_require,_require_plan,_resource_for_write,
             _roll_end,_roll_lot,_rolls,_schedule,_scope_key,_seq_of_tally,_settle,_settle_lowered,_sharded,
             _shorter,_sound_uses,_spend_range,_spent_limits,_spent_since,_start_job,_start_lot,_step_until,
             _sum_lines,_sweep_lots,_sweepable,_take_back,_take_lots,_take_units,_taken,_taken_of,_taken_parts,

@@ -2,6 +2,7 @@ package wallet_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"testing"
 	"time"
@@ -149,6 +150,53 @@ func TestPurge_LeavesALotWithAllThatItsUnitsWentOnIn(t *testing.T) {
 			require.EqualValues(t, 10, r.Amount)
 		})
 	}
+}
+
+// Each step of a purge takes the lots that ended with its entries, and looks at no others. The last one takes also those that
+// were told to subscribers since.
+func TestPurge_TakesLotsWithTheirEntries(t *testing.T) {
+	t.Parallel()
+	var refuses error
+	f := setUp(t, wallet.Config{Subscribers: []wallet.Subscriber{func(context.Context, pgx.Tx, wallet.Breakage) error { return refuses }}})
+	lots := func() int64 { return pgtest.Value[int64](t, f.pool, "select count(*) from metered.lot_rows") }
+	age := func() {
+		for range 20 {
+			f.grant(wallet.Grant{Amount: 10, Ends: wallet.After(90 * time.Minute), Roll: &wallet.Roll{Cap: 5, Lasts: wallet.For(time.Hour)}})
+			f.clock.Advance(time.Hour)
+			_, err := f.book.Sweep(t.Context(), f.pool, wallet.SweepOptions{})
+			require.ErrorIs(t, err, refuses)
+		}
+		f.clock.Advance(100 * day)
+		f.grant(wallet.Grant{Amount: 1})
+	}
+	var left []int64
+	purge := func() {
+		left = nil
+		for upto, done := int64(0), false; !done; {
+			require.NoError(t, f.pool.QueryRow(t.Context(), `select upto, done from metered.purge_scope('ann', $1, metered.clock() - interval '50 days', $2, 16, 1000, false)`,
+				f.ledger.LockKey("ann"), upto).Scan(&upto, &done))
+			left = append(left, lots())
+		}
+	}
+	age()
+	require.EqualValues(t, 41, lots())
+	purge()
+	require.Greater(t, len(left), 4)
+	for n := range left[1:] {
+		require.Less(t, left[n+1], left[n], left)
+	}
+	require.Less(t, left[len(left)-1], int64(9), "lots of the last 16 entries")
+
+	refuses = errors.New("the subscriber is away")
+	age()
+	purge()
+	require.Greater(t, left[len(left)-1], int64(20), "not told yet")
+	refuses = nil
+	_, err := f.book.Sweep(t.Context(), f.pool, wallet.SweepOptions{})
+	require.NoError(t, err)
+	purge()
+	require.Less(t, left[len(left)-1], int64(9))
+	f.has(2)
 }
 
 // A subscription is cancelled, and goes on after all: the next period brings its lot, and each one after it.

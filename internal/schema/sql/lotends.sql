@@ -305,24 +305,61 @@ begin
 end
 $$;
 
+-- Deletes those of some lots, each the first one of its family, to which nothing was done since
+-- keep, and nothing can be: they are in no balance. A lot and all that its units went on in go
+-- together: a name finds them by the first one, and revocations, and what brings revoked units
+-- back, count those of all. The first lot of a plan stays while the plan renews, or its last lots
+-- stay: its reference names the plan, and is not granted again.
+create function metered._purge_families(firsts bigint[], keep bigint) returns void
+language plpgsql volatile
+as $$
+begin
+    delete from metered.lot_rows r where r.no = any (array(
+        select unnest(l.nos) from (select metered._family(f.no) as nos from unnest(firsts) f(no)) l
+        where not metered._purge_leaves(l.nos, keep)));
+end
+$$;
+
+-- Deletes the families of a wallet's lots that a purge of all entries before keep leaves none of.
+create function metered._purge_all_lots(of_scope text, keep bigint) returns void
+language plpgsql volatile
+as $$
+begin
+    perform metered._purge_families(array(
+        select f.no from metered.lots f
+        where f.scope = of_scope and f.last_seq < keep and not f.open
+          and not exists (select from metered.lot_rows y where y.no = f.from_lot)), keep);
+end
+$$;
+
 -- Deletes the moves of a wallet's entries from one on and before keep, which a purge deletes, and
--- the lots to which nothing was done since, and nothing can be: they are in no balance. A lot and
--- all that its units went on in go together: a name finds them by the first one, and revocations,
--- and what brings revoked units back, count those of all. The first lot of a plan stays while the
--- plan renews, or its last lots stay: its reference names the plan, and is not granted again. A lot
--- that stays keeps the units that its newest move had.
+-- the families of lots whose last move is one of them. It looks at no others: a wallet may have
+-- many, of which a step of a purge ends few. A lot that stays keeps the units that its newest move
+-- had.
 create function metered._purge_lots(of_scope text, from_seq bigint, keep bigint) returns void
 language plpgsql volatile
 as $$
 declare
-    stays metered.lots;
+    stays  metered.lots;
+    lots   bigint[];    -- whose first lots are looked for
+    above  bigint[];
+    firsts bigint[] := '{}';
 begin
-    delete from metered.lot_rows r where r.no = any (array(
-        select unnest(l.nos)
-        from (select metered._family(f.no) as nos from metered.lots f
-              where f.scope = of_scope and f.last_seq < keep and not f.open
-                and not exists (select from metered.lot_rows y where y.no = f.from_lot)) l
-        where not metered._purge_leaves(l.nos, keep)));
+    lots := array(select f.no from metered.lots f
+        where f.no = any (array(select m.lot from metered.lot_moves m
+                where m.scope = of_scope and m.seq >= from_seq and m.seq < keep))
+          and f.last_seq < keep and not f.open
+          and not exists (select from metered.lots y
+                where y.from_lot = f.no and y.last_seq >= from_seq));
+    while lots <> '{}' loop
+        above := array(select distinct z.no from metered.lot_rows y, metered.lot_rows z
+            where y.no = any (lots) and z.no = y.from_lot);
+        firsts := firsts || array(select y.no from metered.lot_rows y
+            where y.no = any (lots)
+              and not exists (select from metered.lot_rows z where z.no = y.from_lot));
+        lots := above;
+    end loop;
+    perform metered._purge_families(array(select distinct x from unnest(firsts) x), keep);
     for stays in
         select y.* from metered.lots y where y.version is not null and y.last_seq < keep
         and y.no = any (array(select m.lot from metered.lot_moves m where m.scope = of_scope and m.seq >= from_seq and m.seq < keep))

@@ -84,6 +84,9 @@ begin
     end loop;
     if tip.lots_end is not null and keep > 1 then
         perform metered._purge_lots(of_scope, upto, keep);
+        if done then
+            perform metered._purge_all_lots(of_scope, keep);
+        end if;
         perform metered._purge_changes(of_scope, keep);
     end if;
     upto := greatest(upto, keep - 1);
