@@ -10692,11 +10692,15 @@ end
 $$;
 
 -- Clears all rows of lines of a scope that were freed with a sum, before its next_due becomes
--- earlier. The scope is locked.
+-- earlier. The scope is locked. A sweep clears such rows without its lock, in the order of holds, so
+-- they are locked in that order.
 create function metered._clear_freed_of(tip metered.ledger) returns void
 language plpgsql volatile
 as $$
 begin
+    perform from metered.hold_lines l
+    where l.scope = tip.scope and l.open > 0 and l.due < coalesce(tip.next_due, 'infinity')
+    order by l.hold for no key update;
     delete from metered.lot_holds o where o.scope = tip.scope and o.seq = any (array(
         select l.opened_seq from metered.hold_lines l
         where l.scope = tip.scope and l.open > 0 and l.due < coalesce(tip.next_due, 'infinity')));

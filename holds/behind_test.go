@@ -380,6 +380,40 @@ func TestCharge_WhatASumFreedStaysFreeIfTheClockGoesBack(t *testing.T) {
 	f.verify()
 }
 
+// Rows that a sum left are locked in the order of holds, as a sweep does without the scope's lock: neither waits for the other
+// while the other waits for it.
+func TestPlace_LocksRowsThatASumLeftAsASweepDoes(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, holds.Config{})
+	for n := range 30 { // the last hold falls due first
+		f.mustPlace(holds.Placement{ID: fmt.Sprint(n), TTL: time.Duration(60-n) * time.Second, Lines: []holds.Line{{Scope: "a", Amount: 1}}})
+	}
+	f.clock.Advance(time.Hour)
+	_, err := f.charge(budget.Charge{Scope: "a", Amount: 1})
+	require.NoError(t, err)
+	f.clock.Advance(-time.Hour)
+	sweep := begin(t, f.pool, pgx.ReadCommitted)
+	lock := func(which string) error {
+		_, err := sweep.Exec(t.Context(), "select from metered.hold_lines where hold = (select "+which+"(hold) from metered.hold_lines where scope = 'a') for update nowait")
+		return err
+	}
+	require.NoError(t, lock("min"))
+	placed := pgtest.Going(func() error {
+		_, err := f.place(holds.Placement{ID: "soon", TTL: time.Second, Lines: []holds.Line{{Scope: "a", Amount: 1}}})
+		return err
+	})
+	pgtest.WaitQueued(t, f.pool, 1)
+	require.NoError(t, lock("max"))
+	require.NoError(t, sweep.Commit(t.Context()))
+	require.NoError(t, <-placed)
+	require.Equal(t, 1, f.open("a"))
+	f.clock.Advance(2 * time.Hour)
+	_, err = f.book.Sweep(t.Context(), f.pool, holds.SweepOptions{})
+	require.NoError(t, err)
+	require.Zero(t, lastHeld(f, "a"))
+	f.verify()
+}
+
 // Rows that a sum left are no units of a wallet that the scope becomes, nor of a claim or a scope that
 // is closed.
 func TestCharge_RowsThatASumLeftHoldNothing(t *testing.T) {

@@ -251,6 +251,7 @@ var all = []Mutant{
 	{"the end of tallies waits as long as it likes", "_end_tallies", ", wait_ms);\n    last", ", 10000);\n    last", "./budget", "TestTally_WhatEndsThemWaitsAsLongAsForAnyLock"},
 	{"a child is closed beside tallies", "_close_scope", "if entry.tallied then", "if false then", "./leases", "TestCarve_CountsChargesThatDoNotQueue"},
 	{"a purge gives up at a deadlock", "budget/purge.go", " || code == sqlstate.DeadlockDetected", "", "./budget", "TestPurge_TriesAgainAfterADeadlock"},
+	{"rows that a sum left are locked as they fell due", "_clear_freed_of", "order by l.hold for", "order by l.due for", "./holds", "TestPlace_LocksRowsThatASumLeftAsASweepDoes"},
 	{"a fold takes tallies that are later than its clock", "_fold", "coalesce(clk + interval '1 microsecond', 'infinity')", "'infinity'", "./budget", "TestTally_LaterThanTheClockOfACaptureIsLeftToTheNextWriter"},
 	{"a tally is folded and stays", "_fold_before", "delete from metered.tallies x where x.scope = tip.scope and x.at < until returning x.*", "select x.* from metered.tallies x where x.scope = tip.scope and x.at < until", "./budget", "TestTally_SumsOfABusyScopeWaitForNobodyAndCountAtOnce"},
 	{"a wallet begins beside tallies", "_as_wallet", "if entry.tallied then", "if false then", "./wallet", "TestGrant_OfAScopeWithTalliesWaitsForThem"},
