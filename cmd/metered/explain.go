@@ -87,6 +87,9 @@ func (a *app) printExplanation(e inspect.Explanation) error {
 	case e.Fits:
 	case e.Code == "budget_exceeded" && e.FitsAfter == budget.Never:
 		fmt.Fprintln(a.out, "Waiting does not help.")
+		if e.Wallet != nil {
+			fmt.Fprintln(a.out, "Units that come later are not counted, such as those of a plan that renews.")
+		}
 	case e.Code == "budget_exceeded":
 		fmt.Fprintf(a.out, "It would fit in %s, at %s, if nothing else happens.\n",
 			lasting(e.FitsAfter), instant(e.FitsAt))

@@ -115,6 +115,8 @@ func TestExplain_ShowsRemainingLots(t *testing.T) {
 	l := as(t, pool, metered.GrantReportingSQL)
 	l.ok("explain", "user/ann", "38", "-l", "wallet=prepaid")
 	text := l.exits(exitRefused, "explain", "user/ann", "39", "-l", "wallet=prepaid").out
+	never := l.exits(exitRefused, "explain", "user/ann", "100", "-l", "wallet=prepaid").out
+	require.Contains(t, never, "Waiting does not help.\nUnits that come later are not counted")
 	require.Contains(t, text, "wallet (credit)")
 	require.Contains(t, text, "invoice-17")
 	require.Contains(t, text, "REST")
