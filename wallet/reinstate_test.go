@@ -169,12 +169,20 @@ func TestPurge_TakesLotsWithTheirEntries(t *testing.T) {
 		f.clock.Advance(100 * day)
 		f.grant(wallet.Grant{Amount: 1})
 	}
-	var left []int64
+	reads := func(tx pgx.Tx) int64 {
+		return pgtest.Value[int64](t, tx, "select pg_stat_get_xact_tuples_fetched('metered.lot_rows'::regclass)")
+	}
+	var left, looked []int64 // after, and in, each step
 	purge := func() {
-		left = nil
+		left, looked = nil, nil
 		for upto, done := int64(0), false; !done; {
-			require.NoError(t, f.pool.QueryRow(t.Context(), `select upto, done from metered.purge_scope('ann', $1, metered.clock() - interval '50 days', $2, 16, 1000, false)`,
-				f.ledger.LockKey("ann"), upto).Scan(&upto, &done))
+			require.NoError(t, pgx.BeginFunc(t.Context(), f.pool, func(tx pgx.Tx) error {
+				before := reads(tx)
+				err := tx.QueryRow(t.Context(), `select upto, done from metered.purge_scope('ann', $1, metered.clock() - interval '50 days', $2, 16, 1000, false)`,
+					f.ledger.LockKey("ann"), upto).Scan(&upto, &done)
+				looked = append(looked, reads(tx)-before)
+				return err
+			}))
 			left = append(left, lots())
 		}
 	}
@@ -196,6 +204,9 @@ func TestPurge_TakesLotsWithTheirEntries(t *testing.T) {
 	require.NoError(t, err)
 	purge()
 	require.Less(t, left[len(left)-1], int64(9))
+	last := len(looked) - 1
+	require.Equal(t, make([]int64, last), looked[:last], "the moves of these steps are gone, and no lot is looked at")
+	require.Positive(t, looked[last])
 	f.has(2)
 }
 

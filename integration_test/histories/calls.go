@@ -127,7 +127,7 @@ func (a *app) call(ctx context.Context, c call, r *reply) error {
 		_, err := a.do(ctx, a.leased, c, metered.Command{Charges: charges(c, budget.Lifetime(c.Limit))})
 		return err
 	case "scope command":
-		out, err := a.do(ctx, a.c, c, metered.Command{Charges: charges(c, limits(c)...), EarlyRelease: c.Dice%5 == 0})
+		out, err := a.do(ctx, a.c, c, metered.Command{Charges: charges(c, limits(c)...), EarlyRelease: c.Dice%3 == 0})
 		if err == nil {
 			r.Seq = out.Receipt.Entries[0].Seq
 		}
@@ -162,7 +162,7 @@ func (a *app) do(ctx context.Context, client *metered.Client, c call, cmd metere
 
 // session spends less than it has reserved.
 func (a *app) session(ctx context.Context, c call) error {
-	s, err := metered.Open[int](ctx, a.c, metered.Reservation{ID: c.ID, Input: 1, EarlyRelease: c.Dice%5 == 0,
+	s, err := metered.Open[int](ctx, a.c, metered.Reservation{ID: c.ID, Input: 1, EarlyRelease: c.Dice%3 == 0,
 		Lines: []holds.Line{{Scope: c.Thing, Amount: c.Amount + 1, Limits: limits(c)}}})
 	if err != nil {
 		return err
@@ -184,7 +184,7 @@ func limits(c call) []budget.Limit {
 	const long = 3660 * 24 * time.Hour
 	lifetime, window := budget.Lifetime(c.Limit), budget.PerWindow(c.Limit, long)
 	period := budget.PerPeriod(c.Limit, long, time.Now().Add(-long/2).Truncate(time.Hour))
-	return [][]budget.Limit{{lifetime}, {window}, {period}, {lifetime, period}, {window, period}, {period}}[c.Dice%6]
+	return [][]budget.Limit{{lifetime}, {window}, {period}, {lifetime, period}, {window, period}}[c.Dice/6%5]
 }
 
 // in makes a call in a transaction.
