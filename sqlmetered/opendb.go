@@ -13,9 +13,9 @@ import (
 )
 
 // OpenDB returns a *sql.DB for an ORM, or for database/sql itself, on the pool that a Client has.
-// Each use takes a connection of the pool and gives it back. That holds whatever the *sql.DB is
-// told: SetMaxIdleConns, which ORMs' tutorials call, keeps no connection from the Client, as it
-// does with stdlib.OpenDBFromPool. Bound connections by the pool's MaxConns.
+// Each use takes a connection of the pool and gives it back, whatever the *sql.DB is told.
+// SetMaxIdleConns, which ORMs' tutorials call, has no effect. With stdlib.OpenDBFromPool it would
+// keep connections from the Client. Bound connections by the pool's MaxConns.
 //
 // A prepared statement, such as gorm's PrepareStmt makes of all, is a statement's text: pgx
 // prepares it when it first runs on a connection, and keeps it as the pool's DefaultQueryExecMode
