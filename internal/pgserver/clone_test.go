@@ -24,13 +24,13 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The two commands of the README in a new clone, on a machine that has no Postgres: the first one downloads it, and the second one finds it there.
+// The two commands of the README, on a machine that has no Postgres: the first one downloads it, and the second one finds it there.
 // The programs are those that anybody runs. They look for servers where they always do, in a mount namespace in which these are hidden, and
 // download from the usual address, which a proxy of the test stands for.
-func TestStart_ReadmesCommandsInANewCloneWithoutPostgres(t *testing.T) {
+func TestStart_ReadmesCommandsWithoutPostgres(t *testing.T) {
 	t.Parallel()
 	if os.Getenv("METERED_CI") == "" && os.Getenv("METERED_LONG") == "" {
-		t.Skip("runs in CI: it compiles a clone")
+		t.Skip("runs in CI: it links two programs")
 	}
 	if err := exec.CommandContext(t.Context(), "unshare", "-m", "true").Run(); err != nil {
 		t.Skipf("needs Linux and the right to mount: %v", err)
@@ -47,17 +47,18 @@ func TestStart_ReadmesCommandsInANewCloneWithoutPostgres(t *testing.T) {
 	require.NoError(t, err)
 
 	dir := sharedDir(t, 0o755)
-	in := func(where string, program string, args ...string) {
+	project, err := filepath.Abs("../..")
+	require.NoError(t, err)
+	goes := func(args ...string) {
 		t.Helper()
-		cmd := exec.CommandContext(t.Context(), program, args...)
-		cmd.Dir = where
+		cmd := exec.CommandContext(t.Context(), "go", args...)
+		cmd.Dir = project
 		out, err := cmd.CombinedOutput()
-		require.NoError(t, err, "%s: %s", program, out)
+		require.NoError(t, err, "%s", out)
 	}
-	clone, moved := filepath.Join(dir, "clone"), filepath.Join(dir, "elsewhere")
-	in("../..", "git", "clone", "-q", ".", clone)
-	in(clone, "go", "build", "-o", filepath.Join(dir, "quickstart"), "./examples/quickstart")
-	in(clone, "go", "test", "-c", "-vet=off", "-o", filepath.Join(dir, "tokens.test"), "./tokens")
+	moved := filepath.Join(dir, "elsewhere")
+	goes("build", "-o", filepath.Join(dir, "quickstart"), "./examples/quickstart")
+	goes("test", "-c", "-vet=off", "-o", filepath.Join(dir, "tokens.test"), "./tokens")
 	require.NoError(t, os.Mkdir(moved, 0o755))
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "nothing"), nil, 0o644))
 
@@ -71,9 +72,9 @@ func TestStart_ReadmesCommandsInANewCloneWithoutPostgres(t *testing.T) {
 mount -t tmpfs tmpfs /var/cache
 mount --bind "$1" "$2"
 for server in `+hidden+`; do mount --bind "$3/nothing" $server; done
-"$3/quickstart" "$3/clone/LICENSE" "$3/clone/README.md"
-"$3/tokens.test" -test.run '^TestConsume_' -test.v`, "sh", filepath.Dir(real), moved, dir)
-	cmd.Dir = filepath.Join(clone, "tokens")
+"$3/quickstart" "$4/LICENSE" "$4/README.md"
+"$3/tokens.test" -test.run '^TestConsume_' -test.v`, "sh", filepath.Dir(real), moved, dir, project)
+	cmd.Dir = filepath.Join(project, "tokens")
 	cmd.Env = append(os.Environ(), "DATABASE_URL=", "METERED_CI=", "METERED_LONG=", "HTTPS_PROXY=http://"+proxy.listener.Addr().String(), "NO_PROXY=", "SSL_CERT_FILE="+authority,
 		"XDG_CACHE_HOME="+filepath.Join(dir, "cache"))
 	out, err := cmd.CombinedOutput()

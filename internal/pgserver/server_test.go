@@ -202,7 +202,7 @@ func TestStart_CopiesWhatInitdbMade(t *testing.T) {
 	require.Equal(t, second, identify(Options{}))
 }
 
-// A prepared cluster is a copy of the first one of its name, with what this one was given, and a few names are kept.
+// A prepared cluster is a copy of the first one of its name, with what this one was given.
 func TestStart_CopiesWhatWasPrepared(t *testing.T) {
 	t.Parallel()
 	cache := sharedDir(t, 0o755)
@@ -220,20 +220,39 @@ func TestStart_CopiesWhatWasPrepared(t *testing.T) {
 	require.Equal(t, "made_a", made("a", Options{}))
 	require.Equal(t, "made_a", made("a", Options{TCP: true}))
 	require.Equal(t, 1, calls)
+	kept := func() []string {
+		all, err := filepath.Glob(filepath.Join(cache, "initdb-*-*"))
+		require.NoError(t, err)
+		return all
+	}
+	for _, other := range []string{"v", "w", "x", "y"} {
+		require.NoError(t, os.Mkdir(strings.TrimSuffix(kept()[0], "a")+other, 0o755))
+	}
 	require.Equal(t, "made_b", made("b", Options{TCP: true}))
 	require.Equal(t, "made_b", made("b", Options{}), "one with a password was not kept")
 	require.Equal(t, 3, calls)
-	for _, name := range []string{"c", "d", "e"} {
-		require.Equal(t, "made_"+name, made(name, Options{}))
-	}
-	require.Equal(t, "made_b", made("b", Options{}))
-	require.Equal(t, 6, calls)
-	require.Equal(t, "made_a", made("a", Options{}))
-	require.Equal(t, 7, calls, "four were used after it")
-
+	require.Len(t, kept(), mostPrepared)
 	_, err := Start(t.Context(), Options{Private: true, cache: cache, Prepared: "f",
 		Prepare: func(context.Context, *Server) error { return errors.New("not now") }})
 	require.ErrorContains(t, err, "not now")
+}
+
+// Four prepared clusters are kept for one that initdb made: those that were used last.
+func TestDropPrepared_DropsWhatWasNotUsedForTheLongestTime(t *testing.T) {
+	t.Parallel()
+	cache, now := t.TempDir(), time.Now()
+	for age, name := range []string{"initdb-1", "initdb-1-a", "initdb-1-b", "initdb-1-c", "initdb-1-d", "initdb-1-e", "initdb-1-f", "initdb-2-g"} {
+		require.NoError(t, os.Mkdir(filepath.Join(cache, name), 0o755))
+		require.NoError(t, os.Chtimes(filepath.Join(cache, name), time.Time{}, now.Add(time.Duration(-age)*time.Hour)))
+	}
+	require.NotEmpty(t, isKept(filepath.Join(cache, "initdb-1-f")), "it is used")
+	require.NoError(t, dropPrepared(filepath.Join(cache, "initdb-1-a")))
+	left, err := filepath.Glob(filepath.Join(cache, "*"))
+	require.NoError(t, err)
+	for i := range left {
+		left[i] = filepath.Base(left[i])
+	}
+	require.Equal(t, []string{"initdb-1", "initdb-1-a", "initdb-1-b", "initdb-1-c", "initdb-1-f", "initdb-2-g"}, left)
 }
 
 func start(t *testing.T, opts Options) *Server {
