@@ -4542,16 +4542,19 @@ declare
     until     timestamptz := greatest(clk, tip.at);
     nos       bigint[] := '{}';    -- holds whose lines are ended: null for sums
     due       record;
+    turns     record;
+    instant   timestamptz;         -- of lines, of which a step writes only some
     after     record;
     before    text;
     unwritten metered.unwritten[];
     most      int := metered._events_per_step();
     called    boolean := max_lots = metered._ends_per_call();      -- by no step
 begin
-    if called and metered._turns_until(tip, clk, most) < clk then
+    turns := metered._turns_until(tip, clk, most);
+    if called and (turns.until < clk or turns.nos is not null) then
         perform metered._refuse_behind(tip.scope);
     end if;
-    if tip.next_due <= clk then
+    if tip.next_due <= clk and turns.nos is null then
         nos := array(select x.hold from metered.hold_lines x
             where x.scope = tip.scope and x.open > 0 and x.due >= tip.next_due and x.due <= clk
             order by x.due limit case when tip.next_due > '-infinity' then most + 1 end);
@@ -4578,24 +4581,35 @@ begin
             select y.crossed into own.crossed from metered.ledger y where y.scope = tip.scope and y.seq = tip.seq;
         end if;
     end if;
-    due := metered._load_due(tip, clk, max_lots, units, nos, nos is null, null);
-    if cardinality(due.lines) > most and due.lines[most].due < clk then
+    due := metered._load_due(tip, clk, max_lots, units, nos, nos is null, turns.nos);
+    if turns.nos is not null then
+        until := (select max(metered._turn_at(x)) from unnest(due.lots) x
+            where x.no = any (turns.nos));
+    elsif cardinality(due.lines) > most then
         if called then
             perform metered._refuse_behind(tip.scope);
         end if;
-        clk := due.lines[most].due;
+        instant := due.lines[most + 1].due;
+        clk := (select max(l.due) from unnest(due.lines) l where l.due < instant);
+        if clk is null then
+            nos := array(select l.hold from unnest(due.lines) l
+                where l.hold is not null order by l.due, l.opened_seq limit most);
+            clk := instant;
+        end if;
         until := greatest(clk, tip.at);
         due := metered._load_due(tip, clk, max_lots, units, nos, nos is null, null);
     end if;
-    if due.stop is not null and coalesce(lowered, own.crossed) is not null then
-        unwritten := metered._unwritten(tip.scope, until, due.lots);
+    if (due.stop is not null or turns.nos is not null) and coalesce(lowered, own.crossed) is not null then
+        unwritten := metered._unwritten(tip.scope, greatest(until, tip.at), due.lots);
     end if;
     after := metered._advance(own, until, lowered, unwritten, due.lines, due.lots, due.parts, due.debts,
         due.spent);
     own := after.tip;
-    own.lots_end := least(due.stop, case when due.stop is null then metered._next_end(tip.scope, until) end,
-        (select min(metered._turn_at(x)) from unnest(after.lots) x
-         where x.pending + x.rest + x.kept + x.held > 0 and metered._turn_at(x) > until));
+    own.lots_end := case when turns.nos is not null then until
+        else least(due.stop,
+            case when due.stop is null then metered._next_end(tip.scope, until) end,
+            (select min(metered._turn_at(x)) from unnest(after.lots) x
+             where x.pending + x.rest + x.kept + x.held > 0 and metered._turn_at(x) > until)) end;
     if cardinality(after.entries) = 0 and metered._lags(tip) and own.lots_end > until then
         own.lots_end := tip.lots_end;     -- a caller may write nothing, and the last entry lags. The next charge catches up
     end if;
@@ -4780,7 +4794,7 @@ $$;
 -- max_lots (null: all), and those that go on, as far as a caller could draw so many units of them.
 -- stop is the end of the first of the others. nos are holds, or null for all that are due: then lines
 -- of which each gives units back, and nothing else, come as sums, if whoever asks writes none of their
--- rows (in_sum). With of_lots, it has these lots too.
+-- rows (in_sum). With of_lots, it has these lots and no other that begins or ends.
 create function metered._load_due(tip metered.ledger, clk timestamptz, max_lots int, units bigint,
     nos bigint[], in_sum boolean, of_lots bigint[],
     out lots metered.lots[], out lines metered.due_line[], out parts metered.lot_holds[],
@@ -4807,7 +4821,7 @@ begin
         parts := due.parts;
         load := load || array(select k.lot from unnest(parts) k where k.lot > 0);
     end if;
-    if (max_lots = 0) is not true or tip.lots_end <= until then
+    if of_lots is null and ((max_lots = 0) is not true or tip.lots_end <= until) then
         ended := array(select y.no from metered.lot_rows y
             where y.scope = tip.scope and y.open and y.expires_at <= until
             order by y.expires_at, y.age limit max_lots + 1);
@@ -11123,11 +11137,11 @@ begin
     if (tip.next_due <= clk) is not true then
         return clk;
     elsif tip.next_due = '-infinity' or metered._debt(tip) > 0 then
-        return metered._nth_due(tip, clk, metered._events_per_step());
+        return (metered._nth_due(tip, clk, metered._events_per_step())).at;
     end if;
     minima := metered._first_minima(tip, clk);
-    return metered._nth_due(tip, case when minima.until is null then clk else minima.last end,
-        metered._lines_per_step());
+    return (metered._nth_due(tip, case when minima.until is null then clk else minima.last end,
+        metered._lines_per_step())).at;
 end
 $$;
 
@@ -11135,43 +11149,63 @@ $$;
 -- to a later one: they begin, and end where other lots depend on it (_again). It is clk, or earlier
 -- if more than most do so by then. Periods of plans and units that go on again count as one where
 -- they are foreseen (_awake). They are not as long as holds fall due, or units that come pay
--- overdraft.
-create function metered._turns_until(tip metered.ledger, clk timestamptz, most int)
-returns timestamptz
+-- overdraft. Where nothing is due before an instant, and more than most lots have their turn in it,
+-- nos are the first of them: first those that end, then those that begin, each from the oldest on.
+-- A step writes these alone.
+create function metered._turns_until(tip metered.ledger, clk timestamptz, most int,
+    out until timestamptz, out nos bigint[])
 language plpgsql stable
 as $$
 declare
-    until timestamptz := clk;
+    ends  timestamptz := greatest(clk, tip.at);
+    next  timestamptz;      -- when the first lot that is too many has its turn
     debt  bigint;
-    nos   bigint[];
     lots  metered.lots[];
     last  timestamptz;      -- when the last line falls due
     each  boolean;          -- nothing is foreseen, whatever falls due
     times metered.unwritten[] := '{}';
     dues  timestamptz[];
 begin
-    if (tip.lots_end <= clk) is not true then
-        return clk;
+    until := clk;
+    if (tip.lots_end <= ends) is not true then
+        return;
     end if;
     -- Each in the order of its index, which keeps the planner from the index of all.
     nos := array(select y.no from metered.lot_rows y
-            where y.scope = tip.scope and y.pending > 0 and y.starts_at <= clk
+            where y.scope = tip.scope and y.pending > 0 and y.starts_at <= ends
             order by y.starts_at, y.age limit most + 1)
         || array(select y.no from metered.lot_rows y
-            where y.scope = tip.scope and y.open and y.again and y.expires_at <= clk
+            where y.scope = tip.scope and y.open and y.again and y.expires_at <= ends
             order by y.expires_at, y.age limit most + 1)
         || array(select y.no from metered.lot_rows y
             where y.scope = tip.scope and y.keeps and y.roll_cap is not null
-              and y.expires_at <= clk
+              and y.expires_at <= ends
             order by y.expires_at, y.age limit most + 1);
     if nos = '{}' then
-        return clk;
+        nos := null;
+        return;
     end if;
     lots := array(select l from unnest(nos) n,
         lateral (select z from metered.lots z where z.no = n limit 1) y(l)
-        order by metered._turn_at(l) limit most + 1);
+        order by metered._turn_at(l), (l).pending > 0, (l).age limit most + 1);
+    nos := null;
     if cardinality(lots) > most then
-        until := metered._turn_at(lots[most]);
+        next := metered._turn_at(lots[most + 1]);
+        ends := (select max(metered._turn_at(x)) from unnest(lots) x
+            where metered._turn_at(x) < next);
+        if ends is null and tip.next_due < next and 0 < (select count(*) from (
+                select from metered.hold_lines l
+                where l.scope = tip.scope and l.open > 0 and l.due >= tip.next_due and l.due < next
+                order by l.due limit 1) x) then
+            ends := next - interval '1 microsecond';
+        elsif ends is null then
+            nos := array(select x.no from unnest(lots[:most]) x);
+            ends := next;
+        end if;
+        until := least(clk, ends);
+        if nos is not null then
+            return;
+        end if;
     end if;
     debt := metered._debt(tip);
     if tip.next_due <= until then
@@ -11192,7 +11226,7 @@ begin
             from unnest(times) x) y
         where each or y.at <= last or y.paid < debt
         order by y.at limit most + 1);
-    return least(until, case when cardinality(dues) > most then dues[most] end);
+    until := least(until, case when cardinality(dues) > most then dues[most] end);
 end
 $$;
 
@@ -11240,7 +11274,7 @@ declare
     tip   metered.ledger;
     stands metered.ledger;
     clk   timestamptz;
-    until timestamptz;
+    turns record;
 begin
     if wait_ms > 3600000 then
         raise exception 'out of bounds: an argument of catch_up' using errcode = '22023';
@@ -11249,11 +11283,12 @@ begin
     clk := metered.clock();
     tip := metered._entry_for_write(of_scope);
     if tip.lots_end is not null then
-        until := metered._turns_until(tip, metered._lines_until(tip, clk),
+        turns := metered._turns_until(tip, metered._lines_until(tip, clk),
             metered._events_per_step());
-        perform metered._settle(tip, until, metered._events_per_step(), 0, wait_ms);
+        perform metered._settle(tip, turns.until, metered._events_per_step(), 0, wait_ms);
         stands := metered._last_entry(of_scope);
-        more := stands.seq > tip.seq and (until < clk or stands.next_due <= until) is true;
+        more := stands.seq > tip.seq and (turns.until < clk or turns.nos is not null
+            or stands.next_due <= turns.until) is true;
     elsif tip.next_due > '-infinity' and tip.next_due <= clk then
         more := (metered._free_in_sum(tip, clk, true, wait_ms)).more;
     else
@@ -11403,7 +11438,8 @@ $$;
 
 -- When the nth of more due lines of a scope fell due, or clk if no more are due. tip is the last
 -- entry.
-create function metered._nth_due(tip metered.ledger, clk timestamptz, nth int) returns timestamptz
+create function metered._nth_due(tip metered.ledger, clk timestamptz, nth int,
+    out at timestamptz, out more boolean)
 language plpgsql stable
 as $$
 declare
@@ -11411,38 +11447,52 @@ declare
         where l.scope = tip.scope and l.open > 0 and l.due >= tip.next_due and l.due <= clk
         order by l.due limit nth + 1);
 begin
-    return case when cardinality(times) > nth then times[nth] else clk end;
+    more := cardinality(times) > nth;
+    at := case when more then times[nth] else clk end;
 end
 $$;
 
 -- The time up to which a step writes what is due in a scope: clk, or earlier if about most events
--- are due by then. tip is the last entry. Events of one instant count as one, and so does what idle
--- plans bring.
-create function metered._step_until(tip metered.ledger, clk timestamptz, most int)
-returns timestamptz
-language plpgsql stable
-as $$
-begin
-    return metered._lots_until(tip,
-        case when tip.next_due <= clk then metered._nth_due(tip, clk, most)
-        else clk end, most);
-end
-$$;
-
--- The same, of what lots do by clk. Lines of holds may be due by then.
-create function metered._lots_until(tip metered.ledger, clk timestamptz, most int)
-returns timestamptz
+-- are due by then. tip is the last entry. What idle plans bring counts as one event. more:
+-- something that is due is perhaps left, also of that time.
+create function metered._step_until(tip metered.ledger, clk timestamptz, most int,
+    out until timestamptz, out more boolean)
 language plpgsql stable
 as $$
 declare
-    until timestamptz := clk;
+    lines record;
+    turns record;
+begin
+    until := clk;
+    more := false;
+    if tip.next_due <= clk then
+        lines := metered._nth_due(tip, clk, most);
+        until := lines.at;
+        more := lines.more;
+    end if;
+    turns := metered._lots_until(tip, until, most);
+    until := turns.until;
+    more := more or until < clk or turns.nos is not null;
+end
+$$;
+
+-- The same, of what lots do by clk. Lines of holds may be due by then. nos are lots, if it writes
+-- only these of that time (_turns_until).
+create function metered._lots_until(tip metered.ledger, clk timestamptz, most int,
+    out until timestamptz, out nos bigint[])
+language plpgsql stable
+as $$
+declare
+    turns record;
     times timestamptz[];
     plans metered.period[];
     begun timestamptz[];
     nth   timestamptz;
 begin
-    if tip.lots_end <= clk then
-        until := metered._turns_until(tip, clk, most);
+    until := clk;
+    if tip.lots_end <= greatest(clk, tip.at) then
+        turns := metered._turns_until(tip, clk, most);
+        until := turns.until;
         times := array(select y.expires_at from metered.lot_rows y
             where y.scope = tip.scope and y.open and y.expires_at <= clk
             order by y.expires_at, y.age limit most + 1);
@@ -11459,9 +11509,9 @@ begin
         until := least(until, case when cardinality(begun) > most then begun[most] end);
         begin
             for i in 1..coalesce(cardinality(plans), 0) loop
+                continue when (plans[i]).every is null;
                 exit when (tip.next_due <= clk) is not true and metered._debt(tip) = 0
                     and metered._is_idle(metered._beginning(tip.scope, until), until);
-                continue when (plans[i]).every is null;
                 nth := begun[i];    -- in each period a lot begins, one ends, and one may go on
                 for n in 1..greatest(1, most / (3 * cardinality(plans))) loop
                     exit when nth > until;
@@ -11472,8 +11522,8 @@ begin
         exception when sqlstate 'MT010' then    -- a lost zone, which the step itself reports
             null;
         end;
+        nos := case when until = turns.until then turns.nos end;
     end if;
-    return until;
 end
 $$;
 
@@ -11495,8 +11545,8 @@ create function metered._behind(of_scope text, clk timestamptz) returns boolean
 language plpgsql stable
 as $$
 begin
-    return metered._step_until(metered._last_entry(of_scope), clk, metered._events_per_step())
-        < clk or metered._is_idle(metered._beginning(of_scope, clk), clk) is true;
+    return (metered._step_until(metered._last_entry(of_scope), clk, metered._events_per_step())).more
+        or metered._is_idle(metered._beginning(of_scope, clk), clk) is true;
 end
 $$;
 
@@ -11762,18 +11812,19 @@ $$;
 
 -- Ends the first due lines, at most most, of a wallet or a closed scope, which is locked: up to the
 -- first whose hold another call has locked, since it may capture something. In a wallet, what is
--- due by then is written. Returns the holds: null if the first one is locked.
+-- due by then is written, or a part of it. Returns the holds that it ended: null if the first one is
+-- locked.
 create function metered._free_first(tip metered.ledger, clk timestamptz, most int) returns bigint[]
 language plpgsql volatile
 as $$
 declare
-    until   timestamptz := metered._step_until(tip, clk, most);
+    until   timestamptz := (metered._step_until(tip, clk, most)).until;
     due_nos bigint[];
     ours    bigint[];
 begin
     due_nos := array(select l.hold from metered.hold_lines l
         where l.scope = tip.scope and l.open > 0 and l.due <= until
-        order by l.due limit most);
+        order by l.due, l.opened_seq limit most);
     ours := metered._lock_due(due_nos, clk);
     if cardinality(ours) < cardinality(due_nos) then
         due_nos := due_nos[:(select min(d.n) from unnest(due_nos) with ordinality d(no, n)
@@ -11786,6 +11837,10 @@ begin
     end if;
     if tip.lots_end is not null then
         perform metered._settle(tip, until, metered._events_per_step(), 0, null);
+        perform metered._clear_freed(due_nos, array[tip.scope]);
+        return array(select n from unnest(due_nos) n where 0 = (
+            select count(*) from metered.hold_lines l
+            where l.scope = tip.scope and l.hold = n and l.open > 0));
     end if;
     perform metered._clear_freed(due_nos, array[tip.scope]);
     perform metered._release_lines(due_nos, array[tip.scope], 'x', clk, null, metered._by_system());
@@ -12030,7 +12085,7 @@ begin
     end if;
     clk := metered.clock();
     tip := metered._last_entry(of_scope);
-    until := metered._step_until(tip, clk, metered._events_per_step());
+    until := (metered._step_until(tip, clk, metered._events_per_step())).until;
     part := metered._sweep_lots(of_scope, until, metered._events_per_step(),
         case when until = clk then limits end, wait_ms);
     if part.silent then

@@ -15,6 +15,9 @@ const idle = "TestIdle_EachKindIsWhatHappensEventByEvent"
 // fiveIdle is the test of what a call and a sweep write there.
 const fiveIdle = "TestIdle_ThreeYearsOfFivePlansHaveFewEntries"
 
+// ofOneInstant is the test of more events of one instant than one step writes.
+const ofOneInstant = "TestBacklog_OfOneInstantIsWrittenInParts"
+
 // lotsInSteps is the test of lots that no call leaves to a later one.
 const lotsInSteps = "TestBacklog_LotsThatNoCallLeavesAreWrittenInSteps"
 
@@ -406,7 +409,7 @@ var all = []Mutant{
 	{"minima: a step is the last one", "catch_up", "more := (metered._free_in_sum(tip, clk, true, wait_ms)).more;", "perform metered._free_in_sum(tip, clk, true, wait_ms); more := false;", "./holds", "TestBacklog_MinimaAreWrittenInStepsThatStay"},
 	{"sums: a call adds up all lines of a wallet", "_settle_lowered", "metered._lines_until(tip, clk) < clk", "false", "./wallet", "TestBacklog_OfAWalletIsWrittenInStepsThatStay"},
 	{"sums: a call writes all of a wallet", "_settle_lowered", "if called then", "if false then", "./wallet", "TestBacklog_SumsBetweenEndsOfLotsAreWrittenInSteps"},
-	{"sums: a step writes all of a wallet", "_settle_lowered", "clk := due.lines[most].due;", "null;", "./wallet", "TestBacklog_SumsBetweenEndsOfLotsAreWrittenInSteps"},
+	{"sums: a step writes all of a wallet", "_settle_lowered", "where l.due < instant);", ");", "./wallet", "TestBacklog_SumsBetweenEndsOfLotsAreWrittenInSteps"},
 	{"sums: a step adds up all lines of a wallet", "catch_up", "metered._turns_until(tip, metered._lines_until(tip, clk), ", "metered._turns_until(tip, clk, ", "./wallet", "TestBacklog_OfAWalletIsWrittenInStepsThatStay"},
 	{"minima: a sum captures of later lots first", "_taken_of", "order by r.priority, r.expires_at, r.age))) as taken", "order by r.priority desc, r.expires_at desc, r.age desc))) as taken", "./wallet", "TestReservations_WithMinimumsReadTheSameBeforeAndAfterTheSweep"},
 	{"minima: RunTx takes no step", "internal/sweep/through.go", "if scope == \"\" || n == MaxBacklogs {", "if true {", "./holds", "TestBacklog_MinimaAreWrittenInStepsThatStay"},
@@ -435,10 +438,18 @@ var all = []Mutant{
 	{"overdraft of an idle wallet is not paid", "_advance", "elsif metered._pays(lots, parts, debts, spent) then", "elsif false then", "./wallet", idle},
 	{"a lot has more units than one may have", "_is_idle", "max(x.due * x.units) < 9007199254740992", "max(x.due) > 0", "./wallet", "TestIdle_OddPeriodsAreSkippedAndUnlimitedPlansAreNot"},
 	{"units that go on for ever go on one by one", "_is_idle", "and (y.plan).roll_again <> 0", "and false", "./wallet", "TestWork_OfACallIsAsMuchHoweverMuchIsDue"},
-	{"a call writes all lots that it may not leave", "_settle_lowered", "if called and metered._turns_until(tip, clk, most) < clk then", "if false then", "./wallet", lotsInSteps},
+	{"a call writes all lots that it may not leave", "_settle_lowered", "if called and (turns.until < clk or turns.nos is not null) then", "if false then", "./wallet", lotsInSteps},
 	{"a hold among a plan's periods leaves them to be foreseen", "_turns_until", "where each or y.at <= last or", "where each or", "./wallet", lotsInSteps},
 	{"overdraft that a plan pays leaves it to be foreseen", "_turns_until", "y.at <= last or y.paid < debt", "y.at <= last", "./wallet", lotsInSteps},
-	{"a step writes all lots that a call may not leave", "_turns_until", "until := metered._turn_at(lots[most]);", "null;", "./wallet", lotsInSteps},
+	{"a step writes all lots that a call may not leave", "_turns_until", "until := least(clk, ends);", "null;", "./wallet", lotsInSteps},
+	{"a step writes all lots of an instant", "_turns_until", "nos := array(select x.no from unnest(lots[:most]) x);", "nos := null;", "./wallet", ofOneInstant},
+	{"lots of an instant pass lines before it", "_turns_until", "if ends is null and tip.next_due < next and", "if false and", "./wallet", ofOneInstant},
+	{"lots of an instant that a step left are forgotten", "_settle_lowered", "case when turns.nos is not null then until", "case when false then until", "./wallet", ofOneInstant},
+	{"a part of an instant's lots brings all", "_load_due", "if of_lots is null and ((max_lots", "if ((max_lots", "./wallet", ofOneInstant},
+	{"a part of an instant's lots brings its holds", "_settle_lowered", "if tip.next_due <= clk and turns.nos is null then", "if tip.next_due <= clk then", "./wallet", ofOneInstant},
+	{"a step writes all lines of an instant", "_settle_lowered", "order by l.due, l.opened_seq limit most);", "order by l.due, l.opened_seq);", "./wallet", ofOneInstant},
+	{"a step of an instant is the last one", "catch_up", "turns.nos is not null", "false", "./wallet", ofOneInstant},
+	{"a sweep takes an instant whole", "_behind", "metered._events_per_step())).more", "metered._events_per_step())).until < clk", "./wallet", ofOneInstant},
 	{"a sweep takes an idle wallet's years in steps", "_lots_until", "and metered._is_idle(metered._beginning(tip.scope, until), until);", "and false;", "./wallet", fiveIdle},
 	{"a lot that begins in a backlog is left to it", "_advance_each", "if begins and lots[pos].expires_at <= until then", "if false then", "./wallet", "TestLots_ThatBeginInABacklogAreEndedInTheirTurn"},
 	{"a sweep tells of no units that came and went", "_sweep_lots", "and m.seq > tip.seq and m.seq <= entry.seq", "and m.seq > tip.seq and m.seq < tip.seq", "./wallet", "TestSweep_TellsOfUnitsThatCameAndWent"},

@@ -5,7 +5,7 @@
 -- max_lots (null: all), and those that go on, as far as a caller could draw so many units of them.
 -- stop is the end of the first of the others. nos are holds, or null for all that are due: then lines
 -- of which each gives units back, and nothing else, come as sums, if whoever asks writes none of their
--- rows (in_sum). With of_lots, it has these lots too.
+-- rows (in_sum). With of_lots, it has these lots and no other that begins or ends.
 create function metered._load_due(tip metered.ledger, clk timestamptz, max_lots int, units bigint,
     nos bigint[], in_sum boolean, of_lots bigint[],
     out lots metered.lots[], out lines metered.due_line[], out parts metered.lot_holds[],
@@ -32,7 +32,7 @@ begin
         parts := due.parts;
         load := load || array(select k.lot from unnest(parts) k where k.lot > 0);
     end if;
-    if (max_lots = 0) is not true or tip.lots_end <= until then
+    if of_lots is null and ((max_lots = 0) is not true or tip.lots_end <= until) then
         ended := array(select y.no from metered.lot_rows y
             where y.scope = tip.scope and y.open and y.expires_at <= until
             order by y.expires_at, y.age limit max_lots + 1);

@@ -166,11 +166,11 @@ begin
     if (tip.next_due <= clk) is not true then
         return clk;
     elsif tip.next_due = '-infinity' or metered._debt(tip) > 0 then
-        return metered._nth_due(tip, clk, metered._events_per_step());
+        return (metered._nth_due(tip, clk, metered._events_per_step())).at;
     end if;
     minima := metered._first_minima(tip, clk);
-    return metered._nth_due(tip, case when minima.until is null then clk else minima.last end,
-        metered._lines_per_step());
+    return (metered._nth_due(tip, case when minima.until is null then clk else minima.last end,
+        metered._lines_per_step())).at;
 end
 $$;
 
@@ -178,43 +178,63 @@ $$;
 -- to a later one: they begin, and end where other lots depend on it (_again). It is clk, or earlier
 -- if more than most do so by then. Periods of plans and units that go on again count as one where
 -- they are foreseen (_awake). They are not as long as holds fall due, or units that come pay
--- overdraft.
-create function metered._turns_until(tip metered.ledger, clk timestamptz, most int)
-returns timestamptz
+-- overdraft. Where nothing is due before an instant, and more than most lots have their turn in it,
+-- nos are the first of them: first those that end, then those that begin, each from the oldest on.
+-- A step writes these alone.
+create function metered._turns_until(tip metered.ledger, clk timestamptz, most int,
+    out until timestamptz, out nos bigint[])
 language plpgsql stable
 as $$
 declare
-    until timestamptz := clk;
+    ends  timestamptz := greatest(clk, tip.at);
+    next  timestamptz;      -- when the first lot that is too many has its turn
     debt  bigint;
-    nos   bigint[];
     lots  metered.lots[];
     last  timestamptz;      -- when the last line falls due
     each  boolean;          -- nothing is foreseen, whatever falls due
     times metered.unwritten[] := '{}';
     dues  timestamptz[];
 begin
-    if (tip.lots_end <= clk) is not true then
-        return clk;
+    until := clk;
+    if (tip.lots_end <= ends) is not true then
+        return;
     end if;
     -- Each in the order of its index, which keeps the planner from the index of all.
     nos := array(select y.no from metered.lot_rows y
-            where y.scope = tip.scope and y.pending > 0 and y.starts_at <= clk
+            where y.scope = tip.scope and y.pending > 0 and y.starts_at <= ends
             order by y.starts_at, y.age limit most + 1)
         || array(select y.no from metered.lot_rows y
-            where y.scope = tip.scope and y.open and y.again and y.expires_at <= clk
+            where y.scope = tip.scope and y.open and y.again and y.expires_at <= ends
             order by y.expires_at, y.age limit most + 1)
         || array(select y.no from metered.lot_rows y
             where y.scope = tip.scope and y.keeps and y.roll_cap is not null
-              and y.expires_at <= clk
+              and y.expires_at <= ends
             order by y.expires_at, y.age limit most + 1);
     if nos = '{}' then
-        return clk;
+        nos := null;
+        return;
     end if;
     lots := array(select l from unnest(nos) n,
         lateral (select z from metered.lots z where z.no = n limit 1) y(l)
-        order by metered._turn_at(l) limit most + 1);
+        order by metered._turn_at(l), (l).pending > 0, (l).age limit most + 1);
+    nos := null;
     if cardinality(lots) > most then
-        until := metered._turn_at(lots[most]);
+        next := metered._turn_at(lots[most + 1]);
+        ends := (select max(metered._turn_at(x)) from unnest(lots) x
+            where metered._turn_at(x) < next);
+        if ends is null and tip.next_due < next and 0 < (select count(*) from (
+                select from metered.hold_lines l
+                where l.scope = tip.scope and l.open > 0 and l.due >= tip.next_due and l.due < next
+                order by l.due limit 1) x) then
+            ends := next - interval '1 microsecond';
+        elsif ends is null then
+            nos := array(select x.no from unnest(lots[:most]) x);
+            ends := next;
+        end if;
+        until := least(clk, ends);
+        if nos is not null then
+            return;
+        end if;
     end if;
     debt := metered._debt(tip);
     if tip.next_due <= until then
@@ -235,7 +255,7 @@ begin
             from unnest(times) x) y
         where each or y.at <= last or y.paid < debt
         order by y.at limit most + 1);
-    return least(until, case when cardinality(dues) > most then dues[most] end);
+    until := least(until, case when cardinality(dues) > most then dues[most] end);
 end
 $$;
 
@@ -279,17 +299,18 @@ declare
     tip   metered.ledger;
     stands metered.ledger;
     clk   timestamptz;
-    until timestamptz;
+    turns record;
 begin
     perform metered._lock_keys(array[metered._scope_key(of_scope)], wait_ms);
     clk := metered.clock();
     tip := metered._entry_for_write(of_scope);
     if tip.lots_end is not null then
-        until := metered._turns_until(tip, metered._lines_until(tip, clk),
+        turns := metered._turns_until(tip, metered._lines_until(tip, clk),
             metered._events_per_step());
-        perform metered._settle(tip, until, metered._events_per_step(), 0, wait_ms);
+        perform metered._settle(tip, turns.until, metered._events_per_step(), 0, wait_ms);
         stands := metered._last_entry(of_scope);
-        more := stands.seq > tip.seq and (until < clk or stands.next_due <= until) is true;
+        more := stands.seq > tip.seq and (turns.until < clk or turns.nos is not null
+            or stands.next_due <= turns.until) is true;
     elsif tip.next_due > '-infinity' and tip.next_due <= clk then
         more := (metered._free_in_sum(tip, clk, true, wait_ms)).more;
     else

@@ -126,16 +126,19 @@ declare
     until     timestamptz := greatest(clk, tip.at);
     nos       bigint[] := '{}';    -- holds whose lines are ended: null for sums
     due       record;
+    turns     record;
+    instant   timestamptz;         -- of lines, of which a step writes only some
     after     record;
     before    text;
     unwritten metered.unwritten[];
     most      int := metered._events_per_step();
     called    boolean := max_lots = metered._ends_per_call();      -- by no step
 begin
-    if called and metered._turns_until(tip, clk, most) < clk then
+    turns := metered._turns_until(tip, clk, most);
+    if called and (turns.until < clk or turns.nos is not null) then
         perform metered._refuse_behind(tip.scope);
     end if;
-    if tip.next_due <= clk then
+    if tip.next_due <= clk and turns.nos is null then
         nos := array(select x.hold from metered.hold_lines x
             where x.scope = tip.scope and x.open > 0 and x.due >= tip.next_due and x.due <= clk
             order by x.due limit case when tip.next_due > '-infinity' then most + 1 end);
@@ -162,24 +165,35 @@ begin
             select y.crossed into own.crossed from metered.ledger y where y.scope = tip.scope and y.seq = tip.seq;
         end if;
     end if;
-    due := metered._load_due(tip, clk, max_lots, units, nos, nos is null, null);
-    if cardinality(due.lines) > most and due.lines[most].due < clk then
+    due := metered._load_due(tip, clk, max_lots, units, nos, nos is null, turns.nos);
+    if turns.nos is not null then
+        until := (select max(metered._turn_at(x)) from unnest(due.lots) x
+            where x.no = any (turns.nos));
+    elsif cardinality(due.lines) > most then
         if called then
             perform metered._refuse_behind(tip.scope);
         end if;
-        clk := due.lines[most].due;
+        instant := due.lines[most + 1].due;
+        clk := (select max(l.due) from unnest(due.lines) l where l.due < instant);
+        if clk is null then
+            nos := array(select l.hold from unnest(due.lines) l
+                where l.hold is not null order by l.due, l.opened_seq limit most);
+            clk := instant;
+        end if;
         until := greatest(clk, tip.at);
         due := metered._load_due(tip, clk, max_lots, units, nos, nos is null, null);
     end if;
-    if due.stop is not null and coalesce(lowered, own.crossed) is not null then
-        unwritten := metered._unwritten(tip.scope, until, due.lots);
+    if (due.stop is not null or turns.nos is not null) and coalesce(lowered, own.crossed) is not null then
+        unwritten := metered._unwritten(tip.scope, greatest(until, tip.at), due.lots);
     end if;
     after := metered._advance(own, until, lowered, unwritten, due.lines, due.lots, due.parts, due.debts,
         due.spent);
     own := after.tip;
-    own.lots_end := least(due.stop, case when due.stop is null then metered._next_end(tip.scope, until) end,
-        (select min(metered._turn_at(x)) from unnest(after.lots) x
-         where x.pending + x.rest + x.kept + x.held > 0 and metered._turn_at(x) > until));
+    own.lots_end := case when turns.nos is not null then until
+        else least(due.stop,
+            case when due.stop is null then metered._next_end(tip.scope, until) end,
+            (select min(metered._turn_at(x)) from unnest(after.lots) x
+             where x.pending + x.rest + x.kept + x.held > 0 and metered._turn_at(x) > until)) end;
     if cardinality(after.entries) = 0 and metered._lags(tip) and own.lots_end > until then
         own.lots_end := tip.lots_end;     -- a caller may write nothing, and the last entry lags. The next charge catches up
     end if;

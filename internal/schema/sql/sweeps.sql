@@ -11,7 +11,8 @@ $$;
 
 -- When the nth of more due lines of a scope fell due, or clk if no more are due. tip is the last
 -- entry.
-create function metered._nth_due(tip metered.ledger, clk timestamptz, nth int) returns timestamptz
+create function metered._nth_due(tip metered.ledger, clk timestamptz, nth int,
+    out at timestamptz, out more boolean)
 language plpgsql stable
 as $$
 declare
@@ -19,38 +20,52 @@ declare
         where l.scope = tip.scope and l.open > 0 and l.due >= tip.next_due and l.due <= clk
         order by l.due limit nth + 1);
 begin
-    return case when cardinality(times) > nth then times[nth] else clk end;
+    more := cardinality(times) > nth;
+    at := case when more then times[nth] else clk end;
 end
 $$;
 
 -- The time up to which a step writes what is due in a scope: clk, or earlier if about most events
--- are due by then. tip is the last entry. Events of one instant count as one, and so does what idle
--- plans bring.
-create function metered._step_until(tip metered.ledger, clk timestamptz, most int)
-returns timestamptz
-language plpgsql stable
-as $$
-begin
-    return metered._lots_until(tip,
-        case when tip.next_due <= clk then metered._nth_due(tip, clk, most)
-        else clk end, most);
-end
-$$;
-
--- The same, of what lots do by clk. Lines of holds may be due by then.
-create function metered._lots_until(tip metered.ledger, clk timestamptz, most int)
-returns timestamptz
+-- are due by then. tip is the last entry. What idle plans bring counts as one event. more:
+-- something that is due is perhaps left, also of that time.
+create function metered._step_until(tip metered.ledger, clk timestamptz, most int,
+    out until timestamptz, out more boolean)
 language plpgsql stable
 as $$
 declare
-    until timestamptz := clk;
+    lines record;
+    turns record;
+begin
+    until := clk;
+    more := false;
+    if tip.next_due <= clk then
+        lines := metered._nth_due(tip, clk, most);
+        until := lines.at;
+        more := lines.more;
+    end if;
+    turns := metered._lots_until(tip, until, most);
+    until := turns.until;
+    more := more or until < clk or turns.nos is not null;
+end
+$$;
+
+-- The same, of what lots do by clk. Lines of holds may be due by then. nos are lots, if it writes
+-- only these of that time (_turns_until).
+create function metered._lots_until(tip metered.ledger, clk timestamptz, most int,
+    out until timestamptz, out nos bigint[])
+language plpgsql stable
+as $$
+declare
+    turns record;
     times timestamptz[];
     plans metered.period[];
     begun timestamptz[];
     nth   timestamptz;
 begin
-    if tip.lots_end <= clk then
-        until := metered._turns_until(tip, clk, most);
+    until := clk;
+    if tip.lots_end <= greatest(clk, tip.at) then
+        turns := metered._turns_until(tip, clk, most);
+        until := turns.until;
         times := array(select y.expires_at from metered.lot_rows y
             where y.scope = tip.scope and y.open and y.expires_at <= clk
             order by y.expires_at, y.age limit most + 1);
@@ -67,9 +82,9 @@ begin
         until := least(until, case when cardinality(begun) > most then begun[most] end);
         begin
             for i in 1..coalesce(cardinality(plans), 0) loop
+                continue when (plans[i]).every is null;
                 exit when (tip.next_due <= clk) is not true and metered._debt(tip) = 0
                     and metered._is_idle(metered._beginning(tip.scope, until), until);
-                continue when (plans[i]).every is null;
                 nth := begun[i];    -- in each period a lot begins, one ends, and one may go on
                 for n in 1..greatest(1, most / (3 * cardinality(plans))) loop
                     exit when nth > until;
@@ -80,8 +95,8 @@ begin
         exception when sqlstate 'MT010' then    -- a lost zone, which the step itself reports
             null;
         end;
+        nos := case when until = turns.until then turns.nos end;
     end if;
-    return until;
 end
 $$;
 
@@ -103,8 +118,8 @@ create function metered._behind(of_scope text, clk timestamptz) returns boolean
 language plpgsql stable
 as $$
 begin
-    return metered._step_until(metered._last_entry(of_scope), clk, metered._events_per_step())
-        < clk or metered._is_idle(metered._beginning(of_scope, clk), clk) is true;
+    return (metered._step_until(metered._last_entry(of_scope), clk, metered._events_per_step())).more
+        or metered._is_idle(metered._beginning(of_scope, clk), clk) is true;
 end
 $$;
 
@@ -354,18 +369,19 @@ $$;
 
 -- Ends the first due lines, at most most, of a wallet or a closed scope, which is locked: up to the
 -- first whose hold another call has locked, since it may capture something. In a wallet, what is
--- due by then is written. Returns the holds: null if the first one is locked.
+-- due by then is written, or a part of it. Returns the holds that it ended: null if the first one is
+-- locked.
 create function metered._free_first(tip metered.ledger, clk timestamptz, most int) returns bigint[]
 language plpgsql volatile
 as $$
 declare
-    until   timestamptz := metered._step_until(tip, clk, most);
+    until   timestamptz := (metered._step_until(tip, clk, most)).until;
     due_nos bigint[];
     ours    bigint[];
 begin
     due_nos := array(select l.hold from metered.hold_lines l
         where l.scope = tip.scope and l.open > 0 and l.due <= until
-        order by l.due limit most);
+        order by l.due, l.opened_seq limit most);
     ours := metered._lock_due(due_nos, clk);
     if cardinality(ours) < cardinality(due_nos) then
         due_nos := due_nos[:(select min(d.n) from unnest(due_nos) with ordinality d(no, n)
@@ -378,6 +394,10 @@ begin
     end if;
     if tip.lots_end is not null then
         perform metered._settle(tip, until, metered._events_per_step(), 0, null);
+        perform metered._clear_freed(due_nos, array[tip.scope]);
+        return array(select n from unnest(due_nos) n where 0 = (
+            select count(*) from metered.hold_lines l
+            where l.scope = tip.scope and l.hold = n and l.open > 0));
     end if;
     perform metered._clear_freed(due_nos, array[tip.scope]);
     perform metered._release_lines(due_nos, array[tip.scope], 'x', clk, null, metered._by_system());

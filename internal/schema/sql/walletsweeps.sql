@@ -158,7 +158,7 @@ begin
     end if;
     clk := metered.clock();
     tip := metered._last_entry(of_scope);
-    until := metered._step_until(tip, clk, metered._events_per_step());
+    until := (metered._step_until(tip, clk, metered._events_per_step())).until;
     part := metered._sweep_lots(of_scope, until, metered._events_per_step(),
         case when until = clk then limits end, wait_ms);
     if part.silent then
