@@ -6909,10 +6909,14 @@ set plan_cache_mode = force_generic_plan
 as $$
 begin
     if greatest(octet_length(of_reference), octet_length(of_plan), octet_length(to_plan), octet_length(mode)) > 255
-        or octet_length(of_fingerprint) > 33
-        or pg_column_size(given) > 1048580
-        or pg_column_compression(given) is not null and octet_length(given::text) > 1048576 then
+        or octet_length(of_fingerprint) > 33 then
         raise exception 'out of bounds: an argument of note_change' using errcode = '22023';
+    end if;
+    if given is not null then
+        if pg_column_size(given) > 1048580
+            or pg_column_compression(given) is not null and octet_length(given::text) > 1048576 then
+            raise exception 'out of bounds: an argument of note_change' using errcode = '22023';
+        end if;
     end if;
     perform metered._require((octet_length(of_reference) between 1 and 255) is true
         and (octet_length(of_plan) between 1 and 255) is true
@@ -9603,10 +9607,14 @@ set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 begin
-    if octet_length(of_scope) > 255
-        or pg_column_size(note) > 8196
-        or pg_column_compression(note) is not null and octet_length(note::text) > 8192 then
+    if octet_length(of_scope) > 255 then
         raise exception 'out of bounds: an argument of spend' using errcode = '22023';
+    end if;
+    if note is not null then
+        if pg_column_size(note) > 8196
+            or pg_column_compression(note) is not null and octet_length(note::text) > 8192 then
+            raise exception 'out of bounds: an argument of spend' using errcode = '22023';
+        end if;
     end if;
     return metered._spend_range(of_lease, of_fence, from_offset, units, of_scope, row(null, null, note));
 end
@@ -14508,14 +14516,18 @@ declare
     line_keys bigint[];
     wakes     timestamptz[];
 begin
-    if pg_column_size(parking) > 16777220
-        or pg_column_compression(parking) is not null and octet_length(parking::text) > 16777216
-        or wait_ms > 3600000
+    if wait_ms > 3600000
         or greatest(octet_length(origin.tenant), octet_length(origin.operation)) > 255
         or pg_column_size(origin.note) > 8196
         or pg_column_compression(origin.note) is not null and octet_length(origin.note::text) > 8192
         or octet_length(channel) > 64 then
         raise exception 'out of bounds: an argument of park_jobs' using errcode = '22023';
+    end if;
+    if parking is not null then
+        if pg_column_size(parking) > 16777220
+            or pg_column_compression(parking) is not null and octet_length(parking::text) > 16777216 then
+            raise exception 'out of bounds: an argument of park_jobs' using errcode = '22023';
+        end if;
     end if;
     if (jsonb_typeof(parking) = 'array'
             and jsonb_array_length(parking) between 1 and 1000) is not true then
@@ -14633,9 +14645,11 @@ declare
     due    timestamptz;
     keys   bigint[];
 begin
-    if pg_column_size(resting) > 16777220
-        or pg_column_compression(resting) is not null and octet_length(resting::text) > 16777216 then
-        raise exception 'out of bounds: an argument of rest_jobs' using errcode = '22023';
+    if resting is not null then
+        if pg_column_size(resting) > 16777220
+            or pg_column_compression(resting) is not null and octet_length(resting::text) > 16777216 then
+            raise exception 'out of bounds: an argument of rest_jobs' using errcode = '22023';
+        end if;
     end if;
     perform metered._require(jsonb_typeof(resting) = 'array'
         and jsonb_array_length(resting) between 1 and 1000, 'resting');
@@ -15238,8 +15252,6 @@ begin
         or array_position(only_scopes, null) is not null
         or cardinality(only_scopes) > 64
         or pg_column_size(only_scopes) > 255 and not metered._fits(only_scopes, 255)
-        or pg_column_size(given) > 1048580
-        or pg_column_compression(given) is not null and octet_length(given::text) > 1048576
         or wait_ms > 3600000
         or max_jobs > 1000
         or greatest(octet_length(origin.tenant), octet_length(origin.operation)) > 255
@@ -15247,6 +15259,12 @@ begin
         or pg_column_compression(origin.note) is not null and octet_length(origin.note::text) > 8192
         or octet_length(channel) > 64 then
         raise exception 'out of bounds: an argument of release_jobs' using errcode = '22023';
+    end if;
+    if given is not null then
+        if pg_column_size(given) > 1048580
+            or pg_column_compression(given) is not null and octet_length(given::text) > 1048576 then
+            raise exception 'out of bounds: an argument of release_jobs' using errcode = '22023';
+        end if;
     end if;
     perform metered._require(max_jobs between 1 and 1000, 'max_jobs');
     if only_scopes is not null then
@@ -15775,8 +15793,6 @@ begin
         or array_position(command.jobs, null) is not null
         or cardinality(command.jobs) > 1000
         or octet_length(of_result) > 1048576
-        or pg_column_size(of_refusal) > 1048580
-        or pg_column_compression(of_refusal) is not null and octet_length(of_refusal::text) > 1048576
         or array_lower(charges, 1) <> 1
         or array_ndims(charges) <> 1
         or array_position(charges, null) is not null
@@ -15784,6 +15800,12 @@ begin
         or pg_column_size(charges) > 1400 and not metered._fits(charges)
         or wait_ms > 3600000 then
         raise exception 'out of bounds: an argument of complete_command' using errcode = '22023';
+    end if;
+    if of_refusal is not null then
+        if pg_column_size(of_refusal) > 1048580
+            or pg_column_compression(of_refusal) is not null and octet_length(of_refusal::text) > 1048576 then
+            raise exception 'out of bounds: an argument of complete_command' using errcode = '22023';
+        end if;
     end if;
     if coalesce(current_setting('metered_tx.command', true), '') is distinct from command.marker
         or of_refusal is not null and (cardinality(charges) > 0 or octet_length(of_result) > 0) then
@@ -16023,11 +16045,15 @@ declare
     e_used   bigint;        -- units that counted before it
 begin
     if octet_length(of_scope) > 255
-        or pg_column_size(note) > 8196
-        or pg_column_compression(note) is not null and octet_length(note::text) > 8192
-        or octet_length(whole) > 2048
         or wait_ms > 3600000 then
         raise exception 'out of bounds: an argument of charge_plain' using errcode = '22023';
+    end if;
+    if note is not null or whole is not null then
+        if pg_column_size(note) > 8196
+            or pg_column_compression(note) is not null and octet_length(note::text) > 8192
+            or octet_length(whole) > 2048 then
+            raise exception 'out of bounds: an argument of charge_plain' using errcode = '22023';
+        end if;
     end if;
     if metered._goes_short() and metered._key_fits(key, of_scope) and current_setting('transaction_isolation') = 'read committed' and units between 1 and 9007199254740992 and (note is null or pg_column_size(note) <= 8192
                 and pg_column_compression(note) is null and not note ? 'use')
@@ -16217,11 +16243,15 @@ begin
         or array_ndims(jobs) <> 1
         or array_position(jobs, null) is not null
         or cardinality(jobs) > 1000
-        or pg_column_size(note) > 8196
-        or pg_column_compression(note) is not null and octet_length(note::text) > 8192
-        or octet_length(whole) > 2048
         or wait_ms > 3600000 then
         raise exception 'out of bounds: an argument of complete_command_plain' using errcode = '22023';
+    end if;
+    if note is not null or whole is not null then
+        if pg_column_size(note) > 8196
+            or pg_column_compression(note) is not null and octet_length(note::text) > 8192
+            or octet_length(whole) > 2048 then
+            raise exception 'out of bounds: an argument of complete_command_plain' using errcode = '22023';
+        end if;
     end if;
     if metered._goes_short() and current_setting('metered_tx.command', true) = marker
         and (of_scope is null or metered._key_fits(key, of_scope) and current_setting('transaction_isolation') = 'read committed' and units between 1 and 9007199254740992 and (note is null or pg_column_size(note) <= 8192
@@ -16346,7 +16376,7 @@ as $$
 declare
     done_at  bigint;
     answer   json;
-    goes_on  boolean := true;   -- on the short way
+    known    boolean;   -- the id, before a wait
     e_seq    bigint;        -- the entry that was appended, or null
     e_at     timestamptz;
     e_held   bigint;
@@ -16355,11 +16385,15 @@ begin
     if greatest(octet_length(of_tenant), octet_length(of_id), octet_length(name), octet_length(of_scope)) > 255
         or octet_length(of_fingerprint) > 33
         or octet_length(of_result) > 1048576
-        or pg_column_size(note) > 8196
-        or pg_column_compression(note) is not null and octet_length(note::text) > 8192
-        or octet_length(whole) > 2048
         or wait_ms > 3600000 then
         raise exception 'out of bounds: an argument of run_command_plain' using errcode = '22023';
+    end if;
+    if note is not null or whole is not null then
+        if pg_column_size(note) > 8196
+            or pg_column_compression(note) is not null and octet_length(note::text) > 8192
+            or octet_length(whole) > 2048 then
+            raise exception 'out of bounds: an argument of run_command_plain' using errcode = '22023';
+        end if;
     end if;
     -- The statements see what was committed before the locks were free: each has a snapshot of its own.
     if metered._goes_short() and coalesce(current_setting('metered_tx.command', true), '') = ''
@@ -16379,11 +16413,10 @@ begin
         else
             if metered._try_lock(key) is not true then
                 perform from metered.operations o where false;
-                if exists (select from metered.operations o where o.tenant = of_tenant and o.id = of_id)
+                known := exists (select from metered.operations o where o.tenant = of_tenant and o.id = of_id)
                 or issued <= (select h.at from metered.operations_horizon h where h.one)
-                or issued > metered.clock() + max_future then
-                    goes_on := false;
-                else
+                or issued > metered.clock() + max_future;
+                if known is not true then
                     perform metered._lock_all_scopes(array[of_scope], array[key], wait_ms);
                 end if;
             end if;
@@ -16402,7 +16435,7 @@ begin
             lateral (select y.seq, y.spent, y.refunded from metered.ledger y
                 where y.scope = of_scope and y.seq between mark.seq and mark.seq + 15 and y.epoch = t.epoch and y.at <= t.clk - win
                 order by y.seq desc limit 1) base) b on true
-                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null and goes_on and (exists (select from metered.operations o where o.tenant = of_tenant and o.id = of_id) or issued <= (select h.at from metered.operations_horizon h where h.one) or issued > metered.clock() + max_future) is not true and true
+                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null and (known or exists (select from metered.operations o where o.tenant = of_tenant and o.id = of_id) or issued <= (select h.at from metered.operations_horizon h where h.one) or issued > metered.clock() + max_future) is not true and true
                     and coalesce(b.refunded, 0) = t.refunded and (b.seq > 1 or b.seq = t.seq or t.epoch = 0 and (t.seq <= 16 and b.seq is null
                         or (select l.seq from metered.ledger l where l.scope = of_scope and l.seq = 2) > 0)) and t.spent - coalesce(b.spent, 0) <= max_units - t.held - units
                 on conflict do nothing
@@ -16416,7 +16449,7 @@ begin
                 l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
             from metered.ledger l where l.scope = of_scope and not metered._in_cell()
             order by l.seq desc limit 1) t
-                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null and goes_on and (exists (select from metered.operations o where o.tenant = of_tenant and o.id = of_id) or issued <= (select h.at from metered.operations_horizon h where h.one) or issued > metered.clock() + max_future) is not true
+                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null and (known or exists (select from metered.operations o where o.tenant = of_tenant and o.id = of_id) or issued <= (select h.at from metered.operations_horizon h where h.one) or issued > metered.clock() + max_future) is not true
                     and (max_units is null or win >= interval '0'
             and case when win = interval '0' then t.spent - t.refunded - t.credited
                 else t.spent - case when t.anchor_at <= t.clk - win then t.anchor_spent else 0 end end <= max_units - t.held - units)
@@ -16437,7 +16470,7 @@ begin
             lateral (select y.seq, y.spent, y.refunded from metered.ledger y
                 where y.scope = of_scope and y.seq between mark.seq and mark.seq + 15 and y.epoch = t.epoch and y.at <= since
                 order by y.seq desc limit 1) base) b on true
-                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null and goes_on and (exists (select from metered.operations o where o.tenant = of_tenant and o.id = of_id) or issued <= (select h.at from metered.operations_horizon h where h.one) or issued > metered.clock() + max_future) is not true and t.clk > since and t.clk < until
+                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null and (known or exists (select from metered.operations o where o.tenant = of_tenant and o.id = of_id) or issued <= (select h.at from metered.operations_horizon h where h.one) or issued > metered.clock() + max_future) is not true and t.clk > since and t.clk < until
                     and coalesce(b.refunded, 0) = t.refunded and (b.seq > 1 or b.seq = t.seq or t.epoch = 0 and (t.seq <= 16 and b.seq is null
                         or (select l.seq from metered.ledger l where l.scope = of_scope and l.seq = 2) > 0)) and t.spent - coalesce(b.spent, 0) <= max_units - t.held - units
                 on conflict do nothing
@@ -16451,7 +16484,7 @@ begin
                 l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
             from metered.ledger l where l.scope = of_scope and not metered._in_cell()
             order by l.seq desc limit 1) t
-                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null and goes_on and (exists (select from metered.operations o where o.tenant = of_tenant and o.id = of_id) or issued <= (select h.at from metered.operations_horizon h where h.one) or issued > metered.clock() + max_future) is not true
+                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null and (known or exists (select from metered.operations o where o.tenant = of_tenant and o.id = of_id) or issued <= (select h.at from metered.operations_horizon h where h.one) or issued > metered.clock() + max_future) is not true
                     and (max_units is null or t.clk > since and t.clk < until
             and case when win = interval '0' then t.spent - t.refunded - t.credited
                 else t.spent - case when t.anchor_at <= since then t.anchor_spent else 0 end end <= max_units - t.held - units)
@@ -16554,13 +16587,17 @@ declare
     t_at     timestamptz;   -- of the tally that was written, or null
 begin
     if greatest(octet_length(of_scope), octet_length(total_scope)) > 255
-        or pg_column_size(note) > 8196
-        or pg_column_compression(note) is not null and octet_length(note::text) > 8192
-        or octet_length(whole) > 2048
-        or pg_column_size(total_note) > 8196
-        or pg_column_compression(total_note) is not null and octet_length(total_note::text) > 8192
         or wait_ms > 3600000 then
         raise exception 'out of bounds: an argument of charge_total' using errcode = '22023';
+    end if;
+    if note is not null or whole is not null or total_note is not null then
+        if pg_column_size(note) > 8196
+            or pg_column_compression(note) is not null and octet_length(note::text) > 8192
+            or octet_length(whole) > 2048
+            or pg_column_size(total_note) > 8196
+            or pg_column_compression(total_note) is not null and octet_length(total_note::text) > 8192 then
+            raise exception 'out of bounds: an argument of charge_total' using errcode = '22023';
+        end if;
     end if;
     if metered._goes_short() then
         if total_units between 1 and 1099511627776 and coalesce(pg_column_size(total_note) <= 8192
@@ -16699,13 +16736,17 @@ begin
         or array_ndims(jobs) <> 1
         or array_position(jobs, null) is not null
         or cardinality(jobs) > 1000
-        or pg_column_size(note) > 8196
-        or pg_column_compression(note) is not null and octet_length(note::text) > 8192
-        or octet_length(whole) > 2048
-        or pg_column_size(total_note) > 8196
-        or pg_column_compression(total_note) is not null and octet_length(total_note::text) > 8192
         or wait_ms > 3600000 then
         raise exception 'out of bounds: an argument of complete_command_total' using errcode = '22023';
+    end if;
+    if note is not null or whole is not null or total_note is not null then
+        if pg_column_size(note) > 8196
+            or pg_column_compression(note) is not null and octet_length(note::text) > 8192
+            or octet_length(whole) > 2048
+            or pg_column_size(total_note) > 8196
+            or pg_column_compression(total_note) is not null and octet_length(total_note::text) > 8192 then
+            raise exception 'out of bounds: an argument of complete_command_total' using errcode = '22023';
+        end if;
     end if;
     if metered._goes_short() and current_setting('metered_tx.command', true) = marker then
         if total_units between 1 and 1099511627776 and coalesce(pg_column_size(total_note) <= 8192
@@ -16841,7 +16882,7 @@ as $$
 declare
     done_at  bigint;
     answer   json;
-    goes_on  boolean := true;   -- on the short way
+    known    boolean;   -- the id, before a wait
     e_seq    bigint;        -- the entry that was appended, or null
     e_at     timestamptz;
     e_held   bigint;
@@ -16852,13 +16893,17 @@ begin
     if greatest(octet_length(of_tenant), octet_length(of_id), octet_length(name), octet_length(of_scope), octet_length(total_scope)) > 255
         or octet_length(of_fingerprint) > 33
         or octet_length(of_result) > 1048576
-        or pg_column_size(note) > 8196
-        or pg_column_compression(note) is not null and octet_length(note::text) > 8192
-        or octet_length(whole) > 2048
-        or pg_column_size(total_note) > 8196
-        or pg_column_compression(total_note) is not null and octet_length(total_note::text) > 8192
         or wait_ms > 3600000 then
         raise exception 'out of bounds: an argument of run_command_total' using errcode = '22023';
+    end if;
+    if note is not null or whole is not null or total_note is not null then
+        if pg_column_size(note) > 8196
+            or pg_column_compression(note) is not null and octet_length(note::text) > 8192
+            or octet_length(whole) > 2048
+            or pg_column_size(total_note) > 8196
+            or pg_column_compression(total_note) is not null and octet_length(total_note::text) > 8192 then
+            raise exception 'out of bounds: an argument of run_command_total' using errcode = '22023';
+        end if;
     end if;
     if metered._goes_short() and coalesce(current_setting('metered_tx.command', true), '') = ''
         and metered._try_lock(id_key)
@@ -16878,7 +16923,7 @@ begin
             on conflict do nothing
             returning y.at into t_at;
             if t_at is not null then
-                if metered._try_lock(key) is not true then perform from metered.operations o where false; if exists (select from metered.operations o where o.tenant = of_tenant and o.id = of_id) or issued <= (select h.at from metered.operations_horizon h where h.one) or issued > metered.clock() + max_future then goes_on := false; else perform metered._lock_all_scopes(array[of_scope], array[key], wait_ms); end if; end if;
+                if metered._try_lock(key) is not true then perform from metered.operations o where false; known := exists (select from metered.operations o where o.tenant = of_tenant and o.id = of_id) or issued <= (select h.at from metered.operations_horizon h where h.one) or issued > metered.clock() + max_future; if known is not true then perform metered._lock_all_scopes(array[of_scope], array[key], wait_ms); end if; end if;
                 if standing and win > interval '0' then
                 insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, operation_tenant, operation, note,
                     others, anchor_at, anchor_spent)
@@ -16894,7 +16939,7 @@ begin
             lateral (select y.seq, y.spent, y.refunded from metered.ledger y
                 where y.scope = of_scope and y.seq between mark.seq and mark.seq + 15 and y.epoch = t.epoch and y.at <= t.clk - win
                 order by y.seq desc limit 1) base) b on true
-                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null and goes_on and (exists (select from metered.operations o where o.tenant = of_tenant and o.id = of_id) or issued <= (select h.at from metered.operations_horizon h where h.one) or issued > metered.clock() + max_future) is not true and true
+                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null and (known or exists (select from metered.operations o where o.tenant = of_tenant and o.id = of_id) or issued <= (select h.at from metered.operations_horizon h where h.one) or issued > metered.clock() + max_future) is not true and true
                     and coalesce(b.refunded, 0) = t.refunded and (b.seq > 1 or b.seq = t.seq or t.epoch = 0 and (t.seq <= 16 and b.seq is null
                         or (select l.seq from metered.ledger l where l.scope = of_scope and l.seq = 2) > 0)) and t.spent - coalesce(b.spent, 0) <= max_units - t.held - units
                 on conflict do nothing
@@ -16908,7 +16953,7 @@ begin
                 l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
             from metered.ledger l where l.scope = of_scope and not metered._in_cell()
             order by l.seq desc limit 1) t
-                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null and goes_on and (exists (select from metered.operations o where o.tenant = of_tenant and o.id = of_id) or issued <= (select h.at from metered.operations_horizon h where h.one) or issued > metered.clock() + max_future) is not true
+                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null and (known or exists (select from metered.operations o where o.tenant = of_tenant and o.id = of_id) or issued <= (select h.at from metered.operations_horizon h where h.one) or issued > metered.clock() + max_future) is not true
                     and (max_units is null or win >= interval '0'
             and case when win = interval '0' then t.spent - t.refunded - t.credited
                 else t.spent - case when t.anchor_at <= t.clk - win then t.anchor_spent else 0 end end <= max_units - t.held - units)
@@ -16929,7 +16974,7 @@ begin
             lateral (select y.seq, y.spent, y.refunded from metered.ledger y
                 where y.scope = of_scope and y.seq between mark.seq and mark.seq + 15 and y.epoch = t.epoch and y.at <= since
                 order by y.seq desc limit 1) base) b on true
-                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null and goes_on and (exists (select from metered.operations o where o.tenant = of_tenant and o.id = of_id) or issued <= (select h.at from metered.operations_horizon h where h.one) or issued > metered.clock() + max_future) is not true and t.clk > since and t.clk < until
+                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null and (known or exists (select from metered.operations o where o.tenant = of_tenant and o.id = of_id) or issued <= (select h.at from metered.operations_horizon h where h.one) or issued > metered.clock() + max_future) is not true and t.clk > since and t.clk < until
                     and coalesce(b.refunded, 0) = t.refunded and (b.seq > 1 or b.seq = t.seq or t.epoch = 0 and (t.seq <= 16 and b.seq is null
                         or (select l.seq from metered.ledger l where l.scope = of_scope and l.seq = 2) > 0)) and t.spent - coalesce(b.spent, 0) <= max_units - t.held - units
                 on conflict do nothing
@@ -16943,7 +16988,7 @@ begin
                 l.anchor_spent, l.lots_end, l.crossed, l.tallied, l.others, metered.clock() as clk
             from metered.ledger l where l.scope = of_scope and not metered._in_cell()
             order by l.seq desc limit 1) t
-                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null and goes_on and (exists (select from metered.operations o where o.tenant = of_tenant and o.id = of_id) or issued <= (select h.at from metered.operations_horizon h where h.one) or issued > metered.clock() + max_future) is not true
+                where (t.held = 0 or t.seq & 15 > 1) and t.at <= t.clk and (t.next_due <= t.clk) is not true and t.lots_end is null and t.tallied is null and t.crossed is null and (known or exists (select from metered.operations o where o.tenant = of_tenant and o.id = of_id) or issued <= (select h.at from metered.operations_horizon h where h.one) or issued > metered.clock() + max_future) is not true
                     and (max_units is null or t.clk > since and t.clk < until
             and case when win = interval '0' then t.spent - t.refunded - t.credited
                 else t.spent - case when t.anchor_at <= since then t.anchor_spent else 0 end end <= max_units - t.held - units)
@@ -17104,14 +17149,18 @@ declare
 begin
     if greatest(octet_length(of_tenant), octet_length(of_id), octet_length(holder), octet_length(of_scope), octet_length(op_tenant), octet_length(operation)) > 255
         or octet_length(of_fingerprint) > 33
-        or pg_column_size(metadata) > 65540
-        or pg_column_compression(metadata) is not null and octet_length(metadata::text) > 65536
-        or pg_column_size(note) > 8196
-        or pg_column_compression(note) is not null and octet_length(note::text) > 8192
-        or octet_length(whole) > 2048
         or wait_ms > 3600000
         or octet_length(channel) > 64 then
         raise exception 'out of bounds: an argument of place_plain' using errcode = '22023';
+    end if;
+    if metadata is not null or note is not null or whole is not null then
+        if pg_column_size(metadata) > 65540
+            or pg_column_compression(metadata) is not null and octet_length(metadata::text) > 65536
+            or pg_column_size(note) > 8196
+            or pg_column_compression(note) is not null and octet_length(note::text) > 8192
+            or octet_length(whole) > 2048 then
+            raise exception 'out of bounds: an argument of place_plain' using errcode = '22023';
+        end if;
     end if;
     if metered._goes_short() and (ttl > interval '0' and grace >= interval '0' and ttl <= coalesce(lifetime, interval '3660 days')
             and grace <= interval '3660 days' and coalesce(lifetime <= interval '3660 days', true)
@@ -17223,14 +17272,18 @@ declare
 begin
     if greatest(octet_length(named), octet_length(of_tenant), octet_length(of_id), octet_length(holder), octet_length(of_scope), octet_length(op_tenant), octet_length(operation)) > 255
         or octet_length(of_fingerprint) > 33
-        or pg_column_size(metadata) > 65540
-        or pg_column_compression(metadata) is not null and octet_length(metadata::text) > 65536
-        or pg_column_size(note) > 8196
-        or pg_column_compression(note) is not null and octet_length(note::text) > 8192
-        or octet_length(whole) > 2048
         or wait_ms > 3600000
         or octet_length(channel) > 64 then
         raise exception 'out of bounds: an argument of open_session_plain' using errcode = '22023';
+    end if;
+    if metadata is not null or note is not null or whole is not null then
+        if pg_column_size(metadata) > 65540
+            or pg_column_compression(metadata) is not null and octet_length(metadata::text) > 65536
+            or pg_column_size(note) > 8196
+            or pg_column_compression(note) is not null and octet_length(note::text) > 8192
+            or octet_length(whole) > 2048 then
+            raise exception 'out of bounds: an argument of open_session_plain' using errcode = '22023';
+        end if;
     end if;
     if metered._goes_short() and (ttl > interval '0' and grace >= interval '0' and ttl <= coalesce(lifetime, interval '3660 days')
             and grace <= interval '3660 days' and coalesce(lifetime <= interval '3660 days', true)
@@ -17331,11 +17384,15 @@ declare
     waited boolean;     -- a job may wait for the units
 begin
     if greatest(octet_length(of_tenant), octet_length(of_id), octet_length(holder), octet_length(of_scope), octet_length(entity), octet_length(op_tenant), octet_length(operation)) > 255
-        or pg_column_size(note) > 8196
-        or pg_column_compression(note) is not null and octet_length(note::text) > 8192
         or wait_ms > 3600000
         or octet_length(channel) > 64 then
         raise exception 'out of bounds: an argument of capture_holds_plain' using errcode = '22023';
+    end if;
+    if note is not null then
+        if pg_column_size(note) > 8196
+            or pg_column_compression(note) is not null and octet_length(note::text) > 8192 then
+            raise exception 'out of bounds: an argument of capture_holds_plain' using errcode = '22023';
+        end if;
     end if;
     if metered._goes_short() then
         -- As in _lock_holds: nothing waits, and the row is read as it is by now. Another's hold is not locked.
@@ -17440,13 +17497,17 @@ declare
     whole   text;
 begin
     if greatest(octet_length(of_tenant), octet_length(of_id), octet_length(holder), octet_length(of_scope), octet_length(entity), octet_length(op_tenant), octet_length(operation), octet_length(name)) > 255
-        or pg_column_size(note) > 8196
-        or pg_column_compression(note) is not null and octet_length(note::text) > 8192
         or wait_ms > 3600000
         or octet_length(channel) > 64
         or octet_length(of_fingerprint) > 33
         or octet_length(of_result) > 1048576 then
         raise exception 'out of bounds: an argument of run_capture_plain' using errcode = '22023';
+    end if;
+    if note is not null then
+        if pg_column_size(note) > 8196
+            or pg_column_compression(note) is not null and octet_length(note::text) > 8192 then
+            raise exception 'out of bounds: an argument of run_capture_plain' using errcode = '22023';
+        end if;
     end if;
     if metered._goes_short() and coalesce(current_setting('metered_tx.command', true), '') = ''
         and current_setting('transaction_isolation') = 'read committed' and metered._try_lock(id_key)
@@ -18819,16 +18880,19 @@ declare
     e_used   bigint;        -- units that counted before it
     posted    metered.charged;  -- where anything is unusual
 begin
-    if octet_length(scope) > 255
-        or pg_column_size(limits) > 65540
-        or pg_column_compression(limits) is not null and octet_length(limits::text) > 65536
-        or jsonb_typeof(limits) <> 'array'
-        or jsonb_array_length(limits) > 16
-        or pg_column_size(note) > 8196
-        or pg_column_compression(note) is not null and octet_length(note::text) > 8192
-        or jsonb_typeof(note) <> 'object' then
-        raise exception 'out of bounds: %',
-            case when jsonb_typeof(limits) <> 'array' then 'limits' else 'an argument of v1_charge' end using errcode = '22023';
+    if octet_length(scope) > 255 then
+        raise exception 'out of bounds: an argument of v1_charge' using errcode = '22023';
+    end if;
+    if limits is not null or note is not null then
+        if pg_column_size(limits) > 65540
+            or pg_column_compression(limits) is not null and octet_length(limits::text) > 65536
+            or jsonb_typeof(limits) <> 'array'
+            or jsonb_array_length(limits) > 16
+            or pg_column_size(note) > 8196
+            or pg_column_compression(note) is not null and octet_length(note::text) > 8192
+            or jsonb_typeof(note) <> 'object' then
+            raise exception 'out of bounds: an argument of v1_charge' using errcode = '22023';
+        end if;
     end if;
     one := limits -> 0;
     if one @> '{}' and one - '{name,max,window}'::text[] = '{}' and jsonb_array_length(limits) = 1 then
@@ -18945,16 +19009,19 @@ as $$
 declare
     looked record;
 begin
-    if octet_length(scope) > 255
-        or pg_column_size(limits) > 65540
-        or pg_column_compression(limits) is not null and octet_length(limits::text) > 65536
-        or jsonb_typeof(limits) <> 'array'
-        or jsonb_array_length(limits) > 16
-        or pg_column_size(note) > 8196
-        or pg_column_compression(note) is not null and octet_length(note::text) > 8192
-        or jsonb_typeof(note) <> 'object' then
-        raise exception 'out of bounds: %',
-            case when jsonb_typeof(limits) <> 'array' then 'limits' else 'an argument of v1_check' end using errcode = '22023';
+    if octet_length(scope) > 255 then
+        raise exception 'out of bounds: an argument of v1_check' using errcode = '22023';
+    end if;
+    if limits is not null or note is not null then
+        if pg_column_size(limits) > 65540
+            or pg_column_compression(limits) is not null and octet_length(limits::text) > 65536
+            or jsonb_typeof(limits) <> 'array'
+            or jsonb_array_length(limits) > 16
+            or pg_column_size(note) > 8196
+            or pg_column_compression(note) is not null and octet_length(note::text) > 8192
+            or jsonb_typeof(note) <> 'object' then
+            raise exception 'out of bounds: an argument of v1_check' using errcode = '22023';
+        end if;
     end if;
     looked := metered.check_charge(
         metered._v1_charge(scope, amount, 0, limits, note, must_exist), interval '1 minute');
@@ -18975,11 +19042,15 @@ as $$
 declare
     given record;
 begin
-    if octet_length(scope) > 255
-        or pg_column_size(note) > 8196
-        or pg_column_compression(note) is not null and octet_length(note::text) > 8192
-        or jsonb_typeof(note) <> 'object' then
+    if octet_length(scope) > 255 then
         raise exception 'out of bounds: an argument of v1_credit' using errcode = '22023';
+    end if;
+    if note is not null then
+        if pg_column_size(note) > 8196
+            or pg_column_compression(note) is not null and octet_length(note::text) > 8192
+            or jsonb_typeof(note) <> 'object' then
+            raise exception 'out of bounds: an argument of v1_credit' using errcode = '22023';
+        end if;
     end if;
     given := metered.credit(scope, metered._scope_key(scope), amount, must_exist, 5000,
         row(null, null, note)::metered.origin, false);
@@ -19001,11 +19072,15 @@ as $$
 declare
     given record;
 begin
-    if octet_length(scope) > 255
-        or pg_column_size(note) > 8196
-        or pg_column_compression(note) is not null and octet_length(note::text) > 8192
-        or jsonb_typeof(note) <> 'object' then
+    if octet_length(scope) > 255 then
         raise exception 'out of bounds: an argument of v1_refund' using errcode = '22023';
+    end if;
+    if note is not null then
+        if pg_column_size(note) > 8196
+            or pg_column_compression(note) is not null and octet_length(note::text) > 8192
+            or jsonb_typeof(note) <> 'object' then
+            raise exception 'out of bounds: an argument of v1_refund' using errcode = '22023';
+        end if;
     end if;
     given := metered.refund(scope, metered._scope_key(scope), seq, amount, 5000,
         row(null, null, note)::metered.origin, false);
@@ -19040,13 +19115,16 @@ declare
     asked metered.charge_limit;
     stand text := '';
 begin
-    if octet_length(scope) > 255
-        or pg_column_size(limits) > 65540
-        or pg_column_compression(limits) is not null and octet_length(limits::text) > 65536
-        or jsonb_typeof(limits) <> 'array'
-        or jsonb_array_length(limits) > 16 then
-        raise exception 'out of bounds: %',
-            case when jsonb_typeof(limits) <> 'array' then 'limits' else 'an argument of v1_usage' end using errcode = '22023';
+    if octet_length(scope) > 255 then
+        raise exception 'out of bounds: an argument of v1_usage' using errcode = '22023';
+    end if;
+    if limits is not null then
+        if pg_column_size(limits) > 65540
+            or pg_column_compression(limits) is not null and octet_length(limits::text) > 65536
+            or jsonb_typeof(limits) <> 'array'
+            or jsonb_array_length(limits) > 16 then
+            raise exception 'out of bounds: an argument of v1_usage' using errcode = '22023';
+        end if;
     end if;
     if scope is null then
         perform metered._require(false, 'scope');
@@ -19196,18 +19274,21 @@ declare
     answer json;    -- of place_plain
     placed record;
 begin
-    if greatest(octet_length(tenant), octet_length(id), octet_length(scope)) > 255
-        or pg_column_size(limits) > 65540
-        or pg_column_compression(limits) is not null and octet_length(limits::text) > 65536
-        or jsonb_typeof(limits) <> 'array'
-        or jsonb_array_length(limits) > 16
-        or pg_column_size(note) > 8196
-        or pg_column_compression(note) is not null and octet_length(note::text) > 8192
-        or jsonb_typeof(note) <> 'object'
-        or pg_column_size(metadata) > 65540
-        or pg_column_compression(metadata) is not null and octet_length(metadata::text) > 65536 then
-        raise exception 'out of bounds: %',
-            case when jsonb_typeof(limits) <> 'array' then 'limits' else 'an argument of v1_hold' end using errcode = '22023';
+    if greatest(octet_length(tenant), octet_length(id), octet_length(scope)) > 255 then
+        raise exception 'out of bounds: an argument of v1_hold' using errcode = '22023';
+    end if;
+    if limits is not null or note is not null or metadata is not null then
+        if pg_column_size(limits) > 65540
+            or pg_column_compression(limits) is not null and octet_length(limits::text) > 65536
+            or jsonb_typeof(limits) <> 'array'
+            or jsonb_array_length(limits) > 16
+            or pg_column_size(note) > 8196
+            or pg_column_compression(note) is not null and octet_length(note::text) > 8192
+            or jsonb_typeof(note) <> 'object'
+            or pg_column_size(metadata) > 65540
+            or pg_column_compression(metadata) is not null and octet_length(metadata::text) > 65536 then
+            raise exception 'out of bounds: an argument of v1_hold' using errcode = '22023';
+        end if;
     end if;
     if tenant is null then
         perform metered._require(false, 'hold');
@@ -19265,11 +19346,15 @@ declare
     line   text;
     answer json;
 begin
-    if greatest(octet_length(tenant), octet_length(id)) > 255
-        or pg_column_size(note) > 8196
-        or pg_column_compression(note) is not null and octet_length(note::text) > 8192
-        or jsonb_typeof(note) <> 'object' then
+    if greatest(octet_length(tenant), octet_length(id)) > 255 then
         raise exception 'out of bounds: an argument of v1_capture' using errcode = '22023';
+    end if;
+    if note is not null then
+        if pg_column_size(note) > 8196
+            or pg_column_compression(note) is not null and octet_length(note::text) > 8192
+            or jsonb_typeof(note) <> 'object' then
+            raise exception 'out of bounds: an argument of v1_capture' using errcode = '22023';
+        end if;
     end if;
     if amount is not null then
         select min(x.scope) into line from metered.holds h,
@@ -19300,11 +19385,15 @@ as $$
 declare
     ended record;
 begin
-    if greatest(octet_length(tenant), octet_length(id)) > 255
-        or pg_column_size(note) > 8196
-        or pg_column_compression(note) is not null and octet_length(note::text) > 8192
-        or jsonb_typeof(note) <> 'object' then
+    if greatest(octet_length(tenant), octet_length(id)) > 255 then
         raise exception 'out of bounds: an argument of v1_release' using errcode = '22023';
+    end if;
+    if note is not null then
+        if pg_column_size(note) > 8196
+            or pg_column_compression(note) is not null and octet_length(note::text) > 8192
+            or jsonb_typeof(note) <> 'object' then
+            raise exception 'out of bounds: an argument of v1_release' using errcode = '22023';
+        end if;
     end if;
     ended := metered.release_holds(row(tenant, array[id],
             array[coalesce(metered._v1_issued(id), 'infinity')], '')::metered.hold_ids,
@@ -19352,10 +19441,14 @@ declare
     unused text;
     before json;
 begin
-    if greatest(octet_length(tenant), octet_length(id)) > 255
-        or pg_column_size(content) > 1048580
-        or pg_column_compression(content) is not null and octet_length(content::text) > 1048576 then
+    if greatest(octet_length(tenant), octet_length(id)) > 255 then
         raise exception 'out of bounds: an argument of v1_claim' using errcode = '22023';
+    end if;
+    if content is not null then
+        if pg_column_size(content) > 1048580
+            or pg_column_compression(content) is not null and octet_length(content::text) > 1048576 then
+            raise exception 'out of bounds: an argument of v1_claim' using errcode = '22023';
+        end if;
     end if;
     print := metered._v1_print(coalesce(content, 'null')::text);
     if (tenant is not null and id <> '') is not true then
@@ -19392,9 +19485,11 @@ declare
     of     jsonb;
     unused text;
 begin
-    if pg_column_size(answer) > 1048580
-        or pg_column_compression(answer) is not null and octet_length(answer::text) > 1048576 then
-        raise exception 'out of bounds: an argument of v1_answer' using errcode = '22023';
+    if answer is not null then
+        if pg_column_size(answer) > 1048580
+            or pg_column_compression(answer) is not null and octet_length(answer::text) > 1048576 then
+            raise exception 'out of bounds: an argument of v1_answer' using errcode = '22023';
+        end if;
     end if;
     of := nullif(current_setting('metered_tx.v1', true), '')::jsonb;
     if (current_setting('metered_tx.command', true) = 'v1' and answer is not null) is not true then
@@ -19427,15 +19522,18 @@ declare
     parked record;
 begin
     if greatest(octet_length(kind), octet_length(tenant), octet_length(scope), octet_length(queue)) > 255
-        or pg_column_size(args) > 16777220
-        or pg_column_compression(args) is not null and octet_length(args::text) > 16777216
-        or pg_column_size(limits) > 65540
-        or pg_column_compression(limits) is not null and octet_length(limits::text) > 65536
-        or jsonb_typeof(limits) <> 'array'
-        or jsonb_array_length(limits) > 16
         or most > 1000 then
-        raise exception 'out of bounds: %',
-            case when jsonb_typeof(limits) <> 'array' then 'limits' else 'an argument of v1_enqueue' end using errcode = '22023';
+        raise exception 'out of bounds: an argument of v1_enqueue' using errcode = '22023';
+    end if;
+    if args is not null or limits is not null then
+        if pg_column_size(args) > 16777220
+            or pg_column_compression(args) is not null and octet_length(args::text) > 16777216
+            or pg_column_size(limits) > 65540
+            or pg_column_compression(limits) is not null and octet_length(limits::text) > 65536
+            or jsonb_typeof(limits) <> 'array'
+            or jsonb_array_length(limits) > 16 then
+            raise exception 'out of bounds: an argument of v1_enqueue' using errcode = '22023';
+        end if;
     end if;
     select * into parked from metered.park_jobs(jsonb_build_array(jsonb_strip_nulls(jsonb_build_object(
             'job_id', job_id, 'kind', kind, 'queue', queue, 'priority', 1, 'max_attempts', 25,

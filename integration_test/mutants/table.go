@@ -174,7 +174,7 @@ var all = []Mutant{
 	{"the short way captures past lots", "capture_holds_plain", " and t.lots_end is null", "", "./holds", "TestPlainHolds_RefuseAndCountAsOthers"},
 	{"the short way's capture marks no line", "capture_holds_plain", "if waited then", "if false then", "./jobs", "TestGated_CapturedUnitsLeaveTheWindowInTime"},
 	{"a capture goes the short way at an old snapshot", "capture_holds_plain", "was.due > was.clk and current_setting('transaction_isolation') = 'read committed'", "was.due > was.clk", "./holds", "TestPlainHolds_LockNoEntry"},
-	{"a repetition waits for its scope", "run_command_plain", "goes_on := false;", "perform metered._lock_all_scopes(array[of_scope], array[key], wait_ms);", "./budget", "TestDo_ARepetitionWaitsForNoScope"},
+	{"a repetition waits for its scope", "run_command_plain", "if known is not true then", "if true then", "./budget", "TestDo_ARepetitionWaitsForNoScope"},
 	{"a settlement by one statement has no hold on its record", "run_capture_plain", "array[answer::text]", "null", ".", "TestSettle_WithoutAFunctionIsAsTheFullWay"},
 	{"a settlement by one statement takes a retired id", "run_capture_plain", "issued <= (select h.at from metered.operations_horizon h where h.one)", "false", ".", "TestSettle_WithoutAFunctionIsAsTheFullWay"},
 	{"a settlement by one statement drops a second record", "run_capture_plain", "perform metered._recorded_meanwhile();", "null;", ".", "TestSettle_ARecordThatAppearsMeanwhileTakesItBack"},

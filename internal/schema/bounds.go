@@ -247,11 +247,16 @@ func withBounds(sql string) string {
 	for _, f := range Functions {
 		start := strings.Index(sql, "create function metered."+f.Name+"(")
 		head := functionHead.FindStringSubmatch(sql[start:])
-		var conditions []string
+		var conditions, rare, some []string
 		for _, arg := range fieldsOf(head[2]) {
-			conditions = append(conditions, beyond(f.Name, arg.name, arg, types)...)
+			of := beyond(f.Name, arg.name, arg, types)
+			if len(of) > 0 && mostlyNull(arg) {
+				rare, some = append(rare, of...), append(some, arg.name+" is not null")
+			} else {
+				conditions = append(conditions, of...)
+			}
 		}
-		if len(conditions) == 0 {
+		if len(conditions)+len(rare) == 0 {
 			continue
 		}
 		what := fmt.Sprintf("'out of bounds: an argument of %s'", f.Name)
@@ -261,7 +266,13 @@ func withBounds(sql string) string {
 					condition, m[1], f.Name)
 			}
 		}
-		guard := fmt.Sprintf(guardBoundsSQL, strings.Join(together(conditions), "\n        or "), what)
+		guard := ""
+		if len(conditions) > 0 {
+			guard = fmt.Sprintf(guardBoundsSQL, strings.Join(together(conditions), "\n        or "), what)
+		}
+		if len(rare) > 0 {
+			guard += fmt.Sprintf(guardSomeSQL, strings.Join(some, " or "), strings.Join(together(rare), "\n            or "), what)
+		}
 		guards[start+strings.Index(sql[start:], "\nbegin\n")+len("\nbegin\n")] = guard
 	}
 	var with strings.Builder
@@ -298,6 +309,18 @@ func together(conditions []string) (all []string) {
 	}
 	return all
 }
+
+// mostlyNull reports whether an argument is null in most calls. Then its conditions are not prepared.
+func mostlyNull(arg field) bool {
+	return arg.typ == "json" || arg.typ == "jsonb" || arg.name == "whole"
+}
+
+const guardSomeSQL = `    if %s then
+        if %s then
+            raise exception %s using errcode = '22023';
+        end if;
+    end if;
+`
 
 const guardBoundsSQL = `    if %s then
         raise exception %s using errcode = '22023';

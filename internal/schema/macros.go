@@ -169,9 +169,8 @@ func init() {
 		// A command that waits is counted by its lock of the table. A replay waits for no scope.
 		"counted lock": `if metered._try_lock(key) is not true then
                 perform from metered.operations o where false;
-                if {known id: tenant = of_tenant, id = of_id, issued = issued, future = max_future} then
-                    goes_on := false;
-                else
+                known := {known id: tenant = of_tenant, id = of_id, issued = issued, future = max_future};
+                if known is not true then
                     perform metered._lock_all_scopes(array[of_scope], array[key], wait_ms);
                 end if;
             end if`,

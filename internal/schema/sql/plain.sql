@@ -224,7 +224,7 @@ as $$
 declare
     done_at  bigint;
     answer   json;
-    goes_on  boolean := true;   -- on the short way
+    known    boolean;   -- the id, before a wait
     {short variables}
 begin
     -- The statements see what was committed before the locks were free: each has a snapshot of its own.
@@ -240,7 +240,7 @@ begin
             end if;
         else
             {counted lock};
-            {short charge: also = goes_on and ({known id: tenant = of_tenant, id = of_id, issued = issued,
+            {short charge: also = (known or {known id: tenant = of_tenant, id = of_id, issued = issued,
                 future = max_future}) is not true};
             if e_seq is not null then
                 insert into {short record: tenant = of_tenant, id = of_id, scopes = array[of_scope], amounts = array[units], seqs = array[e_seq], ats = array[e_at],

@@ -92,13 +92,13 @@ as $$
 declare
     done_at  bigint;
     answer   json;
-    goes_on  boolean := true;   -- on the short way
+    known    boolean;   -- the id, before a wait
     {pair variables}
 begin
     if metered._goes_short() and coalesce(current_setting('metered_tx.command', true), '') = ''
         and metered._try_lock(id_key)
     then
-        {short pair: lock = {counted lock}, also = goes_on and ({known id: tenant = of_tenant,
+        {short pair: lock = {counted lock}, also = (known or {known id: tenant = of_tenant,
             id = of_id, issued = issued, future = max_future}) is not true};
         if e_seq is not null then
             insert into {pair record: holds = null, jobs = null};
