@@ -1321,8 +1321,7 @@ begin
         or wait_ms > 3600000 then
         raise exception 'out of bounds: an argument of enter_tenant' using errcode = '22023';
     end if;
-    if int8send(key) is distinct from substr(sha256('metered/tenant/metered'::bytea
-                || decode('00', 'hex') || convert_to(of_tenant, 'UTF8')), 1, 8) then
+    if int8send(key) is distinct from substr(sha256('metered/tenant/metered'::bytea || decode('00', 'hex') || convert_to(of_tenant, 'UTF8')), 1, 8) then
         perform metered._require(false, 'key');
     end if;
     if not metered._try_lock_shared(key) then
@@ -5806,9 +5805,9 @@ language plpgsql volatile
 as $$
 begin
     if metered._one_snapshot() then
-        e.seq := e.seq - 1;
-        perform metered._refuse_stale(array[e]);
-    end if;
+            e.seq := e.seq - 1;
+            perform metered._refuse_stale(array[e]);
+        end if;
     return 'unknown';
 end
 $$;
@@ -6469,10 +6468,7 @@ begin
         or pg_column_compression(origin.note) is not null and octet_length(origin.note::text) > 8192 then
         raise exception 'out of bounds: an argument of draw' using errcode = '22023';
     end if;
-    if (charge.held = 0
-            and charge.lease is null
-            and charge.amount between 1 and 9007199254740992
-            and up_to is not null) is not true then
+    if (charge.held = 0 and charge.lease is null and charge.amount between 1 and 9007199254740992 and up_to is not null) is not true then
         perform metered._require(false, 'draw');
     end if;
     if up_to then
@@ -6785,9 +6781,9 @@ begin
         and (octet_length(of_plan) between 1 and 255) is true, 'begin_change');
     entry := metered._next_entry(of_scope, key, wait_ms, null);
     if metered._one_snapshot() then
-        entry.seq := entry.seq - 1;
-        perform metered._refuse_stale(array[entry]);
-    end if;
+            entry.seq := entry.seq - 1;
+            perform metered._refuse_stale(array[entry]);
+        end if;
     at := entry.at;
     select c.fingerprint, c.answer into fingerprint, answer
     from metered.plan_changes c where c.scope = of_scope and c.reference = of_reference;
@@ -7450,16 +7446,14 @@ begin
     if p.zone is null then
         length := extract(epoch from p.every) * 1000000;
         if (length > 0 and isfinite(p.anchor)) is not true then
-            perform metered._require(false, 'period');
-        end if;
+        perform metered._require(false, 'period');
+    end if;
         into_it := (extract(epoch from t) - extract(epoch from p.anchor)) * 1000000;
         into_it := (into_it % length + length) % length;
         starts := t - into_it * interval '1 microsecond';
         return array[starts, starts + length * interval '1 microsecond'];
     end if;
-    if ((months > 0 and days = 0 or months = 0 and days > 0)
-            and p.every = make_interval(months => months, days => days)) is not true
-        or isfinite(p.anchor) is false then
+    if ((months > 0 and days = 0 or months = 0 and days > 0) and p.every = make_interval(months => months, days => days)) is not true or isfinite(p.anchor) is false then
         perform metered._require(false, 'period');
     end if;
     begin
@@ -7890,8 +7884,8 @@ begin
         perform metered._append(tip);
     end loop;
     raise exception using errcode = 'MT100';
-exception when sqlstate 'MT100' then
-    null;
+        exception when sqlstate 'MT100' then
+            null;
 end
 $$;
 
@@ -7913,8 +7907,8 @@ begin
     -- If the key were another scope's, the reads below would not be under the lock.
     foreach charge in array charges loop
         if not metered._key_fits(charge.key, charge.scope) then
-            perform metered._require(false, 'key');
-        end if;
+        perform metered._require(false, 'key');
+    end if;
     end loop;
     foreach tip in array tips loop
         select count(*) as lines, coalesce(sum(l.open), 0) as units into due
@@ -7990,8 +7984,8 @@ begin
         nth := nth + 1;
         continue when lim.thresholds is null;
         if octet_length(lim.thresholds) > 1536 then
-            perform metered._require(false, 'thresholds');
-        end if;
+        perform metered._require(false, 'thresholds');
+    end if;
         lim.tell_at := null;
         foreach threshold in array string_to_array(lim.thresholds, chr(10)) loop
             key := metered._threshold_key(threshold);
@@ -8046,8 +8040,8 @@ begin
             nth_limit := nth_limit + 1;
             continue when lim.thresholds is null or used[nth_limit] is null;
             if octet_length(lim.thresholds) > 1536 then
-                perform metered._require(false, 'thresholds');
-            end if;
+        perform metered._require(false, 'thresholds');
+    end if;
             span := null;
             for threshold in select metered._threshold_key(x) as key, split_part(x, ' ', 1)::bigint as level, split_part(x, ' ', 2)::bigint as rearm
                 from unnest(string_to_array(lim.thresholds, chr(10))) x loop
@@ -9061,12 +9055,9 @@ begin
         perform metered._require(false, 'up_to');
     end if;
     foreach charge in array charges loop
-        if (charge.held = 0
-                and charge.lease is null
-                and charge.amount = case when up_to then charges[1].amount
-                    else charge.amount end) is not true then
-            perform metered._require(false, 'amounts');
-        end if;
+        if (charge.held = 0 and charge.lease is null and charge.amount = case when up_to then charges[1].amount else charge.amount end) is not true then
+        perform metered._require(false, 'amounts');
+    end if;
     end loop;
     if up_to then
         written := metered._write_up_to(charges, 1, ahead, wait_ms, origin, mode, null, standing);
@@ -9394,14 +9385,10 @@ begin
         select l, m.ok, search_entries.more
         from metered.ledger l,
             lateral (select coalesce((made_by.note is null or l.note @> made_by.note)
-                and (made_by.operation is null
-                    or l.operation = made_by.operation
-                        and coalesce(l.operation_tenant, '') = coalesce(made_by.tenant, ''))
-                and (named is null
-                    or named = (select o.name
-                        from metered.operations o
-                        where o.tenant = l.operation_tenant and o.id = l.operation)),
-            false) as ok) m
+                and (made_by.operation is null or l.operation = made_by.operation
+                    and coalesce(l.operation_tenant, '') = coalesce(made_by.tenant, ''))
+                and (named is null or named = (select o.name from metered.operations o
+                    where o.tenant = l.operation_tenant and o.id = l.operation)), false) as ok) m
         where l.scope = of_scope and l.seq >= stop and l.seq < before_seq and (m.ok or l.seq = stop)
         order by l.seq desc limit most + 1;
     else
@@ -9413,14 +9400,10 @@ begin
         select l, m.ok, search_entries.more
         from metered.ledger l,
             lateral (select coalesce((made_by.note is null or l.note @> made_by.note)
-                and (made_by.operation is null
-                    or l.operation = made_by.operation
-                        and coalesce(l.operation_tenant, '') = coalesce(made_by.tenant, ''))
-                and (named is null
-                    or named = (select o.name
-                        from metered.operations o
-                        where o.tenant = l.operation_tenant and o.id = l.operation)),
-            false) as ok) m
+                and (made_by.operation is null or l.operation = made_by.operation
+                    and coalesce(l.operation_tenant, '') = coalesce(made_by.tenant, ''))
+                and (named is null or named = (select o.name from metered.operations o
+                    where o.tenant = l.operation_tenant and o.id = l.operation)), false) as ok) m
         where l.scope = of_scope and l.seq > after_seq and l.seq <= stop and (m.ok or l.seq = stop)
         order by l.seq limit most + 1;
     end if;
@@ -9580,8 +9563,8 @@ begin
             -- has locked it FOR UPDATE. Or it is older than the lease, and finds no row.
             perform from metered.leases l where l.no = of_lease for key share;
             if not found then
-                perform metered._collided();
-            end if;
+            perform metered._collided();
+        end if;
         end if;
         insert into metered.lease_spends (lease, at_offset, amount, at, operation_tenant, operation, note)
         select l.no, from_offset, units, clk, origin.tenant, origin.operation, origin.note
@@ -10043,8 +10026,8 @@ begin
     on conflict do nothing
     returning * into lease;
     if not found then
-        perform metered._collided();     -- of another parent, at the same time
-    end if;
+            perform metered._collided();
+        end if;     -- of another parent, at the same time
     perform metered._add_leased(charge.scope, charge.amount);
     if not away then
         perform metered.credit(terms.child, null, charge.amount, false, wait_ms,
@@ -10166,8 +10149,8 @@ begin
     on conflict do nothing
     returning * into lease;
     if not found then
-        perform metered._collided();
-    end if;
+            perform metered._collided();
+        end if;
 end
 $$;
 
@@ -12339,8 +12322,7 @@ begin
         or wait_ms > 3600000 then
         raise exception 'out of bounds: an argument of lock_all' using errcode = '22023';
     end if;
-    if (cardinality(keys) + cardinality(id_keys) + cardinality(scopes) < 10000
-            and cardinality(named) < 1000) is not true then
+    if (cardinality(keys) + cardinality(id_keys) + cardinality(scopes) < 10000 and cardinality(named) < 1000) is not true then
         perform metered._require(false, 'locks');
     end if;
     nos := metered._named_holds(named);
@@ -12676,8 +12658,8 @@ begin
             else jsonb_build_object('tenant', hold.tenant, 'holder', hold.holder, 'claim', coalesce(hold.claim, ''), 'grace_us', (extract(epoch from hold.grace) * 1000000)::bigint, 'lifetime_us', (extract(epoch from hold.lifetime) * 1000000)::bigint, 'lines', lines) end,
         origin.note, origin.tenant, origin.operation);
     if channel is not null then
-        perform metered._announce(channel, hold.tenant, hold.id, 1, 'placed');
-    end if;
+            perform metered._announce(channel, hold.tenant, hold.id, 1, 'placed');
+        end if;
     stored := case when fewest is not null then metered.hold_json(new_no, placed_at) end;
     if current_setting('metered_tx.command', true) <> '' then     -- a session is opened by no command
         unused := metered._remember_hold(metered._created_json(metered.hold_json(new_no, placed_at), charges, seqs, ats));
@@ -13009,15 +12991,12 @@ begin
         or octet_length(channel) > 64 then
         raise exception 'out of bounds: an argument of capture_holds' using errcode = '22023';
     end if;
-    if (terms.closing and terms.policy in ('refuse', 'fit', 'upto', 'even', 'allow')
-        and (used is null or cardinality(named.ids) = 1)
-        or not terms.closing and used is not null) is not true then
+    if (terms.closing and terms.policy in ('refuse', 'fit', 'upto', 'even', 'allow') and (used is null or cardinality(named.ids) = 1) or not terms.closing and used is not null) is not true then
         perform metered._require(false, 'terms');
     end if;
     locked := metered._lock_holds(named, 'h', wait_ms);
     if locked.status is not null then
-        refused := metered._refuse_hold(raising,
-            json_build_object('status', locked.status, 'id', locked.failed,
+        refused := metered._refuse_hold(raising, json_build_object('status', locked.status, 'id', locked.failed,
             'state', locked.stands, 'hold', metered.hold_json(locked.failed_no, locked.clk)));
         return;
     end if;
@@ -13293,9 +13272,8 @@ begin
     end if;
     locked := metered._lock_holds(named, 'h', wait_ms);
     if locked.status is not null then
-        refused := metered._refuse_hold(raising,
-            json_build_object('status', locked.status, 'id', locked.failed, 'state', locked.stands,
-            'hold', metered.hold_json(locked.failed_no, locked.clk)));
+        refused := metered._refuse_hold(raising, json_build_object('status', locked.status, 'id', locked.failed,
+            'state', locked.stands, 'hold', metered.hold_json(locked.failed_no, locked.clk)));
         return;
     end if;
     perform metered._release_lines(locked.nos, null, 'l', locked.clk,
@@ -13313,8 +13291,7 @@ begin
         values (locked.nos[i], locked.clk, row_now.version, 'r', origin.note, origin.tenant,
             origin.operation);
         if channel is not null then
-            perform metered._announce(channel, named.tenant, named.ids[i], row_now.version,
-                'released');
+            perform metered._announce(channel, named.tenant, named.ids[i], row_now.version, 'released');
         end if;
         unused := case when origin.operation is not null then metered._remember_hold(hold) end;
     end loop;
@@ -13361,9 +13338,8 @@ begin
     end if;
     locked := metered._lock_holds(named, 'h', wait_ms);
     if locked.status is not null then
-        refused := metered._refuse_hold(raising,
-            json_build_object('status', locked.status, 'id', locked.failed, 'state', locked.stands,
-            'hold', metered.hold_json(locked.failed_no, locked.clk)));
+        refused := metered._refuse_hold(raising, json_build_object('status', locked.status, 'id', locked.failed,
+            'state', locked.stands, 'hold', metered.hold_json(locked.failed_no, locked.clk)));
         return;
     end if;
     for i in 1..cardinality(named.ids) loop
@@ -13407,8 +13383,7 @@ begin
         values (locked.nos[i], locked.clk, this_hold.deadline, this_hold.version, 'e', origin.note,
             origin.tenant, origin.operation);
         if channel is not null then
-            perform metered._announce(channel, named.tenant, named.ids[i], this_hold.version,
-                'extended');
+            perform metered._announce(channel, named.tenant, named.ids[i], this_hold.version, 'extended');
         end if;
         holds[i] := metered.hold_json(locked.nos[i], locked.clk);
         unused := case when origin.operation is not null then metered._remember_hold(holds[i]) end;
@@ -13465,9 +13440,8 @@ begin
         from metered.holds h where h.no = any (locked.nos) and h.returned order by h.no limit 1;
     end if;
     if locked.status is not null then
-        refused := metered._refuse_hold(raising,
-            json_build_object('status', locked.status, 'id', locked.failed, 'state', locked.stands,
-            'hold', metered.hold_json(locked.failed_no, locked.clk)));
+        refused := metered._refuse_hold(raising, json_build_object('status', locked.status, 'id', locked.failed,
+            'state', locked.stands, 'hold', metered.hold_json(locked.failed_no, locked.clk)));
         return;
     end if;
     -- A refusal after the first refund takes that back, too. By a code that does not end in
@@ -13634,9 +13608,8 @@ begin
     end if;
     locked := metered._lock_holds(named, '*', wait_ms);
     if locked.status is not null then
-        refused := metered._refuse_hold(raising,
-            json_build_object('status', locked.status, 'id', locked.failed, 'state', locked.stands,
-            'hold', metered.hold_json(locked.failed_no, locked.clk)));
+        refused := metered._refuse_hold(raising, json_build_object('status', locked.status, 'id', locked.failed,
+            'state', locked.stands, 'hold', metered.hold_json(locked.failed_no, locked.clk)));
         return;
     end if;
     begin
@@ -13686,8 +13659,8 @@ begin
     end if;
     foreach one in array minted loop
         if metered._token_fits(one) is not true or cardinality(minted) > 1000 then
-            perform metered._require(false, 'tokens');
-        end if;
+        perform metered._require(false, 'tokens');
+    end if;
     end loop;
     mint_tokens.minted_at := metered.clock();
     with inserted as (
@@ -13870,8 +13843,8 @@ begin
     insert into metered.tokens (digest, minted_at, expires_at, uses, purpose, subject)
     values (token_digest, 'epoch', 'epoch', 1, '', '') on conflict do nothing;
     raise exception using errcode = 'MT100';
-exception when sqlstate 'MT100' then
-    null;
+        exception when sqlstate 'MT100' then
+            null;
 end
 $$;
 
@@ -14529,8 +14502,7 @@ begin
             raise exception 'out of bounds: an argument of park_jobs' using errcode = '22023';
         end if;
     end if;
-    if (jsonb_typeof(parking) = 'array'
-            and jsonb_array_length(parking) between 1 and 1000) is not true then
+    if (jsonb_typeof(parking) = 'array' and jsonb_array_length(parking) between 1 and 1000) is not true then
         perform metered._require(false, 'parking');
     end if;
     for i in 0..jsonb_array_length(parking) - 1 loop
@@ -15491,8 +15463,8 @@ begin
                 values (of_job, 0, 0, 0, 'epoch', 0, '', '', '', '{}', '', '')
                 on conflict do nothing;
                 raise exception using errcode = 'MT100';
-            exception when sqlstate 'MT100' then
-                null;
+        exception when sqlstate 'MT100' then
+            null;
             end;
         end if;
         return null;
@@ -15708,8 +15680,8 @@ begin
                 values (command.tenant, command.id, 'infinity', '', '') on conflict do nothing;
                 perform from metered.operations_horizon h where h.one for share;
                 raise exception using errcode = 'MT100';
-            exception when sqlstate 'MT100' then
-                null;
+        exception when sqlstate 'MT100' then
+            null;
             end;
         end if;
         if command.issued_at <= horizon then
@@ -17213,8 +17185,8 @@ begin
                     note, op_tenant, operation);
                 if channel is not null or operation is not null then
                     if channel is not null then
-                        perform metered._announce(channel, of_tenant, of_id, 1, 'placed');
-                    end if;
+            perform metered._announce(channel, of_tenant, of_id, 1, 'placed');
+        end if;
                     unused := case when operation is not null then metered._remember_hold(
                         metered._created_json(metered.hold_json(new_no, placed_at), '{}', null, null)) end;
                 end if;
@@ -17342,8 +17314,8 @@ begin
                     note, op_tenant, operation);
                 if channel is not null or false then
                     if channel is not null then
-                        perform metered._announce(channel, of_tenant, of_id, 1, 'placed');
-                    end if;
+            perform metered._announce(channel, of_tenant, of_id, 1, 'placed');
+        end if;
                     unused := case when false then metered._remember_hold(
                         metered._created_json(metered.hold_json(new_no, placed_at), '{}', null, null)) end;
                 end if;
@@ -17438,8 +17410,8 @@ begin
                 from metered.ledger t where t.scope = at_scope and t.seq = at_seq
                 on conflict do nothing;
                 if not found then
-                    perform metered._collided();
-                end if;
+            perform metered._collided();
+        end if;
             end if;
             update metered.holds y set version = y.version + 1, entity = coalesce(capture_holds_plain.entity, y.entity), state = 'c',
                 ended_at = was.clk, pending = false
@@ -17455,8 +17427,8 @@ begin
             end if;
             if channel is not null or operation is not null then
                 if channel is not null then
-                    perform metered._announce(channel, of_tenant, of_id, was.version + 1, 'captured');
-                end if;
+            perform metered._announce(channel, of_tenant, of_id, was.version + 1, 'captured');
+        end if;
                 unused := case when operation is not null then metered._remember_hold(answer) end;
             end if;
             return answer;
@@ -17556,8 +17528,8 @@ begin
                 from metered.ledger t where t.scope = at_scope and t.seq = at_seq
                 on conflict do nothing;
                 if not found then
-                    perform metered._collided();
-                end if;
+            perform metered._collided();
+        end if;
             end if;
             update metered.holds y set version = y.version + 1, entity = coalesce(run_capture_plain.entity, y.entity), state = 'c',
                 ended_at = was.clk, pending = false
@@ -17573,8 +17545,8 @@ begin
             end if;
             if channel is not null or false then
                 if channel is not null then
-                    perform metered._announce(channel, of_tenant, of_id, was.version + 1, 'captured');
-                end if;
+            perform metered._announce(channel, of_tenant, of_id, was.version + 1, 'captured');
+        end if;
                 unused := case when false then metered._remember_hold(answer) end;
             end if;
             null;
@@ -17875,19 +17847,13 @@ begin
         or wait_ms > 3600000 then
         raise exception 'out of bounds: an argument of charge_each' using errcode = '22023';
     end if;
-    if (asked between 1 and 1000 and array_ndims(charges) = 1 and array_lower(charges, 1) = 1
-        and (events is null or cardinality(events) = asked
-            and array_ndims(events) = 1
-            and array_lower(events, 1) = 1)) is not true then
+    if (asked between 1 and 1000 and array_ndims(charges) = 1 and array_lower(charges, 1) = 1 and (events is null or cardinality(events) = asked and array_ndims(events) = 1 and array_lower(events, 1) = 1)) is not true then
         perform metered._require(false, 'charges');
     end if;
     if events is not null then
-        if not (select coalesce(bool_and(e.id is null
-                    or octet_length(e.id) between 1 and 255
-                        and (octet_length(e.tenant) <= 255) is true
-            and (octet_length(e.fingerprint) = 33) is true), true) from unnest(events) e) then
-            perform metered._require(false, 'events');
-        end if;
+        if not (select coalesce(bool_and(e.id is null or octet_length(e.id) between 1 and 255 and (octet_length(e.tenant) <= 255) is true and (octet_length(e.fingerprint) = 33) is true), true) from unnest(events) e) then
+        perform metered._require(false, 'events');
+    end if;
         busy := metered._lock_each(array(select e.id_key
                 from unnest(events) e where e.id_key is not null), wait_ms, skip_busy);
         written := metered._recorded_events(events, busy, wait_ms);
@@ -18326,8 +18292,8 @@ begin
         select c.no into upto
         from metered.feed_consumers c where c.consumer = of_consumer for update;
         if not found then
-            perform metered._collided();    -- it is newer than this snapshot
-        end if;
+            perform metered._collided();
+        end if;     -- it is newer than this snapshot
     end if;
     return query select r.no, r.history, r.entry from metered.read_feed(0, upto, most) r;
     get diagnostics made = row_count;

@@ -46,6 +46,13 @@ import (
 //	{short lock}, {counted lock}                 the lock of its scope
 //	{short record: tenant = t, jobs = j, …}      the record of a command, with its short charge, for an INSERT INTO
 //	{refuse: when = c, what = w}                 refuses an argument under a condition
+//	{or collide}                                 fails for a stale view, if the statement before it found no row
+//	{take back}                                  ends a block whose write was to meet a row that the snapshot does not see
+//	{unseen: entry = e}                          refuses a stale view of a scope, whose next entry that is
+//	{unlocked}                                   refuses and returns, if _lock_holds has a status
+//	{named lot}                                  ends a call without the lot that _name_lot looked for, or takes its entry
+//	{announce: tenant = t, id = i, …}            announces a hold's transition, if there is a channel
+//	{entry sought}                               whether an entry l is one that search_entries looks for
 //	{v1 limit}, {v1 limit variables}             whether a call of v1.sql goes the short way, and its limit
 //	{v1 window: of = l}                          the seconds of a window, as an interval
 //	{usage: scope = s, win = w, …}               what counts in a scope, and {usage variables}, {usage tip} (macros_full.go)
@@ -55,7 +62,7 @@ import (
 //	{shorter timeouts: ms = n}                   sets the timeouts of a transaction, unless they are shorter
 //
 // A macro may stand in the arguments of another one.
-var macro = regexp.MustCompile(`(?s)\{(entry columns|entry of (\w+)|base|bound|(?:short|counted) \w+|locked|known period|usual|admits|exact|settled|plain|due|known id|tallied|others|sum|own time|write tally|pair \w+|shorter timeouts|use of token|granted|refuse|v1 (?:limit variables|limit|window)|new hold|hold terms|placed detail|fits hold|usage|(?:charge|capture|usage) \w+)(?:: ([^{}]*))?\}`)
+var macro = regexp.MustCompile(`(?s)\{(entry columns|entry of (\w+)|base|bound|(?:short|counted) \w+|locked|known period|usual|admits|exact|settled|plain|due|known id|tallied|others|sum|own time|write tally|pair \w+|shorter timeouts|use of token|granted|refuse|or collide|take back|unseen|unlocked|named lot|announce|entry sought|v1 (?:limit variables|limit|window)|new hold|hold terms|placed detail|fits hold|usage|(?:charge|capture|usage) \w+)(?:: ([^{}]*))?\}`)
 
 // templates are the macros that only fill in their arguments.
 var templates = map[string]string{
@@ -134,6 +141,37 @@ var templates = map[string]string{
 	"refuse": `if $when then
         perform metered._require(false, '$what');
     end if`,
+	"or collide": `if not found then
+            perform metered._collided();
+        end if`,
+	// The write fails with 40001 where the row is there. The block takes back one that does not. Not
+	// by a code that ends in 000, which would catch its whole class.
+	"take back": `raise exception using errcode = 'MT100';
+        exception when sqlstate 'MT100' then
+            null`,
+	"unseen": `if metered._one_snapshot() then
+            $entry.seq := $entry.seq - 1;
+            perform metered._refuse_stale(array[$entry]);
+        end if`,
+	"unlocked": `if locked.status is not null then
+        refused := metered._refuse_hold(raising, json_build_object('status', locked.status, 'id', locked.failed,
+            'state', locked.stands, 'hold', metered.hold_json(locked.failed_no, locked.clk)));
+        return;
+    end if`,
+	"named lot": `status := named.status;
+    crossed := named.crossed;
+    if status is not null then
+        return;
+    end if;
+    entry := named.entry`,
+	"announce": `if channel is not null then
+            perform metered._announce(channel, $tenant, $id, $version, $what);
+        end if`,
+	"entry sought": `coalesce((made_by.note is null or l.note @> made_by.note)
+                and (made_by.operation is null or l.operation = made_by.operation
+                    and coalesce(l.operation_tenant, '') = coalesce(made_by.tenant, ''))
+                and (named is null or named = (select o.name from metered.operations o
+                    where o.tenant = l.operation_tenant and o.id = l.operation)), false)`,
 	"shorter timeouts": `set_config('statement_timeout', metered._shorter(current_setting('statement_timeout'), $ms), true)
                 || set_config('lock_timeout', metered._shorter(current_setting('lock_timeout'), $ms), true)
                 || set_config('idle_in_transaction_session_timeout',
@@ -239,9 +277,7 @@ func init() {
                     lifetime = lifetime, lines = jsonb_build_array(jsonb_build_object('scope', of_scope, 'amount', units, 'open', units))},
                     note, op_tenant, operation);
                 if channel is not null or $command then
-                    if channel is not null then
-                        perform metered._announce(channel, of_tenant, of_id, 1, 'placed');
-                    end if;
+                    {announce: tenant = of_tenant, id = of_id, version = 1, what = 'placed'};
                     unused := case when $command then metered._remember_hold(
                         metered._created_json(metered.hold_json(new_no, placed_at), '{}', null, null)) end;
                 end if;
@@ -294,9 +330,7 @@ func init() {
                     t.note, t.anchor_at, t.anchor_spent, t.crossed, coalesce({others: tip = t}, 0) + 1
                 from metered.ledger t where t.scope = at_scope and t.seq = at_seq
                 on conflict do nothing;
-                if not found then
-                    perform metered._collided();
-                end if;
+                {or collide};
             end if;
             update metered.holds y set version = y.version + 1, entity = coalesce($of.entity, y.entity), state = 'c',
                 ended_at = was.clk, pending = false
@@ -311,9 +345,7 @@ func init() {
                 perform metered._mark_freed(at_scope);
             end if;
             if channel is not null or $command then
-                if channel is not null then
-                    perform metered._announce(channel, of_tenant, of_id, was.version + 1, 'captured');
-                end if;
+                {announce: tenant = of_tenant, id = of_id, version = was.version + 1, what = 'captured'};
                 unused := case when $command then metered._remember_hold(answer) end;
             end if;
             $end;

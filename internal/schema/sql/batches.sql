@@ -55,9 +55,7 @@ begin
             where e.id is not null and e.unnest is null
             order by e.tenant, e.id on conflict do nothing;
             perform from metered.operations_horizon h where h.one for share;
-            raise exception using errcode = 'MT100';
-        exception when sqlstate 'MT100' then
-            null;
+            {take back};
         end;
     end if;
 end
@@ -257,19 +255,16 @@ declare
     state    text;
     detail   text;
 begin
-    if (asked between 1 and 1000 and array_ndims(charges) = 1 and array_lower(charges, 1) = 1
-        and (events is null or cardinality(events) = asked
+    {refuse: when = (asked between 1 and 1000 and array_ndims(charges) = 1
+        and array_lower(charges, 1) = 1 and (events is null or cardinality(events) = asked
             and array_ndims(events) = 1
-            and array_lower(events, 1) = 1)) is not true then
-        perform metered._require(false, 'charges');
-    end if;
+            and array_lower(events, 1) = 1)) is not true, what = charges};
     if events is not null then
-        if not (select coalesce(bool_and(e.id is null
+        {refuse: when = not (select coalesce(bool_and(e.id is null
                     or octet_length(e.id) between 1 and 255
                         and (octet_length(e.tenant) <= 255) is true
-            and (octet_length(e.fingerprint) = 33) is true), true) from unnest(events) e) then
-            perform metered._require(false, 'events');
-        end if;
+            and (octet_length(e.fingerprint) = 33) is true), true) from unnest(events) e),
+            what = events};
         busy := metered._lock_each(array(select e.id_key
                 from unnest(events) e where e.id_key is not null), wait_ms, skip_busy);
         written := metered._recorded_events(events, busy, wait_ms);

@@ -120,9 +120,7 @@ begin
         terms.child)
     on conflict do nothing
     returning * into lease;
-    if not found then
-        perform metered._collided();     -- of another parent, at the same time
-    end if;
+    {or collide};     -- of another parent, at the same time
     perform metered._add_leased(charge.scope, charge.amount);
     if not away then
         perform metered.credit(terms.child, null, charge.amount, false, wait_ms,
@@ -226,9 +224,7 @@ begin
         case when status = 'late' then by_whom end, of_child)
     on conflict do nothing
     returning * into lease;
-    if not found then
-        perform metered._collided();
-    end if;
+    {or collide};
 end
 $$;
 

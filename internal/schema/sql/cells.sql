@@ -52,9 +52,7 @@ begin
             insert into metered.tenants (tenant, moves, cell)
             values (of_tenant, 0, 0)
             on conflict do nothing;
-            raise exception using errcode = 'MT100';
-        exception when sqlstate 'MT100' then
-            null;
+            {take back};
         end;
     end if;
 end
@@ -80,10 +78,8 @@ declare
     before   text;
     cell_now record;
 begin
-    if int8send(key) is distinct from substr(sha256('metered/tenant/metered'::bytea
-                || decode('00', 'hex') || convert_to(of_tenant, 'UTF8')), 1, 8) then
-        perform metered._require(false, 'key');
-    end if;
+    {refuse: when = int8send(key) is distinct from substr(sha256('metered/tenant/metered'::bytea
+                || decode('00', 'hex') || convert_to(of_tenant, 'UTF8')), 1, 8), what = key};
     if not metered._try_lock_shared(key) then
         before := metered._bound_lock_wait(wait_ms);
         -- on the node that has the tables

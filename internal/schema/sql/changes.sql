@@ -35,10 +35,7 @@ begin
         and (octet_length(of_reference) between 1 and 255) is true
         and (octet_length(of_plan) between 1 and 255) is true, 'begin_change');
     entry := metered._next_entry(of_scope, key, wait_ms, null);
-    if metered._one_snapshot() then
-        entry.seq := entry.seq - 1;
-        perform metered._refuse_stale(array[entry]);
-    end if;
+    {unseen: entry = entry};
     at := entry.at;
     select c.fingerprint, c.answer into fingerprint, answer
     from metered.plan_changes c where c.scope = of_scope and c.reference = of_reference;
@@ -197,10 +194,7 @@ begin
         end if;
     end loop;
     if lot.no is null then
-        if metered._one_snapshot() then
-            entry.seq := entry.seq - 1;
-            perform metered._refuse_stale(array[entry]);
-        end if;
+        {unseen: entry = entry};
         status := 'unknown';
         return;
     end if;

@@ -89,9 +89,7 @@ begin
                     scope, fair, tenant, job, hold, charges)
                 values (of_job, 0, 0, 0, 'epoch', 0, '', '', '', '{}', '', '')
                 on conflict do nothing;
-                raise exception using errcode = 'MT100';
-            exception when sqlstate 'MT100' then
-                null;
+                {take back};
             end;
         end if;
         return null;

@@ -323,9 +323,7 @@ begin
         update metered.holds y
         set pending = false
         where y.no = of_no returning y.version into this_hold;
-        if channel is not null then
-            perform metered._announce(channel, of_tenant, of_id, this_hold.version, 'expired');
-        end if;
+        {announce: tenant = of_tenant, id = of_id, version = this_hold.version, what = 'expired'};
         status := 'expired';
     end if;
     hold := metered.hold_json(of_no, clk);

@@ -324,9 +324,7 @@ begin
         on conflict do nothing;
         select c.no into upto
         from metered.feed_consumers c where c.consumer = of_consumer for update;
-        if not found then
-            perform metered._collided();    -- it is newer than this snapshot
-        end if;
+        {or collide};     -- it is newer than this snapshot
     end if;
     return query select r.no, r.history, r.entry from metered.read_feed(0, upto, most) r;
     get diagnostics made = row_count;

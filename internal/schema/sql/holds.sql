@@ -19,10 +19,8 @@ declare
     clk    timestamptz;
     before text;
 begin
-    if (cardinality(keys) + cardinality(id_keys) + cardinality(scopes) < 10000
-            and cardinality(named) < 1000) is not true then
-        perform metered._require(false, 'locks');
-    end if;
+    {refuse: when = (cardinality(keys) + cardinality(id_keys) + cardinality(scopes) < 10000
+            and cardinality(named) < 1000) is not true, what = locks};
     nos := metered._named_holds(named);
     if nos is not null then
         select array_agg(k.key order by k.key) into keys
@@ -277,9 +275,9 @@ begin
     end if;
     deadline := placed_at + hold.ttl;
     -- A month less 30 days is more than nothing, and can lead back.
-    if (deadline > placed_at and placed_at + due_in >= deadline and coalesce(deadline <= placed_at + hold.lifetime, true)) is not true then
-        perform metered._require(false, 'ttl');
-    end if;
+    {refuse: when = (deadline > placed_at and placed_at + due_in >= deadline
+        and coalesce(deadline <= placed_at + hold.lifetime, true)) is not true,
+        what = ttl};
     if over is not null then    -- its units may have been freed with a sum, and its row left
         perform metered._end_rows(array[over], clk, (metered._by_system()).note, false);
     end if;
@@ -300,9 +298,7 @@ begin
     values (new_no, place.placed_at, place.deadline, 1, 'h', {placed detail: tenant = hold.tenant, holder = hold.holder,
             claim = coalesce(hold.claim, ''), grace = hold.grace, lifetime = hold.lifetime, lines = lines},
         origin.note, origin.tenant, origin.operation);
-    if channel is not null then
-        perform metered._announce(channel, hold.tenant, hold.id, 1, 'placed');
-    end if;
+    {announce: tenant = hold.tenant, id = hold.id, version = 1, what = 'placed'};
     stored := case when fewest is not null then metered.hold_json(new_no, placed_at) end;
     if current_setting('metered_tx.command', true) <> '' then     -- a session is opened by no command
         unused := metered._remember_hold(metered._created_json(metered.hold_json(new_no, placed_at), charges, seqs, ats));
@@ -409,9 +405,7 @@ begin
         -- A snapshot that is too old for the hold's present state fails here.
         before := metered._bound_lock_wait(wait_ms);
         perform from metered.holds h where h.no = was.no for share;
-        if not found then
-            perform metered._collided();
-        end if;
+        {or collide};
         before := metered._unbound_lock_wait(before);
     end if;
 end

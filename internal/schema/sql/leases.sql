@@ -134,9 +134,7 @@ begin
             -- The snapshot may be older than the lease's end: then a lock of the row fails with 40001, since the settler
             -- has locked it FOR UPDATE. Or it is older than the lease, and finds no row.
             perform from metered.leases l where l.no = of_lease for key share;
-            if not found then
-                perform metered._collided();
-            end if;
+            {or collide};
         end if;
         insert into metered.lease_spends (lease, at_offset, amount, at, operation_tenant, operation, note)
         select l.no, from_offset, units, clk, origin.tenant, origin.operation, origin.note
@@ -327,9 +325,7 @@ begin
         tip.next_due := metered._due_after(lease.scope, before, tip.held, tip.next_due, clk);
         tip.others := nullif(coalesce(metered._others(lease.scope, before), 0) + 1 - case tip.kind when 'u' then charges else 0 end, 0);
         insert into metered.ledger values (tip.*) on conflict do nothing;
-        if not found then
-            perform metered._collided();
-        end if;
+        {or collide};
         perform metered._mark_freed(lease.scope);
         before := tip.seq;
         continue when tip.lots_end is null;

@@ -164,9 +164,7 @@ as $$
 declare
     entry metered.ledger;
 begin
-    if not metered._fits_origin(origin) then
-        perform metered._require(false, 'origin');
-    end if;
+    {refuse: when = not metered._fits_origin(origin), what = origin};
     if key is null then
         key := metered._scope_key(of_scope);
     end if;
@@ -291,9 +289,7 @@ declare
     fate   record;
     lapses bigint := 0;
 begin
-    if not metered._key_fits(key, of_scope) or units = 0 then
-        perform metered._require(false, 'refund');
-    end if;
+    {refuse: when = not metered._key_fits(key, of_scope) or units = 0, what = refund};
     perform metered._refuse_closed(entry);
     if charge_seq < 0 then
         charge_seq := metered._seq_of_tally(of_scope, charge_seq);
@@ -314,10 +310,7 @@ begin
         status := case when amount > remaining or remaining = 0 then 'excess' end;
     end if;
     if status is not null then
-        if metered._one_snapshot() then
-            entry.seq := entry.seq - 1;
-            perform metered._refuse_stale(array[entry]);
-        end if;
+        {unseen: entry = entry};
         if raising then
             raise exception 'the charge cannot be refunded' using errcode = 'MT008',
                 detail = jsonb_build_object('status', status, 'remaining', remaining);

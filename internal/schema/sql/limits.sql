@@ -369,9 +369,7 @@ begin
         tip.kind := 'c';
         perform metered._append(tip);
     end loop;
-    raise exception using errcode = 'MT100';
-exception when sqlstate 'MT100' then
-    null;
+    {take back};
 end
 $$;
 
@@ -392,9 +390,7 @@ declare
 begin
     -- If the key were another scope's, the reads below would not be under the lock.
     foreach charge in array charges loop
-        if not metered._key_fits(charge.key, charge.scope) then
-            perform metered._require(false, 'key');
-        end if;
+        {refuse: when = not metered._key_fits(charge.key, charge.scope), what = key};
     end loop;
     foreach tip in array tips loop
         select count(*) as lines, coalesce(sum(l.open), 0) as units into due

@@ -141,12 +141,7 @@ begin
             case when its_lot.no is not null then metered._family(its_lot.no) when of_lot is not null then array[origin_no, of_lot] end) y
         where (y.plan).uses is null and (y.no = origin_no) is not true and (coalesce(its_lot.no, of_lot) is not null or coalesce(y.reference, (y.plan).of_reference) = of_reference));
     named := metered._name_lot(entry, of_lot, of_reference, least(coalesce(units, part), part), limits, wait_ms);
-    status := named.status;
-    crossed := named.crossed;
-    if status is not null then
-        return;
-    end if;
-    entry := named.entry;
+    {named lot};
     no := (named.lot).no;
     nos := metered._family(no);
     select sum(y.pending + y.rest + y.kept), sum(y.drawn + y.held) into revoked, missing from metered.lots y where y.no = any (nos);
@@ -212,10 +207,7 @@ create function metered._missing_lot(e metered.ledger) returns text
 language plpgsql volatile
 as $$
 begin
-    if metered._one_snapshot() then
-        e.seq := e.seq - 1;
-        perform metered._refuse_stale(array[e]);
-    end if;
+    {unseen: entry = e};
     return 'unknown';
 end
 $$;
@@ -238,12 +230,7 @@ begin
         and rollover.cap between 1 and 9007199254740992 and metered._goes_on(rollover.lasts), 'roll_over');
     entry := metered._next_entry(of_scope, key, wait_ms, origin);
     named := metered._name_lot(entry, rollover.of_lot, rollover.of_reference, null, limits, wait_ms);
-    status := named.status;
-    crossed := named.crossed;
-    if status is not null then
-        return;
-    end if;
-    entry := named.entry;
+    {named lot};
     lot := named.lot;
     select 'same', y.no, y.amount, y.granted_seq, y.granted_at, nullif(y.expires_at, 'infinity')
     into status, no, units, seq, at, expires_at

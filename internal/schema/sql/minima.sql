@@ -443,9 +443,7 @@ begin
     update metered.hold_lines l set at_least = u.amount
     from unnest(minima) u where l.hold = new_no and l.scope = u.scope and u.amount between 1 and l.amount;
     get diagnostics changed = row_count;
-    if changed <> cardinality(minima) then
-        perform metered._require(false, 'minimum');
-    end if;
+    {refuse: when = changed <> cardinality(minima), what = minimum};
     return (
         select jsonb_agg(case when u.amount is null then x.line
             else x.line || jsonb_build_object('at_least', u.amount) end order by x.n)

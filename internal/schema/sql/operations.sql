@@ -67,9 +67,7 @@ begin
                 insert into metered.operations (tenant, id, at, fingerprint, result)
                 values (command.tenant, command.id, 'infinity', '', '') on conflict do nothing;
                 perform from metered.operations_horizon h where h.one for share;
-                raise exception using errcode = 'MT100';
-            exception when sqlstate 'MT100' then
-                null;
+                {take back};
             end;
         end if;
         if command.issued_at <= horizon then

@@ -48,9 +48,7 @@ begin
             insert into metered.parked_scopes (scope, key, wake_at, waiting)
             values (of_scope, 0, 'infinity', 0)
             on conflict do nothing;
-            raise exception using errcode = 'MT100';
-        exception when sqlstate 'MT100' then
-            null;
+            {take back};
         end;
     end if;
     return false;

@@ -150,10 +150,8 @@ declare
     line_keys bigint[];
     wakes     timestamptz[];
 begin
-    if (jsonb_typeof(parking) = 'array'
-            and jsonb_array_length(parking) between 1 and 1000) is not true then
-        perform metered._require(false, 'parking');
-    end if;
+    {refuse: when = (jsonb_typeof(parking) = 'array'
+            and jsonb_array_length(parking) between 1 and 1000) is not true, what = parking};
     for i in 0..jsonb_array_length(parking) - 1 loop
         keys := keys || metered._keys_of_job(parking -> i);
     end loop;

@@ -122,19 +122,15 @@ declare
 begin
     if p.zone is null then
         length := extract(epoch from p.every) * 1000000;
-        if (length > 0 and isfinite(p.anchor)) is not true then
-            perform metered._require(false, 'period');
-        end if;
+        {refuse: when = (length > 0 and isfinite(p.anchor)) is not true, what = period};
         into_it := (extract(epoch from t) - extract(epoch from p.anchor)) * 1000000;
         into_it := (into_it % length + length) % length;
         starts := t - into_it * interval '1 microsecond';
         return array[starts, starts + length * interval '1 microsecond'];
     end if;
-    if ((months > 0 and days = 0 or months = 0 and days > 0)
+    {refuse: when = ((months > 0 and days = 0 or months = 0 and days > 0)
             and p.every = make_interval(months => months, days => days)) is not true
-        or isfinite(p.anchor) is false then
-        perform metered._require(false, 'period');
-    end if;
+        or isfinite(p.anchor) is false, what = period};
     begin
         shown := t at time zone p.zone;
     exception when invalid_parameter_value then

@@ -71,9 +71,7 @@ begin
         delete from metered.ledger l
         where l.scope = of_scope and l.seq = 1 returning l.* into first;
         insert into metered.ledger values (first.*) on conflict do nothing;
-        if not found then
-            perform metered._collided();
-        end if;
+        {or collide};
         perform metered._mark_freed(of_scope);
     end if;
     for lv in 0..15 loop

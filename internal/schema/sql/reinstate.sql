@@ -58,12 +58,7 @@ begin
         and coalesce(units between 1 and 9007199254740992, true), 'reinstate_lot');
     entry := metered._next_entry(of_scope, key, wait_ms, origin);
     named := metered._name_lot(entry, of_lot, of_reference, 0, limits, wait_ms);
-    status := named.status;
-    crossed := named.crossed;
-    if status is not null then
-        return;
-    end if;
-    entry := named.entry;
+    {named lot};
     no := (named.lot).no;
     expires_at := nullif((named.lot).expires_at, 'infinity');
     nos := metered._family(no);
@@ -109,12 +104,7 @@ begin
         and (octet_length(of_reference) between 1 and 255) is true, 'resume_renewal');
     entry := metered._next_entry(of_scope, key, wait_ms, origin);
     named := metered._name_lot(entry, null, of_reference, null, limits, wait_ms);
-    status := named.status;
-    crossed := named.crossed;
-    if status is not null then
-        return;
-    end if;
-    entry := named.entry;
+    {named lot};
     reinstated := 0;
     status := metered._missing_lot(entry);      -- as of this snapshot
     if ((named.lot).plan).renewal is distinct from of_reference then

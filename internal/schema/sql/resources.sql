@@ -31,9 +31,7 @@ begin
             insert into metered.resources (created_at, scope)
             values (metered.clock(), of_scope)
             on conflict do nothing;
-            raise exception using errcode = 'MT100';
-        exception when sqlstate 'MT100' then
-            null;
+            {take back};
         end;
     end if;
     before := metered._unbound_lock_wait(before);
@@ -71,9 +69,7 @@ begin
         perform metered._no_amount();
     end if;
     -- If the key were another scope's, the charge would not read under the scope's lock.
-    if not metered._key_fits(c.key, c.scope) then
-        perform metered._require(false, 'key');
-    end if;
+    {refuse: when = not metered._key_fits(c.key, c.scope), what = key};
     absence := metered._absence(c.scope);
     if metered._one_snapshot() and (absence is not null or not looking) then
         perform metered._resource_for_write(c.scope, wait_ms);

@@ -22,12 +22,7 @@ begin
         select 'returned', h.id, h.no into locked.status, locked.failed, locked.failed_no
         from metered.holds h where h.no = any (locked.nos) and h.returned order by h.no limit 1;
     end if;
-    if locked.status is not null then
-        refused := metered._refuse_hold(raising,
-            json_build_object('status', locked.status, 'id', locked.failed, 'state', locked.stands,
-            'hold', metered.hold_json(locked.failed_no, locked.clk)));
-        return;
-    end if;
+    {unlocked};
     -- A refusal after the first refund takes that back, too. By a code that does not end in
     -- 000: such a one would catch its whole class, and with it the errors of _refuse_hold.
     begin
@@ -172,12 +167,7 @@ declare
     outcome record;
 begin
     locked := metered._lock_holds(named, '*', wait_ms);
-    if locked.status is not null then
-        refused := metered._refuse_hold(raising,
-            json_build_object('status', locked.status, 'id', locked.failed, 'state', locked.stands,
-            'hold', metered.hold_json(locked.failed_no, locked.clk)));
-        return;
-    end if;
+    {unlocked};
     begin
         for i in 1..cardinality(named.ids) loop     -- all is locked by now, whatever their order
             one := row(named.tenant, array[named.ids[i]], array[named.issued[i]], named.holder);

@@ -235,15 +235,7 @@ begin
         return query
         select l, m.ok, search_entries.more
         from metered.ledger l,
-            lateral (select coalesce((made_by.note is null or l.note @> made_by.note)
-                and (made_by.operation is null
-                    or l.operation = made_by.operation
-                        and coalesce(l.operation_tenant, '') = coalesce(made_by.tenant, ''))
-                and (named is null
-                    or named = (select o.name
-                        from metered.operations o
-                        where o.tenant = l.operation_tenant and o.id = l.operation)),
-            false) as ok) m
+            lateral (select {entry sought} as ok) m
         where l.scope = of_scope and l.seq >= stop and l.seq < before_seq and (m.ok or l.seq = stop)
         order by l.seq desc limit most + 1;
     else
@@ -254,15 +246,7 @@ begin
         return query
         select l, m.ok, search_entries.more
         from metered.ledger l,
-            lateral (select coalesce((made_by.note is null or l.note @> made_by.note)
-                and (made_by.operation is null
-                    or l.operation = made_by.operation
-                        and coalesce(l.operation_tenant, '') = coalesce(made_by.tenant, ''))
-                and (named is null
-                    or named = (select o.name
-                        from metered.operations o
-                        where o.tenant = l.operation_tenant and o.id = l.operation)),
-            false) as ok) m
+            lateral (select {entry sought} as ok) m
         where l.scope = of_scope and l.seq > after_seq and l.seq <= stop and (m.ok or l.seq = stop)
         order by l.seq limit most + 1;
     end if;

@@ -18,9 +18,9 @@ declare
     was     record;
     placed  record;
 begin
-    if (not hold.chosen and hold.claim is null and octet_length(hold.id) > 41 and not metered._one_snapshot()) is not true then
-        perform metered._require(false, 'session');
-    end if;
+    {refuse: when = (not hold.chosen and hold.claim is null and octet_length(hold.id) > 41
+        and not metered._one_snapshot()) is not true,
+        what = session};
     if not metered._try_lock(command.key) then
         perform metered._lock_keys(array[command.key], wait_ms);
     end if;

@@ -36,9 +36,7 @@ begin
     foreach lim in array limits loop
         nth := nth + 1;
         continue when lim.thresholds is null;
-        if octet_length(lim.thresholds) > 1536 then
-            perform metered._require(false, 'thresholds');
-        end if;
+        {refuse: when = octet_length(lim.thresholds) > 1536, what = thresholds};
         lim.tell_at := null;
         foreach threshold in array string_to_array(lim.thresholds, chr(10)) loop
             key := metered._threshold_key(threshold);
@@ -92,9 +90,7 @@ begin
         foreach lim in array charge.limits loop
             nth_limit := nth_limit + 1;
             continue when lim.thresholds is null or used[nth_limit] is null;
-            if octet_length(lim.thresholds) > 1536 then
-                perform metered._require(false, 'thresholds');
-            end if;
+            {refuse: when = octet_length(lim.thresholds) > 1536, what = thresholds};
             span := null;
             for threshold in select metered._threshold_key(x) as key, split_part(x, ' ', 1)::bigint as level, split_part(x, ' ', 2)::bigint as rearm
                 from unnest(string_to_array(lim.thresholds, chr(10))) x loop

@@ -13,9 +13,8 @@ declare
     one     metered.new_token;
 begin
     foreach one in array minted loop
-        if metered._token_fits(one) is not true or cardinality(minted) > 1000 then
-            perform metered._require(false, 'tokens');
-        end if;
+        {refuse: when = metered._token_fits(one) is not true or cardinality(minted) > 1000,
+            what = tokens};
     end loop;
     mint_tokens.minted_at := metered.clock();
     with inserted as (
@@ -158,9 +157,7 @@ as $$
 begin
     insert into metered.tokens (digest, minted_at, expires_at, uses, purpose, subject)
     values (token_digest, 'epoch', 'epoch', 1, '', '') on conflict do nothing;
-    raise exception using errcode = 'MT100';
-exception when sqlstate 'MT100' then
-    null;
+    {take back};
 end
 $$;
 

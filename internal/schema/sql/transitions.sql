@@ -20,9 +20,7 @@ begin
                 id, holder, fingerprint, keys)
             values ('epoch', 'epoch', 'epoch', 'epoch', 0, 'x', of_tenant, of_id, '', '', '{}')
             on conflict do nothing;
-            raise exception using errcode = 'MT100';
-        exception when sqlstate 'MT100' then
-            null;
+            {take back};
         end;
     end if;
     return 'unknown';
@@ -175,18 +173,11 @@ declare
     unused   text;
     marked   boolean;
 begin
-    if (terms.closing and terms.policy in ('refuse', 'fit', 'upto', 'even', 'allow')
+    {refuse: when = (terms.closing and terms.policy in ('refuse', 'fit', 'upto', 'even', 'allow')
         and (used is null or cardinality(named.ids) = 1)
-        or not terms.closing and used is not null) is not true then
-        perform metered._require(false, 'terms');
-    end if;
+        or not terms.closing and used is not null) is not true, what = terms};
     locked := metered._lock_holds(named, 'h', wait_ms);
-    if locked.status is not null then
-        refused := metered._refuse_hold(raising,
-            json_build_object('status', locked.status, 'id', locked.failed,
-            'state', locked.stands, 'hold', metered.hold_json(locked.failed_no, locked.clk)));
-        return;
-    end if;
+    {unlocked};
     if used is not null then
         {capture asked}
     end if;
@@ -324,12 +315,7 @@ declare
     unused  text;
 begin
     locked := metered._lock_holds(named, 'h', wait_ms);
-    if locked.status is not null then
-        refused := metered._refuse_hold(raising,
-            json_build_object('status', locked.status, 'id', locked.failed, 'state', locked.stands,
-            'hold', metered.hold_json(locked.failed_no, locked.clk)));
-        return;
-    end if;
+    {unlocked};
     perform metered._release_lines(locked.nos, null, 'l', locked.clk,
         case when cardinality(named.ids) = 1 then named.ids[1] end, origin);
     for i in 1..cardinality(named.ids) loop
@@ -344,10 +330,8 @@ begin
         insert into metered.hold_events (hold, at, version, kind, note, operation_tenant, operation)
         values (locked.nos[i], locked.clk, row_now.version, 'r', origin.note, origin.tenant,
             origin.operation);
-        if channel is not null then
-            perform metered._announce(channel, named.tenant, named.ids[i], row_now.version,
-                'released');
-        end if;
+        {announce: tenant = named.tenant, id = named.ids[i], version = row_now.version,
+            what = 'released'};
         unused := case when origin.operation is not null then metered._remember_hold(hold) end;
     end loop;
 end
@@ -369,16 +353,9 @@ declare
     due_at    timestamptz;
     unused    text;
 begin
-    if (by > interval '0' and by <= interval '3660 days') is not true then
-        perform metered._require(false, 'by');
-    end if;
+    {refuse: when = (by > interval '0' and by <= interval '3660 days') is not true, what = by};
     locked := metered._lock_holds(named, 'h', wait_ms);
-    if locked.status is not null then
-        refused := metered._refuse_hold(raising,
-            json_build_object('status', locked.status, 'id', locked.failed, 'state', locked.stands,
-            'hold', metered.hold_json(locked.failed_no, locked.clk)));
-        return;
-    end if;
+    {unlocked};
     for i in 1..cardinality(named.ids) loop
         select y.deadline, y.due, least(y.ceiling, '9980-01-01 00:00:00+00') as ceiling
         into this_hold
@@ -419,10 +396,8 @@ begin
             operation)
         values (locked.nos[i], locked.clk, this_hold.deadline, this_hold.version, 'e', origin.note,
             origin.tenant, origin.operation);
-        if channel is not null then
-            perform metered._announce(channel, named.tenant, named.ids[i], this_hold.version,
-                'extended');
-        end if;
+        {announce: tenant = named.tenant, id = named.ids[i], version = this_hold.version,
+            what = 'extended'};
         holds[i] := metered.hold_json(locked.nos[i], locked.clk);
         unused := case when origin.operation is not null then metered._remember_hold(holds[i]) end;
     end loop;

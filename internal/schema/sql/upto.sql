@@ -101,16 +101,12 @@ declare
     posted  metered.charged;
     paid    json[];
 begin
-    if up_to is null then
-        perform metered._require(false, 'up_to');
-    end if;
+    {refuse: when = up_to is null, what = up_to};
     foreach charge in array charges loop
-        if (charge.held = 0
+        {refuse: when = (charge.held = 0
                 and charge.lease is null
                 and charge.amount = case when up_to then charges[1].amount
-                    else charge.amount end) is not true then
-            perform metered._require(false, 'amounts');
-        end if;
+                    else charge.amount end) is not true, what = amounts};
     end loop;
     if up_to then
         written := metered._write_up_to(charges, 1, ahead, wait_ms, origin, mode, null, standing);

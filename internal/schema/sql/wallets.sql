@@ -22,12 +22,7 @@ begin
             'set_lot_end');
     entry := metered._next_entry(of_scope, key, wait_ms, origin);
     named := metered._name_lot(entry, of_lot, of_reference, null, limits, wait_ms);
-    status := named.status;
-    crossed := named.crossed;
-    if status is not null then
-        return;
-    end if;
-    entry := named.entry;
+    {named lot};
     lot := named.lot;
     no := lot.no;
     units := lot.amount;
@@ -92,12 +87,7 @@ begin
         status := 'revoked';
         return;
     end;
-    status := named.status;
-    crossed := named.crossed;
-    if status is not null then
-        return;
-    end if;
-    entry := named.entry;
+    {named lot};
     if ((named.lot).plan).renewal is distinct from of_reference then
         status := metered._missing_lot(entry);
         return;
@@ -181,12 +171,10 @@ declare
     posted  metered.charged;
     kept    bigint;
 begin
-    if (charge.held = 0
+    {refuse: when = (charge.held = 0
             and charge.lease is null
             and charge.amount between 1 and 9007199254740992
-            and up_to is not null) is not true then
-        perform metered._require(false, 'draw');
-    end if;
+            and up_to is not null) is not true, what = draw};
     if up_to then
         written := metered._write_up_to(array[charge], 1, ahead, wait_ms, origin, mode, null,
             false);
