@@ -3839,12 +3839,15 @@ create type metered.idle_state as (
     over     timestamptz);          -- when the last one of all was over
 
 -- Whether more periods of plans, and ends of units that go on again and again, are due in a wallet
--- than one step writes: not where a lot would have more units than one may have.
+-- than one step writes: not where a lot would have more units than one may have. Of many lots each
+-- has that many on average, since it takes as long to foresee one. Those that are foreseen together
+-- (_foreseen_all) are few.
 create function metered._is_idle(lots metered.lots[], until timestamptz) returns boolean
 language plpgsql stable
 as $$
 begin
     return (select coalesce(sum(x.due) > metered._events_per_step()
+                * case when cardinality(lots) < 200 then 1 else cardinality(lots) end
             and max(x.due * x.units) < 9007199254740992, false)
         from (select (y.plan).renew_amount as units,
                   extract(epoch from until
@@ -3863,7 +3866,8 @@ begin
                   and y.expires_at <= until
                   and (y.plan).roll_again <> 0
                   and y.roll_end < 'infinity') x)
-        and cardinality(lots) < 200;
+        and (cardinality(lots) < 200 or 200 > (select count(*) from unnest(lots) y
+            where y.pending > 0 or (y.plan).roll_shared));
 end
 $$;
 
@@ -4196,6 +4200,55 @@ begin
 end
 $$;
 
+-- The same for all lots of a wallet. Only those that share a cap, and those that begin, whose order
+-- is that of their beginnings, are foreseen together. Nothing that happens to another lot depends
+-- on these, or changes them, so it is foreseen apart: many lots take as long as one does, each.
+create function metered._foreseen_all(lots metered.lots[], until timestamptz)
+returns metered.idle_state
+language plpgsql stable
+as $$
+declare
+    together int[] := array(select x.ordinality from unnest(lots) with ordinality x
+        where x.pending > 0 or (x.plan).roll_shared order by x.ordinality);
+    ranks    bigint[] := array(select y.rank
+        from (select x.ordinality, row_number() over (order by x.age) as rank
+              from unnest(lots) with ordinality x) y order by y.ordinality);
+    state    metered.idle_state;
+    was      metered.idle_state := metered._foreseen(
+        array(select lots[n] from unnest(together) n), until);
+    units    metered.idle_units;
+begin
+    state.over := was.over;
+    state.skipped := array_fill(0, array[cardinality(lots)]);
+    state.first_at := array_fill(null::timestamptz, array[cardinality(lots)]);
+    for n in 1..cardinality(together) loop
+        state.skipped[together[n]] := was.skipped[n];
+        state.first_at[together[n]] := was.first_at[n];
+    end loop;
+    state.next := '{}';
+    foreach units in array was.next loop
+        units.place := together[units.place];
+        state.next := state.next || units;
+    end loop;
+    state.said := '{}';
+    foreach units in array was.said loop
+        units.place := together[units.place];
+        units.rank := case when units.rank > cardinality(together)
+            then cardinality(lots) + units.rank else ranks[units.place] end;
+        state.said := state.said || units;
+    end loop;
+    for pos in 1..cardinality(lots) loop
+        continue when lots[pos].pending > 0 or (lots[pos].plan).roll_shared;
+        foreach units in array (metered._foreseen(array[lots[pos]], until)).said loop
+            units.place := pos;
+            units.rank := ranks[pos];
+            state.said := state.said || units;
+        end loop;
+    end loop;
+    return state;
+end
+$$;
+
 -- Writes what becomes of a wallet that nobody touched for long (foreseen.sql): of the lots that it had, and
 -- of those that are left, at their times and by the rules of duelots.sql. The other periods of a plan are one
 -- lot, with the units of all of them. It comes and lapses when the last of them is over. Its reference is
@@ -4283,6 +4336,8 @@ declare
     nths  int[];        -- by place, how many periods later the last lot of the plan is
     event record;
     units metered.idle_units;
+    entry metered.ledger;
+    move  metered.lot_moves;
     pos   int;
     step  record;
 begin
@@ -4335,8 +4390,12 @@ begin
         end case;
         tip := step.tip;
         lots[pos] := step.lot;
-        entries := entries || step.entries;
-        moves := moves || step.moves;
+        foreach entry in array coalesce(step.entries, '{}') loop     -- one by one, which copies nothing
+            entries := entries || entry;
+        end loop;
+        foreach move in array coalesce(step.moves, '{}') loop
+            moves := moves || move;
+        end loop;
         if (step.made).no is not null then
             lots := lots || step.made;
         end if;
@@ -4388,7 +4447,7 @@ begin
         else
             begin
                 step := metered._awake(tip, until, lowered, unwritten,
-                    metered._foreseen(lots, until), lots);
+                    metered._foreseen_all(lots, until), lots);
                 tip := step.tip;
                 lots := step.lots;
                 entries := entries || step.entries;
@@ -20241,10 +20300,10 @@ begin
             _ends_per_call,_entry_by,_entry_for_write,_events_per_step,_expire_and_check,_expire_due,_expire_rows,
             _explain_charges,_family,_feed_needs,_feed_server,_find_lot,_find_skipped,_first_due,_first_for_write,
             _first_lot,_first_minima,_fits,_fits_after_period,_fits_at,_fits_origin,_fold,_fold_all,_fold_before,
-            _fold_of,_foreseen,_foreseen_later,_foreseen_next,_foreseen_on,_free_first,_free_in_sum,_free_lines,
-            _free_lots,_fresh,_give_back,_given_back,_goes_on,_goes_short,_gone_on,_has_number,_held_here,
-            _hold_as_json,_hold_before,_hold_of_job,_hold_text,_hours_between,_in_cell,_in_us,_is_idle,
-            _is_job,_join_line,_judge_charges,_kept_for,_kept_reports,_key_fits,_keys_of_job,_known_zone,
+            _fold_of,_foreseen,_foreseen_all,_foreseen_later,_foreseen_next,_foreseen_on,_free_first,_free_in_sum,
+            _free_lines,_free_lots,_fresh,_give_back,_given_back,_goes_on,_goes_short,_gone_on,_has_number,
+            _held_here,_hold_as_json,_hold_before,_hold_of_job,_hold_text,_hours_between,_in_cell,_in_us,
+            _is_idle,_is_job,_join_line,_judge_charges,_kept_for,_kept_reports,_key_fits,_keys_of_job,_known_zone,
             _lags,_lapsed_by,_lapsing,_lapsing_after,_lapsing_before,_largest_number,_last_entry,_later_due,
             _lease_key,_lease_to_settle,_leased,_leased_units,_leases_channel,_leave_line,_leaves_at,_limits_trouble,
             _line_before,_line_json,_lines,_lines_per_step,_lines_until,_load_debt,_load_debts,_load_due,

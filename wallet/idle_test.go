@@ -288,7 +288,20 @@ func TestIdle_EachKindIsWhatHappensEventByEvent(t *testing.T) {
 				{Amount: 9, Starts: noon.AddDate(0, 0, -45), Ends: wallet.After(5 * day), Roll: &wallet.Roll{Cap: 35, Lasts: wallet.For(60 * day), Times: 1, Shared: true}},
 			},
 		},
-		"for ever":       {grants: []wallet.Grant{{Amount: 3, Ends: wallet.EachPeriod(daily), Roll: &wallet.Roll{Cap: 8, Lasts: wallet.ToEndOf(daily), Times: -1, Shared: true}}}},
+		"for ever": {grants: []wallet.Grant{{Amount: 3, Ends: wallet.EachPeriod(daily), Roll: &wallet.Roll{Cap: 8, Lasts: wallet.ToEndOf(daily), Times: -1, Shared: true}}}},
+		"apart": { // of some the last units come and go before those of others
+			grants: []wallet.Grant{
+				{Amount: 5, Ends: wallet.After(time.Hour), Roll: &wallet.Roll{Cap: 4, Lasts: wallet.For(day), Times: -1}},
+				{Amount: 9, Ends: wallet.After(50 * time.Hour), Roll: shared},
+				{Amount: 7, Ends: wallet.After(50 * time.Hour), Roll: &wallet.Roll{Cap: 8, Lasts: wallet.For(36 * time.Hour), Times: -1}, Uses: []string{"images"}},
+				{Amount: 3, Ends: wallet.EachPeriod(daily), Roll: three},
+				{Amount: 6, Ends: wallet.After(50 * day), Roll: &wallet.Roll{Cap: 5, Lasts: wallet.For(day), Times: 40}},
+				{Amount: 2, Ends: wallet.EachPeriod(daily), Roll: shared},
+				{Amount: 8, Starts: noon.AddDate(0, 0, -45), Ends: wallet.After(day), Roll: &wallet.Roll{Cap: 8, Lasts: wallet.ToEndOf(daily), Times: -1}},
+				{Amount: 8, Ends: wallet.After(time.Hour), Roll: &wallet.Roll{Cap: 1, Lasts: wallet.For(day), Times: -1}},
+			},
+			draw: 2,
+		},
 		"held":           {grants: []wallet.Grant{{Amount: 3, Ends: wallet.EachPeriod(daily), Roll: three}, {Amount: 9, Ends: wallet.After(200 * day)}}, holds: 4},
 		"a clock is set": {grants: []wallet.Grant{{Amount: 3, Ends: wallet.EachPeriod(local), Roll: three}, {Amount: 2, Ends: wallet.EachPeriod(local)}}},
 	} {
@@ -323,4 +336,37 @@ func TestIdle_EachKindIsWhatHappensEventByEvent(t *testing.T) {
 	require.NoError(t, f.pool.QueryRow(t.Context(), `select count(*) from metered.lots l join metered.lot_moves m on m.lot = l.no and m.kind = 'e'
 		join metered.ledger e on e.scope = m.scope and e.seq = m.seq where (l.plan).renewal is null and e.at <> l.expires_at`).Scan(&late))
 	require.Zero(t, late, "lots of no plan that did not lapse at their end")
+}
+
+// Lots of which no other depends on one are foreseen each apart, however many they are: as many repetitions as there is time for are a step.
+// Those that share a cap, of which each step looks at all, are not, if they are many.
+func TestIdle_ManyLotsAreForeseenEachApart(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, wallet.Config{})
+	shared := wallet.Roll{Cap: 9, Lasts: wallet.For(day), Times: -1, Shared: true}
+	alone := shared
+	alone.Shared = false
+	f.grant(wallet.Grant{Wallet: "alone", Amount: 5, Ends: wallet.After(time.Hour), Roll: &alone})
+	f.grant(wallet.Grant{Wallet: "alone", Amount: 3, Ends: wallet.After(2 * time.Hour), Roll: &alone})
+	f.grant(wallet.Grant{Wallet: "shared", Amount: 5, Ends: wallet.After(time.Hour), Roll: &shared})
+	f.clock.Set(noon.AddDate(0, 0, 300))
+	tx, err := f.pool.Begin(t.Context())
+	require.NoError(t, err)
+	defer tx.Rollback(context.WithoutCancel(t.Context()))
+	var idle, soon, together bool
+	var lots, steps int
+	require.NoError(t, tx.QueryRow(t.Context(), `
+		select metered._is_idle(x.alone, x.now), metered._is_idle(x.alone, x.now - interval '280 days'), metered._is_idle(x.shared, x.now)
+		from (select metered.clock() as now, array(select l from metered.lots l, generate_series(1, 110) where l.scope = 'alone') as alone,
+			array(select l from metered.lots l, generate_series(1, 220) where l.scope = 'shared') as shared) x`).Scan(&idle, &soon, &together))
+	require.True(t, idle)
+	require.False(t, soon, "one event after the other is faster")
+	require.False(t, together)
+	_, err = tx.Exec(t.Context(), "set local track_functions = 'pl'")
+	require.NoError(t, err)
+	require.NoError(t, tx.QueryRow(t.Context(), `
+		select cardinality((metered._foreseen_all(array(select l from metered.lots l, generate_series(1, 110) where l.scope = 'alone'), metered.clock())).said)`).Scan(&lots))
+	require.Equal(t, 220, lots)
+	require.NoError(t, tx.QueryRow(t.Context(), "select calls from pg_stat_xact_user_functions where funcname = '_foreseen_next'").Scan(&steps))
+	require.Less(t, steps, 220*12)
 }

@@ -35,12 +35,15 @@ create type metered.idle_state as (
     over     timestamptz);          -- when the last one of all was over
 
 -- Whether more periods of plans, and ends of units that go on again and again, are due in a wallet
--- than one step writes: not where a lot would have more units than one may have.
+-- than one step writes: not where a lot would have more units than one may have. Of many lots each
+-- has that many on average, since it takes as long to foresee one. Those that are foreseen together
+-- (_foreseen_all) are few.
 create function metered._is_idle(lots metered.lots[], until timestamptz) returns boolean
 language plpgsql stable
 as $$
 begin
     return (select coalesce(sum(x.due) > metered._events_per_step()
+                * case when cardinality(lots) < 200 then 1 else cardinality(lots) end
             and max(x.due * x.units) < 9007199254740992, false)
         from (select (y.plan).renew_amount as units,
                   extract(epoch from until
@@ -59,7 +62,8 @@ begin
                   and y.expires_at <= until
                   and (y.plan).roll_again <> 0
                   and y.roll_end < 'infinity') x)
-        and cardinality(lots) < 200;
+        and (cardinality(lots) < 200 or 200 > (select count(*) from unnest(lots) y
+            where y.pending > 0 or (y.plan).roll_shared));
 end
 $$;
 
@@ -388,6 +392,55 @@ begin
         end if;
     end loop;
     state.said := state.said || state.live;
+    return state;
+end
+$$;
+
+-- The same for all lots of a wallet. Only those that share a cap, and those that begin, whose order
+-- is that of their beginnings, are foreseen together. Nothing that happens to another lot depends
+-- on these, or changes them, so it is foreseen apart: many lots take as long as one does, each.
+create function metered._foreseen_all(lots metered.lots[], until timestamptz)
+returns metered.idle_state
+language plpgsql stable
+as $$
+declare
+    together int[] := array(select x.ordinality from unnest(lots) with ordinality x
+        where x.pending > 0 or (x.plan).roll_shared order by x.ordinality);
+    ranks    bigint[] := array(select y.rank
+        from (select x.ordinality, row_number() over (order by x.age) as rank
+              from unnest(lots) with ordinality x) y order by y.ordinality);
+    state    metered.idle_state;
+    was      metered.idle_state := metered._foreseen(
+        array(select lots[n] from unnest(together) n), until);
+    units    metered.idle_units;
+begin
+    state.over := was.over;
+    state.skipped := array_fill(0, array[cardinality(lots)]);
+    state.first_at := array_fill(null::timestamptz, array[cardinality(lots)]);
+    for n in 1..cardinality(together) loop
+        state.skipped[together[n]] := was.skipped[n];
+        state.first_at[together[n]] := was.first_at[n];
+    end loop;
+    state.next := '{}';
+    foreach units in array was.next loop
+        units.place := together[units.place];
+        state.next := state.next || units;
+    end loop;
+    state.said := '{}';
+    foreach units in array was.said loop
+        units.place := together[units.place];
+        units.rank := case when units.rank > cardinality(together)
+            then cardinality(lots) + units.rank else ranks[units.place] end;
+        state.said := state.said || units;
+    end loop;
+    for pos in 1..cardinality(lots) loop
+        continue when lots[pos].pending > 0 or (lots[pos].plan).roll_shared;
+        foreach units in array (metered._foreseen(array[lots[pos]], until)).said loop
+            units.place := pos;
+            units.rank := ranks[pos];
+            state.said := state.said || units;
+        end loop;
+    end loop;
     return state;
 end
 $$;

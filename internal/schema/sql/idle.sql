@@ -85,6 +85,8 @@ declare
     nths  int[];        -- by place, how many periods later the last lot of the plan is
     event record;
     units metered.idle_units;
+    entry metered.ledger;
+    move  metered.lot_moves;
     pos   int;
     step  record;
 begin
@@ -137,8 +139,12 @@ begin
         end case;
         tip := step.tip;
         lots[pos] := step.lot;
-        entries := entries || step.entries;
-        moves := moves || step.moves;
+        foreach entry in array coalesce(step.entries, '{}') loop     -- one by one, which copies nothing
+            entries := entries || entry;
+        end loop;
+        foreach move in array coalesce(step.moves, '{}') loop
+            moves := moves || move;
+        end loop;
         if (step.made).no is not null then
             lots := lots || step.made;
         end if;
@@ -190,7 +196,7 @@ begin
         else
             begin
                 step := metered._awake(tip, until, lowered, unwritten,
-                    metered._foreseen(lots, until), lots);
+                    metered._foreseen_all(lots, until), lots);
                 tip := step.tip;
                 lots := step.lots;
                 entries := entries || step.entries;
