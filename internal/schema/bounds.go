@@ -2,6 +2,7 @@ package schema
 
 import (
 	"fmt"
+	"iter"
 	"maps"
 	"regexp"
 	"slices"
@@ -99,8 +100,8 @@ var withNulls = []string{"windows", "periods", "issued"}
 type field struct{ name, typ string }
 
 var (
-	compositeType = regexp.MustCompile(`(?ms)^create type metered\.(\w+) as \((.*?)\);`)
-	functionHead  = regexp.MustCompile(`(?s)create function metered\.([a-z_0-9]+)\((.*?)\)\s*\n?(?:returns|language)`)
+	compositeType = regexp.MustCompile(`(?s)\Acreate type metered\.(\w+) as \((.*?)\);`)
+	functionHead  = regexp.MustCompile(`(?s)\Acreate function metered\.([a-z_0-9]+)\((.*?)\)\s*\n?(?:returns|language)`)
 	outArgument   = regexp.MustCompile(`^out `)
 )
 
@@ -121,11 +122,29 @@ func fieldsOf(list string) (all []field) {
 // bounded are the composite types, by name, in the order of their definitions.
 func bounded(sql string) (names []string, types map[string][]field) {
 	types = map[string][]field{}
-	for _, m := range compositeType.FindAllStringSubmatch(sql, -1) {
-		names = append(names, m[1])
-		types[m[1]] = fieldsOf(m[2])
+	for at := range occurrences(sql, "create type metered.") {
+		if m := compositeType.FindStringSubmatch(sql[at:]); m != nil {
+			names = append(names, m[1])
+			types[m[1]] = fieldsOf(m[2])
+		}
 	}
 	return names, types
+}
+
+// occurrences are the places of a text at which a line begins with a prefix. To look for it is much
+// faster than a regular expression.
+func occurrences(text, prefix string) iter.Seq[int] {
+	return func(yield func(int) bool) {
+		for at := 0; ; at += len(prefix) {
+			next := strings.Index(text[at:], prefix)
+			if next < 0 {
+				return
+			}
+			if at += next; (at == 0 || text[at-1] == '\n') && !yield(at) {
+				return
+			}
+		}
+	}
 }
 
 // The size of an array of composites in bytes up to which nobody looks into it here: a charge with
@@ -243,9 +262,15 @@ var inArrays = strings.Fields("period charge_limit new_charge hold_ids used_unit
 // withBounds puts the check of the bounds at the beginning of each function that roles may execute.
 func withBounds(sql string) string {
 	_, types := bounded(sql)
+	starts := map[string]int{} // of functions
+	const create = "create function metered."
+	for at := range occurrences(sql, create) {
+		name, _, _ := strings.Cut(sql[at+len(create):], "(")
+		starts[name] = at
+	}
 	guards := map[int]string{} // by where they stand
 	for _, f := range Functions {
-		start := strings.Index(sql, "create function metered."+f.Name+"(")
+		start := starts[f.Name]
 		head := functionHead.FindStringSubmatch(sql[start:])
 		var conditions, rare, some []string
 		for _, arg := range fieldsOf(head[2]) {

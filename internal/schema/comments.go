@@ -51,25 +51,26 @@ func comments(sql string) string {
 // split is the first paragraph of the comment above a statement, on one line, and the statement.
 func split(text string) (above, body string) {
 	var words []string
+	var code strings.Builder
 	ended := false
 	for line := range strings.Lines(text) {
 		comment, ok := strings.CutPrefix(line, "--")
 		if !ok {
-			if strings.TrimSpace(line) == "" && body == "" {
+			if strings.TrimSpace(line) == "" && code.Len() == 0 {
 				words, ended = nil, false // above the statement's own comment
 				continue
 			}
-			body += line
+			code.WriteString(line)
 			continue
 		}
 		if comment = strings.TrimSpace(comment); comment == "" {
 			ended = true
 		}
-		if !ended && body == "" {
+		if !ended && code.Len() == 0 {
 			words = append(words, comment)
 		}
 	}
-	return strings.Join(words, " "), body
+	return strings.Join(words, " "), code.String()
 }
 
 type column struct{ name, text string }

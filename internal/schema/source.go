@@ -87,21 +87,32 @@ type statement struct {
 
 // verbs are the beginnings of all statements. An upgrade repeats those from "create function" on,
 // and creates new types. The rest is for migrations.
-var verbs = regexp.MustCompile(`(?m)^(do |insert into|(?:create|alter) (?:table|(?:unique )?index|sequence)|` +
+var verbs = regexp.MustCompile(`\A(do |insert into|(?:create|alter) (?:table|(?:unique )?index|sequence)|` +
 	`create (?:type|domain)|create function|create trigger|create view|comment on)(?: ?metered\.([a-z_0-9]+))?`)
 
 // dollarTag opens a quoted text, and the same one ends it.
 var dollarTag = regexp.MustCompile(`\$[a-z_]*\$`)
 
+// quotes are the tags of a line that open or end a quoted text. Most lines have none.
+func quotes(line string) []string {
+	if !strings.Contains(line, "$") {
+		return nil
+	}
+	return dollarTag.FindAllString(line, -1)
+}
+
 // statements splits a text of SQL. A statement ends with its line, outside of dollar quotes.
 func statements(sql string) []statement {
 	var all []statement
 	var text strings.Builder
-	tag := "" // of the quoted text
+	tag, head := "", "" // of the quoted text, and the statement's first line
 	for line := range strings.Lines(sql) {
 		text.WriteString(line)
 		code, _, _ := strings.Cut(line, "--")
-		for _, t := range dollarTag.FindAllString(line, -1) {
+		if head == "" && verbs.MatchString(code) {
+			head = code
+		}
+		for _, t := range quotes(line) {
 			if tag == "" {
 				tag = t
 			} else if tag == t {
@@ -112,11 +123,12 @@ func statements(sql string) []statement {
 			continue
 		}
 		s := statement{text: strings.TrimLeft(text.String(), "\n")}
-		if m := verbs.FindStringSubmatch(s.text); m != nil {
+		if m := verbs.FindStringSubmatch(head); m != nil {
 			s.verb, s.name = strings.TrimSpace(m[1]), m[2]
 		}
 		all = append(all, s)
 		text.Reset()
+		head = ""
 	}
 	return all
 }
