@@ -366,10 +366,8 @@ func (op *operation) run(ctx context.Context, tx pgx.Tx) (err error) {
 // refusedItself reports whether err is a refusal by the command itself, and neither by its function
 // nor by a subscriber.
 func (op *operation) refusedItself(err error) bool {
-	var subscriber *holds.SubscriberError
-	var crossing *fault.Listener
-	return err != nil && fault.Refused(err) && !op.Failed && !errors.As(err, &subscriber) &&
-		!errors.As(err, &crossing)
+	var listener *fault.Listener
+	return err != nil && fault.Refused(err) && !op.Failed && !errors.As(err, &listener)
 }
 
 // record records a refusal, unless there is a record by now.

@@ -74,10 +74,12 @@ type StatementError = command.StatementError
 
 // Answers of sessions. Nothing was done.
 var (
-	ErrRunning  error = errRunning // a *RunningError
-	ErrLost     error = errLost    // a *LostError
+	ErrRunning error = errRunning // a *RunningError
+	// ErrLost says that the hold of a session fell due or was ended, or that another session settled
+	// the operation.
+	ErrLost     error = errLost
 	ErrFinished error = fault.New("session_finished", "metered: the operation is on record, and not to be done again")
-	// a *RenewalError. Settle works for Reservation.Grace
+	// ErrNotRenewed says that the hold could not be renewed. Settle works for Reservation.Grace.
 	ErrNotRenewed error = errNotRenewed
 )
 
@@ -106,9 +108,9 @@ func (e *RunningError) Error() string {
 
 func (e *RunningError) Unwrap() error { return errRunning }
 
-// LostError says that a session's hold fell due or was ended, or that another session settled the
+// lostError says that a session's hold fell due or was ended, or that another session settled the
 // operation.
-type LostError struct {
+type lostError struct {
 	// ID is the id of the session's operation.
 	ID string
 
@@ -116,14 +118,14 @@ type LostError struct {
 	Cause error
 }
 
-func (e *LostError) Error() string {
+func (e *lostError) Error() string {
 	return fmt.Sprintf("%v: operation %q: %v", errLost, e.ID, e.Cause)
 }
 
-func (e *LostError) Unwrap() error { return errLost }
+func (e *lostError) Unwrap() error { return errLost }
 
-// RenewalError says why a hold was not renewed.
-type RenewalError struct {
+// renewalError says why a hold was not renewed.
+type renewalError struct {
 	// ID is the id of the session's operation.
 	ID string
 
@@ -134,12 +136,12 @@ type RenewalError struct {
 	Cause error
 }
 
-func (e *RenewalError) Error() string {
+func (e *renewalError) Error() string {
 	return fmt.Sprintf("%v: operation %q can be settled until %s: %v", errNotRenewed, e.ID,
 		e.Due.Format(time.RFC3339), e.Cause)
 }
 
-func (e *RenewalError) Unwrap() error { return errNotRenewed }
+func (e *renewalError) Unwrap() error { return errNotRenewed }
 
 func invalid(field, format string, args ...any) error {
 	return fault.Invalid(errArgument, field, format, args...)

@@ -225,9 +225,10 @@ func (r *refusal) err() error {
 // this process, a Holder must be that of Open, and Name is for the record.
 //
 // Both sessions renew the hold, and one ends it. Then the other's Settle is a repetition, its
-// Cancel is a *LostError, and its context ends at its next renewal. An operation on record is a
+// Cancel is ErrLost, and its context ends at its next renewal. An operation on record is a
 // Finished session, or ErrConflict where its hold has another Holder. A recorded refusal (of a
-// command with RecordRefusal) is the error. Without an open session, *LostError.
+// command with RecordRefusal) is the error. Without an open session, it is
+// ErrLost.
 func Resume[R any](ctx context.Context, c *Client, r Reservation) (*Session[R], error) {
 	if err := c.made(); err != nil {
 		return nil, err
@@ -246,7 +247,7 @@ func Resume[R any](ctx context.Context, c *Client, r Reservation) (*Session[R], 
 	}
 	op, lookErr := c.Lookup(ctx, c.pool, r.Tenant, r.ID)
 	if errors.Is(lookErr, ErrUnknownOperation) {
-		return nil, &LostError{ID: r.ID, Cause: err}
+		return nil, &lostError{ID: r.ID, Cause: err}
 	} else if lookErr != nil {
 		return nil, lookErr
 	}

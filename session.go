@@ -150,8 +150,8 @@ func Open[R any](ctx context.Context, c *Client, r Reservation) (*Session[R], er
 // and usable. The reservation takes effect with the caller's commit.
 //
 // The session renews its hold from then on. Its first renewal comes after a third of TTL: a tx that
-// is open for longer than TTL loses the reservation (*RenewalError). After a rollback there is no
-// hold, and Settle is a *LostError: Close the session.
+// is open for longer than TTL loses the reservation (ErrNotRenewed). After a rollback there is no
+// hold, and Settle is ErrLost: Close the session.
 //
 // The scopes stay locked until tx ends, so commit before the work begins. Nothing is retried, and
 // OpenTimeout is refused: set one on tx. tx must be READ COMMITTED, or OpenTx is a *budget.ArgumentError:
@@ -238,7 +238,7 @@ func (c *Client) reserve(ctx context.Context, tx pgx.Tx, r Reservation) (_ *sess
 		refused.Charges, refused.Holds = s.r.Charges, []holds.Placement{s.request()}
 		return nil, c.reportRefusal(ctx, refused, nil, err)
 	case s.hold.State != holds.Held: // it was placed by an attempt whose answer was lost, and has ended since
-		return nil, &LostError{ID: r.ID, Cause: &holds.StateError{ID: s.hold.ID,
+		return nil, &lostError{ID: r.ID, Cause: &holds.StateError{ID: s.hold.ID,
 			State: s.hold.State, Hold: s.hold}}
 	}
 	s.id, s.deadline = s.hold.ID, began.Add(s.hold.Remaining())
@@ -388,7 +388,7 @@ func (s *Session[R]) made() error {
 }
 
 // Context is for the work. It ends with Open's, at Settle, Cancel and Close, when the session is
-// lost (*LostError), and at the hold's deadline if it was not renewed (*RenewalError):
+// lost (ErrLost), and at the hold's deadline if it was not renewed (ErrNotRenewed):
 // context.Cause has the reason. That of a nil Session has ended.
 func (s *Session[R]) Context() context.Context {
 	if err := s.made(); err != nil {
@@ -446,7 +446,7 @@ type Cost struct {
 // until ctx ends or the hold is due.
 //
 // After an error the hold is as before, and renewed: settle again, or Cancel. Errors:
-// *holds.ExcessError, *budget.ExceededError, *LostError.
+// *holds.ExcessError, *budget.ExceededError, ErrLost.
 func (s *Session[R]) Settle(ctx context.Context, used Cost, fn Func[R]) (Outcome[R], error) {
 	if err := s.made(); err != nil {
 		return Outcome[R]{}, err
@@ -455,7 +455,7 @@ func (s *Session[R]) Settle(ctx context.Context, used Cost, fn Func[R]) (Outcome
 		return Outcome[R]{}, ErrNested
 	}
 	out, err := s.settle(ctx, nil, used, fn)
-	if lost := (*LostError)(nil); errors.As(err, &lost) {
+	if lost := (*lostError)(nil); errors.As(err, &lost) {
 		s.s.end(lost, sessionLost)
 	} else if err == nil && !s.finished {
 		s.s.end(nil, sessionSettled)
@@ -509,7 +509,7 @@ func (s *Session[R]) settle(ctx context.Context, tx pgx.Tx, used Cost, fn Func[R
 	cmd.settling.until = h.until()
 	out, err := run(ctx, h.client, tx, cmd, fn)
 	if err == nil && !slices.ContainsFunc(out.Holds, func(of holds.Hold) bool { return of.ID == h.id }) {
-		err = &LostError{ID: h.r.ID, Cause: errSettled}
+		err = &lostError{ID: h.r.ID, Cause: errSettled}
 	}
 	if err == nil && out.Replayed {
 		if err := h.agrees(used, out.Holds); err != nil {
@@ -579,13 +579,13 @@ func (s *session) capture(used Cost) holds.Capture {
 }
 
 // Cancel frees the held units. The same ID can be opened anew. The hold keeps the reason. A second
-// call does nothing. After Settle, or without its hold, *LostError. Otherwise as Settle.
+// call does nothing. After Settle, or without its hold, it is ErrLost. Otherwise as Settle.
 func (s *Session[R]) Cancel(ctx context.Context, reason string) error {
 	if err := s.made(); err != nil {
 		return err
 	}
 	if s.finished {
-		return &LostError{ID: s.s.r.ID, Cause: ErrFinished}
+		return &lostError{ID: s.s.r.ID, Cause: ErrFinished}
 	}
 	h := s.s
 	if h.client.engine.Inside(ctx) {
@@ -642,11 +642,11 @@ func (s *Session[R]) Close() {
 	}
 }
 
-// lost makes an error of a call about the session's hold a *LostError, if it says that the hold is
+// lost makes an error of a call about the session's hold ErrLost, if it says that the hold is
 // not held.
 func (s *session) lost(err error) error {
 	if errors.Is(err, holds.ErrState) || errors.Is(err, holds.ErrUnknown) || errors.Is(err, holds.ErrRetired) {
-		return &LostError{ID: s.r.ID, Cause: err}
+		return &lostError{ID: s.r.ID, Cause: err}
 	}
 	return err
 }
@@ -760,7 +760,7 @@ func (s *session) renewals(ctx context.Context) {
 		case <-time.After(max(pause, 0)):
 		}
 		if failed != nil && s.left() <= 0 {
-			s.cancel(&RenewalError{ID: s.r.ID, Due: s.due(), Cause: failed})
+			s.cancel(&renewalError{ID: s.r.ID, Due: s.due(), Cause: failed})
 			return
 		}
 		failed = s.renew(ctx)
@@ -850,7 +850,7 @@ func (s *session) due() time.Time {
 func (s *session) gave(failed error) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	lost, state := (*LostError)(nil), (*holds.StateError)(nil)
+	lost, state := (*lostError)(nil), (*holds.StateError)(nil)
 	return s.given && errors.As(failed, &lost) && errors.As(lost.Cause, &state) && state.State == holds.Captured
 }
 

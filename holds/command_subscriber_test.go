@@ -16,6 +16,7 @@ import (
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/jobs"
 )
@@ -166,7 +167,7 @@ func TestDo_AnErrorOfASubscriberIsItsOwn(t *testing.T) {
 	ctx := t.Context()
 	place := pgtest.Placing(holds.Placement{TTL: time.Minute, Lines: []holds.Line{pgtest.Room("seat", 1, 9)}})
 	requireOwn := func(err error) {
-		var refused *holds.SubscriberError
+		var refused *fault.Listener
 		require.ErrorAs(t, err, &refused)
 		require.Empty(t, metered.Code(err))
 	}

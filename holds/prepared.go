@@ -11,6 +11,7 @@ import (
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/answer"
+	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/ledger"
 	"github.com/pgmetered/metered/internal/lend"
 	"github.com/pgmetered/metered/internal/observed"
@@ -156,7 +157,7 @@ func became(kind EventKind, h Hold) EventKind {
 }
 
 // tell calls the subscribers with a transition. It returns their first error, as a
-// *SubscriberError.
+// *fault.Listener.
 func (b *Book) tell(ctx context.Context, tx pgx.Tx, t Transition) error {
 	for _, s := range b.cfg.Subscribers {
 		err := s(ctx, tx, t)
@@ -164,31 +165,14 @@ func (b *Book) tell(ctx context.Context, tx pgx.Tx, t Transition) error {
 			err = errSwallowed // the transaction has failed, and the next statement would fail instead
 		}
 		if err != nil {
-			return &SubscriberError{ID: t.Hold.ID, Kind: t.Kind, Err: err}
+			return &fault.Listener{Err: err,
+				Doing: fmt.Sprintf("holds: a subscriber refused that %q is %s", t.Hold.ID, t.Kind)}
 		}
 	}
 	return nil
 }
 
 var errSwallowed = errors.New("holds: a statement of the subscriber failed, and it returned no error")
-
-// SubscriberError is a subscriber's error, which took a transition back.
-type SubscriberError struct {
-	// ID is the hold whose transition was taken back.
-	ID string
-
-	// Kind is what was to happen to the hold.
-	Kind EventKind
-
-	// Err is the error that the subscriber returned.
-	Err error
-}
-
-func (e *SubscriberError) Error() string {
-	return fmt.Sprintf("holds: a subscriber refused that %q is %s: %v", e.ID, e.Kind, e.Err)
-}
-
-func (e *SubscriberError) Unwrap() error { return e.Err }
 
 // do carries out a call in tx.
 func do[E any](ctx context.Context, tx pgx.Tx, b *Book, name string,

@@ -13,6 +13,7 @@ import (
 	"github.com/pgmetered/metered/internal/answer"
 	"github.com/pgmetered/metered/internal/bounds"
 	"github.com/pgmetered/metered/internal/commit"
+	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/savepoint"
 	"github.com/pgmetered/metered/internal/sweep"
 	"github.com/pgmetered/metered/observe"
@@ -322,7 +323,7 @@ func (s *sweeper) announce(ctx context.Context, tx pgx.Tx,
 			return struct{}{}, s.book.tell(ctx, sub,
 				Transition{Kind: EventExpired, Hold: sw.hold, Note: sweeperNote})
 		})
-		var refusal *SubscriberError
+		var refusal *fault.Listener
 		switch {
 		case err == nil:
 			accepted = append(accepted, sw.no)

@@ -106,7 +106,7 @@ func TestWrite_AnswersEveryCode(t *testing.T) {
 		"carve_child_used": {leases.ErrChildUsed, answered{409, ""}},
 
 		"token_exists":      {tokens.ErrExists, answered{409, ""}},
-		"job_conflict":      {&jobs.ConflictError{Queue: "secret", Key: "secret"}, answered{409, ""}},
+		"job_conflict":      {fmt.Errorf("%w: secret", jobs.ErrConflict), answered{409, ""}},
 		"job_key_not_found": {jobs.ErrNotFound, answered{404, ""}},
 		"job_not_parked":    {jobs.ErrNotParked, answered{409, ""}},
 		"jobs_full":         {fmt.Errorf("%w: 777 wait for \"secret\"", jobs.ErrFull), answered{429, ""}},
@@ -127,8 +127,8 @@ func TestWrite_AnswersEveryCode(t *testing.T) {
 
 		"session_running":     {&metered.RunningError{ID: "secret", RetryAfter: 6100 * time.Millisecond}, answered{409, "7"}},
 		"session_finished":    {metered.ErrFinished, answered{409, ""}},
-		"session_lost":        {&metered.LostError{ID: "secret", Cause: &holds.StateError{ID: "secret", State: holds.Expired}}, answered{409, ""}},
-		"session_not_renewed": {&metered.RenewalError{ID: "secret", Cause: fmt.Errorf("%w: secret has 777 left", holds.ErrCeiling)}, answered{503, ""}},
+		"session_lost":        {fmt.Errorf("%w: secret", metered.ErrLost), answered{409, ""}},
+		"session_not_renewed": {fmt.Errorf("%w: secret has 777 left", metered.ErrNotRenewed), answered{503, ""}},
 
 		"idempotency_key_missing":   {httpmetered.ErrKeyMissing, answered{400, ""}},
 		"idempotency_key_invalid":   {httpmetered.ErrKeyInvalid, answered{400, ""}},
@@ -138,7 +138,7 @@ func TestWrite_AnswersEveryCode(t *testing.T) {
 		"answer_unreadable": {fault.ErrUnread, answered{500, ""}},
 		"operation_unknown": {metered.ErrUnknownOperation, answered{404, ""}},
 		"sticky_failed":     {metered.ErrSticky, answered{500, ""}},
-		"stale_read":        {&replica.StaleError{Wanted: 777}, answered{503, "1"}},
+		"stale_read":        {fmt.Errorf("%w: 777", replica.ErrStale), answered{503, "1"}},
 		"position_unknown":  {replica.ErrAhead, answered{409, ""}},
 
 		"read_only":    {metered.ErrReadOnly, answered{503, "1"}},

@@ -140,7 +140,7 @@ func (e *Enqueuer) insertNew(ctx context.Context, tx pgx.Tx, all []*prepared,
 			c := claims[0]
 			claims = claims[1:]
 			if what := p.differs(c); what != "" {
-				return nil, &ConflictError{Queue: p.opts.Queue, Key: p.key, JobID: c.id, Differs: what}
+				return nil, &conflictError{Queue: p.opts.Queue, Key: p.key, JobID: c.id, Differs: what}
 			}
 			results[i] = Result{JobID: c.id, Created: c.created}
 			if !c.created {

@@ -8,7 +8,7 @@ import (
 
 // Errors of jobs, beside those that every package has: budget.ErrArgument, ErrBusy and so on.
 var (
-	ErrConflict  error = errConflict                                                // a *ConflictError
+	ErrConflict  error = errConflict                                                // another job has the key. The text says what differs
 	ErrNotFound  error = fault.New("job_key_not_found", "jobs: key not found")      // the key was never used, or purged
 	ErrFull      error = errFull                                                    // Options.MaxParked jobs wait for the scope
 	ErrNotParked error = fault.New("job_not_parked", "jobs: the job is not parked") // or not any more
@@ -37,8 +37,8 @@ const (
 	differsArgs   = "args"
 )
 
-// ConflictError says that another job has the key.
-type ConflictError struct {
+// conflictError says that another job has the key.
+type conflictError struct {
 	// Queue and Key name the job that the Enqueue asked for.
 	Queue, Key string
 
@@ -49,12 +49,12 @@ type ConflictError struct {
 	Differs string
 }
 
-func (e *ConflictError) Error() string {
+func (e *conflictError) Error() string {
 	return fmt.Sprintf("jobs: conflict: key %q of queue %q was used before with another %s", e.Key,
 		e.Queue, e.Differs)
 }
 
-func (e *ConflictError) Unwrap() error { return errConflict }
+func (e *conflictError) Unwrap() error { return errConflict }
 
 // full is ErrFull with the line in its text.
 func full(scope string, most int) error {

@@ -32,3 +32,6 @@ func TakeOut(ctx context.Context, e *Enqueuer, pool *pgxpool.Pool, id int64, hol
 func Apart(e *Enqueuer, wait func(atLeast time.Duration) <-chan time.Time) {
 	e.apart = func(_ time.Time, atLeast time.Duration) <-chan time.Time { return wait(atLeast) }
 }
+
+// ConflictError lets tests see the fields of an ErrConflict.
+type ConflictError = conflictError

@@ -82,10 +82,12 @@ type querier interface {
 
 // Reads without an answer.
 var (
-	// the replica stayed behind, or did not answer: a *StaleError, also context.DeadlineExceeded
+	// ErrStale says that the replica stayed behind, or did not answer. It is also
+	// context.DeadlineExceeded.
 	ErrStale error = errStale
 
-	// a position ahead of a primary, from another cluster or lost by a failover
+	// ErrAhead says that a position is ahead of a primary: it is from another cluster, or was lost by
+	// a failover.
 	ErrAhead error = fault.New("position_unknown", "replica: the position is not one of this server")
 
 	errStale = fault.New("stale_read", "replica: the replica is behind the position that was asked for")
@@ -100,8 +102,8 @@ func invalid(field, format string, args ...any) error {
 // notNil refuses an argument that is nil, or an interface with a nil pointer in it.
 func notNil(field string, arg any) error { return fault.NotNil(errArgument, field, arg) }
 
-// StaleError says how far a replica was behind.
-type StaleError struct {
+// staleError says how far a replica was behind.
+type staleError struct {
 	// Wanted is the position that the caller asked for.
 	Wanted LSN
 
@@ -112,17 +114,17 @@ type StaleError struct {
 	Waited time.Duration
 }
 
-func (e *StaleError) Error() string {
+func (e *staleError) Error() string {
 	return fmt.Sprintf("%v: wanted %v, reached %v, waited %v", errStale, e.Wanted, e.Reached,
 		e.Waited.Round(time.Millisecond))
 }
 
-func (e *StaleError) Unwrap() error { return errStale }
+func (e *staleError) Unwrap() error { return errStale }
 
 // Options configures ReadAt. The zero value has the documented defaults.
 type Options struct {
 	// Timeout bounds the wait for the replica, from 1ms to 1h. The deadline of ctx bounds it, too.
-	// Running into it is a *StaleError. Defaults to 5s.
+	// Running into it is ErrStale. Defaults to 5s.
 	Timeout time.Duration
 }
 
@@ -138,7 +140,7 @@ const (
 //
 // There must be no pooler that spreads statements over servers. The primary works too. If an idle
 // primary has open transactions, the wait can take some 15 seconds. Errors before fn is called:
-// *budget.ArgumentError, *StaleError (ask the primary), and ErrAhead.
+// *budget.ArgumentError, ErrStale (ask the primary), and ErrAhead.
 func ReadAt(ctx context.Context, pool *pgxpool.Pool, lsn LSN, opts Options,
 	fn func(context.Context, *pgx.Conn) error) error {
 	if opts.Timeout == 0 {
@@ -153,7 +155,7 @@ func ReadAt(ctx context.Context, pool *pgxpool.Pool, lsn LSN, opts Options,
 	case opts.Timeout < time.Millisecond || opts.Timeout > time.Hour:
 		return invalid("Options.Timeout", "%v is not from 1ms to 1h", opts.Timeout)
 	}
-	w := wait{began: time.Now(), timeout: opts.Timeout, stale: &StaleError{Wanted: lsn}}
+	w := wait{began: time.Now(), timeout: opts.Timeout, stale: &staleError{Wanted: lsn}}
 	asking, cancel := context.WithTimeout(ctx, opts.Timeout+answerTimeout)
 	defer cancel()
 	conn, err := pool.Acquire(asking)
@@ -171,7 +173,7 @@ func ReadAt(ctx context.Context, pool *pgxpool.Pool, lsn LSN, opts Options,
 type wait struct {
 	began   time.Time
 	timeout time.Duration
-	stale   *StaleError
+	stale   *staleError
 }
 
 const replayedSQL = `

@@ -185,7 +185,7 @@ func TestRetryable_OfOtherErrors(t *testing.T) {
 	for _, err := range []error{
 		answer("FATAL", "57P02"), answer("FATAL", "57P03"), answer("FATAL", "53300"), answer("ERROR", "53200"), answer("FATAL", "08006"),
 		answer("FATAL", "08P01"), answer("ERROR", "55P03"), answer("ERROR", "40P01"), answer("FATAL", "25P03"),
-		&replica.StaleError{}, fmt.Errorf("gave up: %w", answer("ERROR", "40001")), pgconn.ErrConnClosed,
+		replica.ErrStale, fmt.Errorf("gave up: %w", answer("ERROR", "40001")), pgconn.ErrConnClosed,
 		&net.OpError{Op: "read", Err: errors.New("connection reset by peer")},
 	} {
 		require.True(t, metered.Retryable(err), err)
