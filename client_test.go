@@ -169,7 +169,7 @@ func TestDo_TakesArgumentsJustWithinBounds(t *testing.T) {
 	}{
 		{metered.Command{ID: longest, Tenant: longest, Name: longest, Input: make([]byte, 1<<20)}, nil},
 		{metered.Command{ID: "a", IssuedAt: first}, nil},
-		{metered.Command{ID: "b", IssuedAt: last}, metered.ErrFuture},
+		{metered.Command{ID: "b", IssuedAt: last}, budget.ErrFuture},
 		{metered.Command{ID: metered.NewID(), IssuedAt: last}, nil}, // the time in the id counts
 	} {
 		_, err := metered.Do[any](t.Context(), c, test.cmd, nil)
@@ -244,7 +244,7 @@ func TestJSON_ReturnedValuesHaveNamesAndUnits(t *testing.T) {
 		metered.Outcome[int]{}, metered.Operation{}, jobs.HoldRef{}, jobs.CleanupArgs{},
 		budget.Receipt{}, budget.Usage{}, budget.Entry{}, budget.ExceededError{}, budget.VerifyReport{}, budget.PurgeReport{}, budget.ClockState{},
 		holds.Hold{}, holds.Page{}, holds.HistoryEvent{}, holds.Transition{}, holds.Notice{}, holds.SweepReport{},
-		tokens.Info{}, tokens.Grant{}, tokens.Minted{}, jobs.Result{}, jobs.Record{}, httpmetered.Problem{},
+		tokens.Info{}, tokens.Grant{}, tokens.Minted{}, jobs.Result{}, jobs.Enqueued{}, httpmetered.Problem{},
 	} {
 		requireNames(t, reflect.TypeOf(v), seen)
 	}

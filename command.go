@@ -46,11 +46,11 @@ type Command struct {
 	Tenant string
 
 	// Name is the kind of command, in up to 255 bytes. The same ID with another Name is
-	// ErrConflict.
+	// budget.ErrConflict.
 	Name string
 
 	// Input is the command's argument, as JSON of up to 1 MiB. Its SHA-256 is stored. The same ID
-	// with another Input is ErrConflict. It is required if the function charges, credits, refunds
+	// with another Input is budget.ErrConflict. It is required if the function charges, credits, refunds
 	// or calls holds.
 	Input any
 
@@ -59,7 +59,7 @@ type Command struct {
 	IssuedAt time.Time
 
 	// Charges are the units that the command spends. They are taken after its function has
-	// returned, all of them or none. The same ID with other scopes or amounts is ErrConflict.
+	// returned, all of them or none. The same ID with other scopes or amounts is budget.ErrConflict.
 	//
 	// After a recent refusal of a scope, its charges are looked at before the function runs
 	// (docs/model.md). A charge that the function itself makes room for therefore belongs in
@@ -374,7 +374,7 @@ func (op *operation) refusedItself(err error) bool {
 func (op *operation) record(ctx context.Context, refusal error) (command.Record, error) {
 	raw := refusalJSON(refusal)
 	if len(raw) > maxResultBytes {
-		return command.Record{}, fmt.Errorf("%w: %d bytes, want at most %d", ErrResult, len(raw),
+		return command.Record{}, fmt.Errorf("%w: %d bytes, want at most %d", errResult, len(raw),
 			maxResultBytes)
 	}
 	refused := op.Refused(raw)
@@ -557,7 +557,7 @@ func outcomeOf(op *operation, lent bool, err error) observe.Outcome {
 		return observe.Failed
 	case fault.Refused(err):
 		return observe.Refused
-	case errors.Is(err, ErrConflict), errors.Is(err, ErrRetired), errors.Is(err, ErrFuture):
+	case errors.Is(err, command.ErrConflict), errors.Is(err, command.ErrRetired), errors.Is(err, command.ErrFuture):
 		return observe.Conflict
 	}
 	return observe.Failed
@@ -566,7 +566,7 @@ func outcomeOf(op *operation, lent bool, err error) observe.Outcome {
 // tell reports the steps of a command to the observer, once they are done.
 func (op *operation) tell(ctx context.Context, lent bool) {
 	if op.Token.Digest != nil {
-		op.client.observer.Event(ctx, observe.Event{Kind: observe.TokenConsumed, Pending: lent})
+		op.client.observer.Event(ctx, observe.Event{Kind: observe.Token, Name: "consumed", Pending: lent})
 	}
 	for i, kind := range op.tx.kinds {
 		inHolds.Tell(ctx, op.client.observer, kind, []holds.Hold{op.tx.done[i]}, lent)

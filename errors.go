@@ -6,7 +6,6 @@ import (
 
 	"github.com/pgmetered/metered/internal/command"
 	"github.com/pgmetered/metered/internal/fault"
-	"github.com/pgmetered/metered/internal/guardtx"
 	"github.com/pgmetered/metered/internal/migrate"
 )
 
@@ -22,34 +21,44 @@ var (
 
 var errArgument = fault.New("invalid_argument", "metered: invalid argument")
 
-// Answers to an operation id. Nothing was done.
+// Answers to an operation id, beside budget.ErrConflict (another command has the id),
+// budget.ErrRetired (its time is not after the purged records: it may have run) and
+// budget.ErrFuture (its time is beyond Config.MaxFuture). Nothing was done.
 var (
-	ErrConflict         error = command.ErrConflict // another command has the id
-	ErrRetired          error = command.ErrRetired  // the id's time is not after the purged records: it may have run
-	ErrFuture           error = command.ErrFuture   // the id's time is beyond Config.MaxFuture
-	ErrStale            error = command.ErrStale    // of Command.Newest: a newer event has taken effect
+	// ErrStale says that a newer event has taken effect: see Command.Newest.
+	ErrStale error = command.ErrStale
+
+	// ErrUnknownOperation says that no operation has the id.
 	ErrUnknownOperation error = fault.New("operation_unknown", "metered: no such operation")
 )
 
-// Failures of a command.
+// Failures of a command. Mistakes of a program have a Code and no name here: transaction_control
+// and transaction_done (a function or subscriber ended the transaction, or used it after it had
+// returned), transaction_failed (a statement failed and nobody said so), nested_command, no_river
+// and invalid_result.
 var (
-	ErrTimeout    error = command.ErrTimeout // the server gave up at the deadline: also context.DeadlineExceeded
-	ErrTxControl  error = guardtx.ErrControl // the function, a subscriber or Cost.Write tried to end the transaction
-	ErrTxDone     error = guardtx.ErrDone    // the transaction was used after the function had returned
-	ErrNested     error = command.ErrNested  // a command began in another's function or subscriber
-	ErrIndefinite error = errIndefinite      // an *IndefiniteError
-	ErrNoRiver    error = fault.New("no_river", "metered: no River client was configured")
-	// a statement failed though the function or subscriber returned nil, or the caller's
-	// transaction had failed before
-	ErrTxFailed error = guardtx.ErrFailed
-	// no JSON or UTF-8, or over 1 MiB, or a replay does not fit the type: Lookup has it
-	ErrResult error = fault.New("invalid_result", "metered: the result cannot be stored")
-	// not for a refusal: they may have been taken. The function did not run
+	// ErrTimeout says that the server gave up at the deadline. It is also
+	// context.DeadlineExceeded.
+	ErrTimeout error = command.ErrTimeout
+
+	// ErrIndefinite says that COMMIT may have taken effect. It is an *IndefiniteError.
+	ErrIndefinite error = errIndefinite
+
+	// ErrSticky says that the sticky charges may have been taken. The function did not run. It is
+	// not for a refusal of them.
 	ErrSticky error = fault.New("sticky_failed", "metered: the sticky charges could not be taken")
-	// Command.Sticky was refused (429): also a *budget.ExceededError
-	ErrTooManyAttempts = fault.ErrTooManyAttempts
-	// of Client.RunTx: it may have taken effect
-	ErrCommitUnknown error = fault.New("commit_unknown", "metered: the answer to COMMIT was lost")
+
+	// ErrTooManyAttempts says that Command.Sticky was refused. It is also a *budget.ExceededError.
+	ErrTooManyAttempts error = fault.ErrTooManyAttempts
+)
+
+var (
+	errCommitUnknown = fault.New("commit_unknown", "metered: the answer to COMMIT was lost")
+	errNoRiver       = fault.New("no_river", "metered: no River client was configured")
+
+	// errResult is a result that is no JSON or UTF-8, or over 1 MiB, or a record that does not fit
+	// the type: Lookup has it.
+	errResult = fault.New("invalid_result", "metered: the result cannot be stored")
 )
 
 var errIndefinite = fault.New("indefinite", "metered: the outcome is not known")

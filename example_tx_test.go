@@ -124,8 +124,8 @@ func ExampleNoOtherConnections() {
 			_, err := pool.Exec(ctx, "create table notes (id text)") // tx.Exec is right
 			return nil, err
 		})
-	fmt.Println(errors.Is(err, metered.ErrNested))
-	// Output: true
+	fmt.Println(metered.Code(err))
+	// Output: nested_command
 }
 
 // A session opens and settles in transactions that write the caller's own rows.

@@ -226,7 +226,7 @@ func (r *refusal) err() error {
 //
 // Both sessions renew the hold, and one ends it. Then the other's Settle is a repetition, its
 // Cancel is ErrLost, and its context ends at its next renewal. An operation on record is a
-// Finished session, or ErrConflict where its hold has another Holder. A recorded refusal (of a
+// Finished session, or budget.ErrConflict where its hold has another Holder. A recorded refusal (of a
 // command with RecordRefusal) is the error. Without an open session, it is
 // ErrLost.
 func Resume[R any](ctx context.Context, c *Client, r Reservation) (*Session[R], error) {
@@ -234,7 +234,7 @@ func Resume[R any](ctx context.Context, c *Client, r Reservation) (*Session[R], 
 		return nil, err
 	}
 	if c.engine.Inside(ctx) {
-		return nil, ErrNested
+		return nil, command.ErrNested
 	}
 	s, err := c.resume(ctx, r)
 	if err == nil {
@@ -267,7 +267,7 @@ func Resume[R any](ctx context.Context, c *Client, r Reservation) (*Session[R], 
 // repetition of Open. An empty one is any, as in holds.Book.Get.
 func (r *Reservation) recorded(op Operation) error {
 	if r.Holder != "" && (len(op.Holds) == 0 || op.Holds[0].Holder != r.Holder) {
-		return fmt.Errorf("%w: operation %q of tenant %q is not one of holder %q", ErrConflict,
+		return fmt.Errorf("%w: operation %q of tenant %q is not one of holder %q", command.ErrConflict,
 			r.ID, r.Tenant, r.Holder)
 	}
 	return op.Refusal

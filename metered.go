@@ -58,7 +58,7 @@ import (
 func NewID() string { return uuidv7.New() }
 
 // Func makes a command's writes, and its result, stored as JSON. It may be called several times,
-// and must have no effect outside tx. Do with its ctx is ErrNested.
+// and must have no effect outside tx. Do with its ctx fails (nested_command).
 type Func[R any] func(ctx context.Context, tx *Tx) (R, error)
 
 // Outcome is the answer of a committed command. On error all fields except Sticky are zero, but for
@@ -110,7 +110,7 @@ func Do[R any](ctx context.Context, c *Client, cmd Command, fn Func[R]) (Outcome
 		return Outcome[R]{}, err
 	}
 	if c.engine.Inside(ctx) {
-		return Outcome[R]{}, ErrNested
+		return Outcome[R]{}, command.ErrNested
 	}
 	return run(ctx, c, nil, cmd, fn)
 }
@@ -121,7 +121,7 @@ func Do[R any](ctx context.Context, c *Client, cmd Command, fn Func[R]) (Outcome
 // The scopes stay locked until tx ends: make it the last thing. A second command in tx, or one
 // after a charge, can deadlock (SQLSTATE 40P01). Nothing is retried, and no timeout is set: see
 // Client.RunTx. Sticky, Isolation, EarlyRelease, RecordRefusal and LSN are refused. After a replay
-// or ErrConflict the caller's commit waits until that record is durable.
+// or budget.ErrConflict the caller's commit waits until that record is durable.
 func DoTx[R any](ctx context.Context, c *Client, tx pgx.Tx, cmd Command, fn Func[R]) (Outcome[R], error) {
 	if err := cmp.Or(c.made(), notNil("tx", tx)); err != nil {
 		return Outcome[R]{}, err
@@ -170,7 +170,7 @@ func run[R any](ctx context.Context, c *Client, tx pgx.Tx, cmd Command,
 	if err == nil && op.rec.Replayed {
 		var first R
 		if err = json.Unmarshal(op.rec.Result, &first); err != nil {
-			err = fmt.Errorf("%w: the recorded result does not fit its type: %w", ErrResult, err)
+			err = fmt.Errorf("%w: the recorded result does not fit its type: %w", errResult, err)
 		}
 		out.Result = first
 	}
@@ -203,17 +203,17 @@ func encoded[R any](fn Func[R], result *R) work {
 		}
 		raw, err := json.Marshal(r)
 		if err != nil {
-			return nil, fmt.Errorf("%w: %w", ErrResult, err)
+			return nil, fmt.Errorf("%w: %w", errResult, err)
 		}
 		if len(raw) > maxResultBytes {
-			return nil, fmt.Errorf("%w: %d bytes, want at most %d", ErrResult, len(raw), maxResultBytes)
+			return nil, fmt.Errorf("%w: %d bytes, want at most %d", errResult, len(raw), maxResultBytes)
 		}
 		if err := jsontext.Check(r, raw); err != nil {
-			return nil, fmt.Errorf("%w: it %w", ErrResult, err)
+			return nil, fmt.Errorf("%w: it %w", errResult, err)
 		}
 		var back R
 		if err := json.Unmarshal(raw, &back); err != nil {
-			return nil, fmt.Errorf("%w: it does not come back from JSON: %w", ErrResult, err)
+			return nil, fmt.Errorf("%w: it does not come back from JSON: %w", errResult, err)
 		}
 		*result = back
 		return raw, nil
@@ -450,7 +450,7 @@ func orDefault(d, def time.Duration) time.Duration {
 // for tests and development. A function writes by its Tx alone. A call of an ORM's handle or of the
 // pool in it takes another connection: its rows stay when the command is refused, and as many
 // commands as the pool has connections wait for one another for ever. With this, such a call with
-// the function's context is ErrNested, and the error names the command. A call with another context
+// the function's context fails (nested_command), and the error names the command. A call with another context
 // goes unnoticed.
 //
 // It sets cfg.ConnConfig.Tracer, beside the one that is there. The calls that functions of RunTx
@@ -477,15 +477,15 @@ func (c *Client) Secret(tenant, operationID, label string) (tokens.Secret, error
 
 // RunTx runs fn in a transaction of the Client's pool. After SQLSTATE 40001 or 40P01 it runs fn
 // again, up to Config.MaxAttempts times: fn must have no effect outside tx, and must not end it
-// (ErrTxControl, and its commits stay). An error of fn rolls back. Others: ErrCommitUnknown,
-// ErrTxFailed, ErrNested and budget.ErrSerialization.
+// (transaction_control, and its commits stay). An error of fn rolls back. Others: budget.ErrCommitUnknown,
+// budget.ErrSerialization, and mistakes of a program, which have a Code.
 func (c *Client) RunTx(ctx context.Context, opts pgx.TxOptions,
 	fn func(ctx context.Context, tx pgx.Tx) error) error {
 	if err := cmp.Or(c.made(), notNil("fn", fn)); err != nil {
 		return err
 	}
 	if c.engine.Inside(ctx) {
-		return ErrNested
+		return command.ErrNested
 	}
 	return c.engine.Again(ctx, func() error {
 		err := c.runTx(ctx, opts, func(ctx context.Context, tx pgx.Tx) error {
@@ -494,7 +494,7 @@ func (c *Client) RunTx(ctx context.Context, opts pgx.TxOptions,
 			}
 			return fn(ctx, tx)
 		})
-		c.observer.Never(ctx, err, ErrCommitUnknown)
+		c.observer.Never(ctx, err, errCommitUnknown)
 		return err
 	})
 }
@@ -516,7 +516,7 @@ func (c *Client) runTx(ctx context.Context, opts pgx.TxOptions, fn func(context.
 		return err
 	}
 	defer conn.Release()
-	err = commit.Run(ctx, tx, "metered", ErrCommitUnknown, func(tx pgx.Tx) error { return fn(ctx, tx) })
+	err = commit.Run(ctx, tx, "metered", errCommitUnknown, func(tx pgx.Tx) error { return fn(ctx, tx) })
 	commit.Leave(ctx, conn.Conn(), err)
 	return err
 }

@@ -192,15 +192,15 @@ func TestOpen_ARepetitionAfterAPriceChangeIsTheSameCommandIfItHasAnInput(t *test
 			}
 			require.ErrorIs(t, err, same)
 		}
-		of(dearer, metered.ErrRunning, metered.ErrConflict)
+		of(dearer, metered.ErrRunning, budget.ErrConflict)
 		for _, r := range others {
-			of(r, metered.ErrConflict, metered.ErrConflict)
+			of(r, budget.ErrConflict, budget.ErrConflict)
 		}
 		_, err = s.Settle(t.Context(), tokensUsed(5), says(5))
 		require.NoError(t, err)
-		of(dearer, nil, metered.ErrConflict)
+		of(dearer, nil, budget.ErrConflict)
 		for _, r := range others {
-			of(r, metered.ErrConflict, metered.ErrConflict)
+			of(r, budget.ErrConflict, budget.ErrConflict)
 		}
 		again, err := metered.Open[usage](t.Context(), c, first)
 		require.NoError(t, err)
@@ -236,7 +236,7 @@ func TestResume_AnotherProcessSettlesAndTheFirstComesBack(t *testing.T) {
 	require.True(t, again.Replayed)
 	require.Equal(t, usage{30}, again.Result)
 	_, err = first.Settle(ctx, tokensUsed(7), says(7))
-	require.ErrorIs(t, err, metered.ErrConflict)
+	require.ErrorIs(t, err, budget.ErrConflict)
 	require.ErrorIs(t, first.Cancel(ctx, ""), metered.ErrLost)
 	require.Equal(t, [2]int64{30, 0}, stands(t, owner, c, "tokens"))
 	require.EqualValues(t, 1, pgtest.Count(t, owner, "metered.operations"))
@@ -251,7 +251,7 @@ func TestResume_AnotherProcessSettlesAndTheFirstComesBack(t *testing.T) {
 	_, err = finished.Settle(ctx, tokensUsed(30), nil)
 	require.NoError(t, err)
 	_, err = finished.Settle(ctx, tokensUsed(29), nil)
-	require.ErrorIs(t, err, metered.ErrConflict)
+	require.ErrorIs(t, err, budget.ErrConflict)
 }
 
 func TestResume_CancelsAndFindsNothingWhereNothingIsOpen(t *testing.T) {
@@ -324,9 +324,9 @@ func TestResume_ARecordIsOfItsHolder(t *testing.T) {
 	repeated := reserved
 	repeated.Holder = "ben"
 	_, err = metered.Open[usage](ctx, c, repeated)
-	require.ErrorIs(t, err, metered.ErrConflict)
+	require.ErrorIs(t, err, budget.ErrConflict)
 	ben, err := metered.Resume[usage](ctx, other, of("op", "ben"))
-	require.ErrorIs(t, err, metered.ErrConflict)
+	require.ErrorIs(t, err, budget.ErrConflict)
 	require.Nil(t, ben)
 	for _, holder := range []string{"ann", ""} { // "" is any, as in holds.Book.Get
 		again, err := metered.Resume[usage](ctx, other, of("op", holder))
@@ -348,7 +348,7 @@ func TestResume_ARecordIsOfItsHolder(t *testing.T) {
 	require.Equal(t, "tokens", exceeded.Refusals[0].Scope)
 	require.Equal(t, "budget_exceeded", metered.Code(err))
 	_, err = metered.Resume[usage](ctx, other, of("refused", "ann"))
-	require.ErrorIs(t, err, metered.ErrConflict)
+	require.ErrorIs(t, err, budget.ErrConflict)
 }
 
 // Sessions of many processes end one operation at once, with different amounts: it is charged once.
@@ -392,7 +392,7 @@ func TestResume_RacingProcessesSettleOnce(t *testing.T) {
 					case err == nil && !out.Replayed:
 						charged.Add(units)
 						settled.Add(1)
-					case err != nil && !errors.Is(err, metered.ErrLost) && !errors.Is(err, metered.ErrConflict) && !errors.Is(err, budget.ErrSerialization):
+					case err != nil && !errors.Is(err, metered.ErrLost) && !errors.Is(err, budget.ErrConflict) && !errors.Is(err, budget.ErrSerialization):
 						t.Error(err)
 					}
 				})

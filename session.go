@@ -30,7 +30,7 @@ const defaultSessionTTL = time.Minute
 // Reservation is a session to open. ID and Lines are required.
 type Reservation struct {
 	// ID is as in Command, and so are Tenant, Name, Input and IssuedAt. The same ID with another
-	// Holder is ErrConflict. Without Input it is also ErrConflict with other Metadata, scopes or
+	// Holder is budget.ErrConflict. Without Input it is also budget.ErrConflict with other Metadata, scopes or
 	// amounts.
 	ID string
 
@@ -102,7 +102,7 @@ var errPurged = errors.New("metered: the record was purged meanwhile")
 //
 // The same ID again: once settled, the session is Finished. While it is open, *RunningError. After
 // Cancel, or past its deadline and grace, one caller opens it anew. For another command,
-// ErrConflict.
+// budget.ErrConflict.
 //
 // Open is one round trip, in its own transaction. Locks: the operation id, then the scopes. A
 // refusal reserves and charges nothing. Other errors are those of Do. The session's context ends
@@ -113,7 +113,7 @@ func Open[R any](ctx context.Context, c *Client, r Reservation) (*Session[R], er
 		return nil, err
 	}
 	if c.engine.Inside(ctx) {
-		return nil, ErrNested
+		return nil, command.ErrNested
 	}
 	opening := ctx
 	if r.OpenTimeout > 0 {
@@ -339,11 +339,11 @@ func (s *session) refused(status string, at, due *time.Time) error {
 	case "replay":
 		return errRecorded
 	case "retired":
-		return ErrRetired
+		return command.ErrRetired
 	case "future":
-		return ErrFuture
+		return command.ErrFuture
 	case "busy":
-		return fmt.Errorf("%w: %q of tenant %q", ErrConflict, s.r.ID, s.r.Tenant)
+		return fmt.Errorf("%w: %q of tenant %q", command.ErrConflict, s.r.ID, s.r.Tenant)
 	case "running":
 		return &RunningError{Tenant: s.r.Tenant, ID: s.r.ID, Until: due.UTC(), RetryAfter: due.Sub(*at)}
 	}
@@ -439,7 +439,7 @@ type Cost struct {
 }
 
 // Settle captures the used units, frees the rest, calls fn (which may be nil), records the result,
-// and commits. A repetition is answered by the record, and other amounts are ErrConflict.
+// and commits. A repetition is answered by the record, and other amounts are budget.ErrConflict.
 //
 // ctx must outlive a request whose client may go:
 // context.WithTimeout(context.WithoutCancel(r.Context()), …). Retryable errors are tried again
@@ -452,7 +452,7 @@ func (s *Session[R]) Settle(ctx context.Context, used Cost, fn Func[R]) (Outcome
 		return Outcome[R]{}, err
 	}
 	if s.s.client.engine.Inside(ctx) && !s.finished {
-		return Outcome[R]{}, ErrNested
+		return Outcome[R]{}, command.ErrNested
 	}
 	out, err := s.settle(ctx, nil, used, fn)
 	if lost := (*lostError)(nil); errors.As(err, &lost) {
@@ -543,7 +543,7 @@ func (s *session) agrees(used Cost, recorded []holds.Hold) error {
 			l.Amount <= l.Captured && l.Captured < amount
 		if amount != l.Captured && !cut {
 			return fmt.Errorf("%w: operation %q of tenant %q was settled with %d units of scope %q, and now with %d",
-				ErrConflict, s.r.ID, s.r.Tenant, l.Captured, l.Scope, amount)
+				command.ErrConflict, s.r.ID, s.r.Tenant, l.Captured, l.Scope, amount)
 		}
 	}
 	return nil
@@ -589,7 +589,7 @@ func (s *Session[R]) Cancel(ctx context.Context, reason string) error {
 	}
 	h := s.s
 	if h.client.engine.Inside(ctx) {
-		return ErrNested
+		return command.ErrNested
 	}
 	defer h.settle()()
 	err := h.lost(h.release(ctx, reason, h.until()))

@@ -33,10 +33,10 @@ func TestSession_ATakenIDCanBeCancelled(t *testing.T) {
 		_, err = metered.Do(t.Context(), c, metered.Command{ID: id, Tenant: "acme", Name: "chat", Input: "hello"}, says(7))
 		require.NoError(t, err)
 		_, err = s.Settle(t.Context(), tokensUsed(3), says(3))
-		require.ErrorIs(t, err, metered.ErrConflict)
+		require.ErrorIs(t, err, budget.ErrConflict)
 		require.NoError(t, s.Context().Err())
 		_, err = metered.Open[usage](t.Context(), c, stream(id))
-		require.ErrorIs(t, err, metered.ErrConflict)
+		require.ErrorIs(t, err, budget.ErrConflict)
 		open = append(open, s)
 	}
 	require.Equal(t, [2]int64{0, 200}, stands(t, owner, c, "tokens"))

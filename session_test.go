@@ -81,7 +81,7 @@ func TestSessions_AgreeWithTheModel(t *testing.T) {
 						require.ErrorIs(t, err, metered.ErrRunning, name)
 						break
 					}
-					require.ErrorIs(t, err, metered.ErrConflict, name)
+					require.ErrorIs(t, err, budget.ErrConflict, name)
 				case act <= 2 || which < 0:
 					s, err := metered.Open[usage](t.Context(), c, r)
 					switch {
@@ -89,7 +89,7 @@ func TestSessions_AgreeWithTheModel(t *testing.T) {
 						require.NoError(t, err, name)
 						require.True(t, s.Finished(), name)
 					case live && handles[len(handles)-1] == nil:
-						require.ErrorIs(t, err, metered.ErrConflict, name)
+						require.ErrorIs(t, err, budget.ErrConflict, name)
 					case live:
 						var running *metered.RunningError
 						require.ErrorAs(t, err, &running, name)
@@ -361,7 +361,7 @@ func TestSettle_AgainWithAnotherAmountIsAConflictThatSaysBoth(t *testing.T) {
 			require.True(t, out.Replayed)
 			require.EqualValues(t, 1, out.Result.Tokens)
 			_, err = s.Settle(ctx, tokensUsed(7), says(2))
-			require.ErrorIs(t, err, metered.ErrConflict)
+			require.ErrorIs(t, err, budget.ErrConflict)
 			require.ErrorContains(t, err, fmt.Sprintf("settled with %d units of scope \"tokens\", and now with 7", map[string]int{"1": 5, "2": 10, "3": 15}[id]))
 		}
 	}
@@ -379,7 +379,7 @@ func TestSettle_AgainWithAnotherAmountIsAConflictThatSaysBoth(t *testing.T) {
 		require.EqualValues(t, 90, out.Holds[0].Lines[0].Captured)
 	}
 	_, err = s.Settle(ctx, upTo(89), says(1))
-	require.ErrorIs(t, err, metered.ErrConflict)
+	require.ErrorIs(t, err, budget.ErrConflict)
 }
 
 // A total that a settlement waited for has tallies from then on: nobody waits for it any more. Its lock is taken with that of the hold,

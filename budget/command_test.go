@@ -15,6 +15,7 @@ import (
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/guardtx"
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/observe"
 )
@@ -136,7 +137,7 @@ func TestThreshold_AFailedReportCrossesNothing(t *testing.T) {
 	t.Parallel()
 	veto := errors.New("veto")
 	pool, c := setUpReporting(t, metered.Config{Config: budget.Config{OnThreshold: func(ctx context.Context, tx pgx.Tx, crossing budget.Crossing) error {
-		require.ErrorIs(t, tx.Commit(ctx), metered.ErrTxControl)
+		require.ErrorIs(t, tx.Commit(ctx), guardtx.ErrControl)
 		return errors.Join(tellTo(ctx, tx, crossing), veto)
 	}}})
 	cmd := metered.Command{ID: "a", Charges: []budget.Charge{telling("a", 80)}, RecordRefusal: true}

@@ -37,41 +37,83 @@ var (
 	ErrNotGranted error = fault.ErrNotGranted
 )
 
-// The first four leave the transaction usable, the others abort it.
+// Answers to charges and reads. The first four leave the transaction usable, the others abort it.
 var (
-	ErrExceeded     error = errExceeded     // an *ExceededError
-	ErrScopeUnknown error = errScopeUnknown // never created: a *ScopeError, as the next two
+	// ErrExceeded says that a limit refused. It is an *ExceededError.
+	ErrExceeded error = errExceeded
+
+	// ErrScopeUnknown says that a scope that must exist was never created. It is a *ScopeError, as
+	// are the next two.
+	ErrScopeUnknown error = errScopeUnknown
+
+	// ErrScopeRetired says that a scope that must exist was retired.
 	ErrScopeRetired error = errScopeRetired
-	ErrScopeClosed  error = errScopeClosed                                                                    // carved, and ended. Credit and Refund abort the transaction
-	ErrClock        error = fault.New("budget_clock", "budget: the scope's last entry is ahead of the clock") // see Ledger.RepairClock
-	ErrOverflow     error = fault.New("budget_overflow", "budget: total would overflow")
-	ErrWindowPurged error = errWindowPurged // a window, or a range (a *PurgedError), begins before the retained entries
-	ErrTimeZone     error = fault.New("budget_time_zone", "budget: the server does not know the time zone")
-	ErrThresholds   error = fault.New("budget_thresholds", "budget: the scope has too many thresholds") // see Limit.WithThresholds
-	ErrFeedGap      error = errFeedGap                                                                  // entries of the feed are gone: a *FeedGapError
-	ErrLimitQuery   error = fault.New("limit_query", "budget: the query of a limit")                    // see Limit.MaxFrom
+
+	// ErrScopeClosed says that the scope was carved, and has ended. Credit and Refund abort the
+	// transaction with it.
+	ErrScopeClosed error = errScopeClosed
+
+	// ErrClock says that the scope's last entry is ahead of the clock: see Ledger.RepairClock.
+	ErrClock error = fault.New("budget_clock", "budget: the scope's last entry is ahead of the clock")
+
+	// ErrOverflow says that a sum of the scope would be more than 2^62.
+	ErrOverflow error = fault.New("budget_overflow", "budget: total would overflow")
+
+	// ErrWindowPurged says that a window or a range begins before the entries that a purge kept. For
+	// a range it is a *PurgedError.
+	ErrWindowPurged error = errWindowPurged
+
+	// ErrTimeZone says that the server does not know the time zone.
+	ErrTimeZone error = fault.New("budget_time_zone", "budget: the server does not know the time zone")
+
+	// ErrFeedGap says that entries of the feed are gone. It is a *FeedGapError.
+	ErrFeedGap error = errFeedGap
 )
 
-// Answers of Ingest. They leave the transaction usable.
+// Answers to the id of an event or a command. Those of Ingest leave the transaction usable.
 var (
+	// ErrConflict says that the id belongs to another event or command.
 	ErrConflict error = fault.New("operation_conflict", "budget: the id belongs to another event, or to a command")
-	ErrRetired  error = fault.New("operation_retired", "budget: the event's time is not after the purge: perhaps it was counted before")
-	ErrFuture   error = fault.New("operation_future", "budget: the event's time is further ahead of the clock than Config.MaxFuture")
-	ErrLate     error = fault.New("event_late", "budget: the event occurred longer ago than Config.MaxLateness")
+
+	// ErrRetired says that the time of the id is not after the purged records: what it names may
+	// have been counted, or may have run.
+	ErrRetired error = fault.New("operation_retired", "budget: the event's time is not after the purge: perhaps it was counted before")
+
+	// ErrFuture says that the time of the id is further ahead of the clock than Config.MaxFuture.
+	ErrFuture error = fault.New("operation_future", "budget: the event's time is further ahead of the clock than Config.MaxFuture")
+
+	// ErrLate says that an event occurred longer ago than Config.MaxLateness.
+	ErrLate error = fault.New("event_late", "budget: the event occurred longer ago than Config.MaxLateness")
 )
 
-// Errors of ChargeNow and Batcher.
+// Errors of calls that commit: ChargeNow, Batcher, metered.Client.RunTx and sqlmetered.Commit.
 var (
+	// ErrCommitUnknown says that the answer to COMMIT was lost: it may have taken effect.
 	ErrCommitUnknown error = fault.New("commit_unknown", "budget: whether the charge was committed is not known")
-	ErrClosed        error = fault.New("batcher_closed", "budget: the batcher is closed")
+
+	// ErrClosed says that the Batcher was closed.
+	ErrClosed error = fault.New("batcher_closed", "budget: the batcher is closed")
 )
 
 // Refusals of a refund. They leave the transaction usable.
 var (
-	ErrUnknownEntry  error = fault.New("budget_unknown_entry", "budget: no such entry")
-	ErrEntryPurged   error = fault.New("budget_entry_purged", "budget: the charge was purged")
-	ErrNotCharge     error = fault.New("budget_not_charge", "budget: the entry is not a charge") // nor a capture of a hold
+	// ErrUnknownEntry says that the scope has no such entry.
+	ErrUnknownEntry error = fault.New("budget_unknown_entry", "budget: no such entry")
+
+	// ErrEntryPurged says that the charge was purged.
+	ErrEntryPurged error = fault.New("budget_entry_purged", "budget: the charge was purged")
+
+	// ErrNotCharge says that the entry is neither a charge nor a capture of a hold.
+	ErrNotCharge error = fault.New("budget_not_charge", "budget: the entry is not a charge")
+
+	// ErrRefundExceeds says that the refund is more than what is left of the charge. It is a
+	// *RefundExceedsError.
 	ErrRefundExceeds error = fault.New("budget_refund_exceeds", "budget: the refund exceeds the rest of the charge")
+)
+
+var (
+	errThresholds = fault.New("budget_thresholds", "budget: the scope has too many thresholds")
+	errLimitQuery = fault.New("limit_query", "budget: the query of a limit")
 )
 
 var (
@@ -206,7 +248,7 @@ func failed(doing string, err error) error {
 		errors.As(err, &pgErr)
 		return fmt.Errorf("%w: %s: %w", ErrTimeZone, pgErr.Detail, fault.Failed("budget", doing, err))
 	case sqlstate.Thresholds:
-		kind = ErrThresholds
+		kind = errThresholds
 	case sqlstate.FeedGap:
 		return feedGap(err)
 	default:

@@ -72,7 +72,7 @@ func TestIngest_AnIDStandsForOneContent(t *testing.T) {
 	results, err := ingest(t.Context(), pool, l, event("e", "b", 5), event("n", "a", 2), other)
 	require.NoError(t, err)
 	require.ErrorIs(t, results[0].Err, budget.ErrConflict)
-	require.ErrorIs(t, results[0].Err, metered.ErrConflict)
+	require.ErrorIs(t, results[0].Err, budget.ErrConflict)
 	require.ErrorIs(t, results[1].Err, budget.ErrConflict)
 	require.NoError(t, results[2].Err, "another tenant's id")
 	results, err = ingest(t.Context(), pool, l, occurred)
@@ -171,7 +171,7 @@ func TestIngest_AndCommands(t *testing.T) {
 	require.ErrorIs(t, results[0].Err, budget.ErrConflict)
 	command.ID = "e"
 	_, err = metered.Do[any](t.Context(), client, command, nil)
-	require.ErrorIs(t, err, metered.ErrConflict)
+	require.ErrorIs(t, err, budget.ErrConflict)
 	op, err := client.Lookup(t.Context(), pool, "", "e")
 	require.NoError(t, err)
 	require.Equal(t, "null", string(op.Result))

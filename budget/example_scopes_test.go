@@ -44,9 +44,8 @@ func ExampleScopes() {
 	sell("2lA")
 
 	// A report reads the scopes back.
-	all, err := ledger.Resources(ctx, pool, budget.ResourceFilter{Prefix: Seats.Prefix()})
-	check(err)
-	for _, r := range all {
+	for r, err := range ledger.Resources(ctx, pool, Seats.Prefix()) {
+		check(err)
 		seat, err := Seats.Parse(r.Scope)
 		check(err)
 		usage, err := ledger.Usage(ctx, pool, budget.Query{Scope: r.Scope})

@@ -117,9 +117,7 @@ func TestMustExist_AnOldSnapshotDecidesNothing(t *testing.T) {
 			require.NoError(t, err, "a look is of its snapshot")
 		}
 		require.NoError(t, still.Commit(ctx))
-		all, err := l.Resources(ctx, pool, budget.ResourceFilter{Prefix: name("")})
-		require.NoError(t, err)
-		require.Len(t, all, 4, "the attempts were rolled back")
+		require.Len(t, resources(t, pool, l, name("")), 4, "the attempts were rolled back")
 	}
 }
 

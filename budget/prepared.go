@@ -179,12 +179,12 @@ func (m *merged) query(i, j int) *ledger.Query {
 			where := fmt.Sprintf("of scope %q", m.Charges[i].Scope)
 			switch {
 			case err != nil:
-				return fmt.Errorf("%w %s: %w", ErrLimitQuery, where, err)
+				return fmt.Errorf("%w %s: %w", errLimitQuery, where, err)
 			case most == nil:
 				return fmt.Errorf("%w %s: it answered nothing, want an integer from 0 to %d",
-					ErrLimitQuery, where, int64(bounds.MaxLimit))
+					errLimitQuery, where, int64(bounds.MaxLimit))
 			case *most < 0 || *most > bounds.MaxLimit:
-				return fmt.Errorf("%w %s: %d is not from 0 to %d", ErrLimitQuery, where, *most,
+				return fmt.Errorf("%w %s: %d is not from 0 to %d", errLimitQuery, where, *most,
 					int64(bounds.MaxLimit))
 			}
 			set(*most)

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"iter"
 	"slices"
 	"strings"
 	"time"
@@ -98,38 +99,35 @@ func (l *Ledger) declare(ctx context.Context, tx pgx.Tx, doing string, scopes []
 	return all, nil
 }
 
-// ResourceFilter selects created scopes. The zero value selects all.
-type ResourceFilter struct {
-	// Prefix is what the scopes begin with. Scopes.Prefix makes one.
-	Prefix string
-
-	// After skips the scopes up to this one.
-	After string
-
-	// Max is the size of a page, up to 1,000. Defaults to 1,000.
-	Max int
-}
-
 const resourcesSQL = resourceSQL + `false, 0
 from metered.resources where scope >= $1::text and scope > $2::text order by scope limit $3`
 
-// Resources returns created and retired scopes, in order of bytes.
-func (l *Ledger) Resources(ctx context.Context, db Querier, f ResourceFilter) ([]Resource, error) {
-	if err := cmp.Or(l.made(), notNil("db", db),
-		checkText("ResourceFilter.Prefix", f.Prefix, bounds.MaxScopeBytes),
-		checkText("ResourceFilter.After", f.After, bounds.MaxScopeBytes)); err != nil {
-		return nil, err
+// Resources yields the created and retired scopes that begin with a prefix, such as Scopes.Prefix,
+// in order of bytes. A prefix of "" yields all.
+func (l *Ledger) Resources(ctx context.Context, db Querier, prefix string) iter.Seq2[Resource, error] {
+	return func(yield func(Resource, error) bool) {
+		if err := cmp.Or(l.made(), notNil("db", db),
+			checkText("prefix", prefix, bounds.MaxScopeBytes)); err != nil {
+			yield(Resource{}, err)
+			return
+		}
+		for after, n := "", bounds.MaxResources; n == bounds.MaxResources; {
+			// Planned for each page: a plan kept from when the table was small reads all of it.
+			page, err := collectResources(ctx, db, "resources", l.sql.resources, pgx.QueryExecModeExec,
+				prefix, after, bounds.MaxResources)
+			if err != nil {
+				yield(Resource{}, err)
+				return
+			}
+			for _, r := range page {
+				if !strings.HasPrefix(r.Scope, prefix) || !yield(r, nil) {
+					return
+				}
+				after = r.Scope
+			}
+			n = len(page)
+		}
 	}
-	if f.Max < 0 || f.Max > bounds.MaxResources {
-		return nil, invalid("ResourceFilter.Max", "%d is not from 0 to %d", f.Max, bounds.MaxResources)
-	}
-	// Planned for each page: a plan kept from when the table was small reads all of it.
-	all, err := collectResources(ctx, db, "resources", l.sql.resources, pgx.QueryExecModeExec,
-		f.Prefix, f.After, cmp.Or(f.Max, bounds.MaxResources))
-	if end := slices.IndexFunc(all, func(r Resource) bool { return !strings.HasPrefix(r.Scope, f.Prefix) }); end >= 0 {
-		all = all[:end]
-	}
-	return all, err
 }
 
 func collectResources(ctx context.Context, db Querier, doing, sql string, args ...any) ([]Resource, error) {

@@ -65,8 +65,7 @@ func TestCreate_OfARetiredScopeCreatesNothing(t *testing.T) {
 	_, err := l.Create(t.Context(), tx, "c", "b", "a")
 	requireAbsent(t, err, nil, []string{"a"})
 	require.NoError(t, tx.Commit(t.Context()), "it leaves the transaction usable")
-	all, err := l.Resources(t.Context(), pool, budget.ResourceFilter{})
-	require.NoError(t, err)
+	all := resources(t, pool, l, "")
 	require.Equal(t, []budget.Resource{{Scope: "a", CreatedAt: start, RetiredAt: clock.Now()}, {Scope: "b", CreatedAt: start}}, all)
 }
 
@@ -89,31 +88,36 @@ func TestRetire_IsRepeatableAndTakenBackByRestoreAlone(t *testing.T) {
 	requireAbsent(t, err, []string{"typo"}, nil)
 }
 
+func resources(t *testing.T, db budget.Querier, l *budget.Ledger, prefix string) (all []budget.Resource) {
+	t.Helper()
+	for r, err := range l.Resources(t.Context(), db, prefix) {
+		require.NoError(t, err)
+		all = append(all, r)
+	}
+	return all
+}
+
 func TestResources_ArePagedByPrefix(t *testing.T) {
 	t.Parallel()
-	ctx := t.Context()
 	pool, l, _ := open(t)
 	var want []string
-	for i := range 25 {
-		want = append(want, fmt.Sprintf("seat/%03d", i))
+	for i := range 1001 { // a page, and one
+		want = append(want, fmt.Sprintf("seat/%04d", i))
 	}
-	mustDeclare(t, pool, l, create, append([]string{"seat", "seat0", "seau/1", "room/1"}, want...)...)
+	mustDeclare(t, pool, l, create, "seat", "seat0", "seau/1", "room/1")
+	mustDeclare(t, pool, l, create, want[:1000]...)
+	mustDeclare(t, pool, l, create, want[1000])
 	var got []string
-	for f := (budget.ResourceFilter{Prefix: "seat/", Max: 10}); ; {
-		page, err := l.Resources(ctx, pool, f)
-		require.NoError(t, err)
-		if len(page) == 0 {
-			break
-		}
-		for _, r := range page {
-			got = append(got, r.Scope)
-		}
-		f.After = got[len(got)-1]
+	for _, r := range resources(t, pool, l, "seat/") {
+		got = append(got, r.Scope)
 	}
 	require.Equal(t, want, got)
-	all, err := l.Resources(ctx, pool, budget.ResourceFilter{})
-	require.NoError(t, err)
-	require.Len(t, all, 29)
+	require.Len(t, resources(t, pool, l, ""), 1005)
+	for r, err := range l.Resources(t.Context(), pool, "seat/") {
+		require.NoError(t, err)
+		require.Equal(t, want[0], r.Scope)
+		break
+	}
 }
 
 func TestDeclarations_RefuseWrongArguments(t *testing.T) {
@@ -130,11 +134,10 @@ func TestDeclarations_RefuseWrongArguments(t *testing.T) {
 			requireArgument(t, err, "scopes[1]")
 		}
 	}
-	for field, f := range map[string]budget.ResourceFilter{
-		"ResourceFilter.Prefix": {Prefix: "\xff"}, "ResourceFilter.After": {After: "\x00"}, "ResourceFilter.Max": {Max: 1001},
-	} {
-		_, err := l.Resources(ctx, tx, f)
-		requireArgument(t, err, field)
+	for _, wrong := range []string{"\xff", "\x00"} {
+		for _, err := range l.Resources(ctx, tx, wrong) {
+			requireArgument(t, err, "prefix")
+		}
 	}
 }
 

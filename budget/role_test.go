@@ -211,7 +211,7 @@ func TestCalls_NilIsRefused(t *testing.T) {
 		"Charge": {tx, charge}, "Check": {tx, charge}, "Credit": {tx, credit}, "Refund": {tx, refund}, "Lock": {tx, "s"},
 		"Entries": {tx, "s", budget.EntriesOptions{}}, "Usage": {tx, budget.Query{Scope: "s"}}, "RepairClock": {tx, "s", budget.Note{}}, "ClockAhead": {pool, time.Minute},
 		"Purge": {pool, budget.PurgeOptions{OlderThan: time.Hour}}, "Verify": {pool, budget.VerifyOptions{}},
-		"LockKey": {"s"}, "Create": {tx, "s"}, "Retire": {tx, "s"}, "Restore": {tx, "s"}, "Resources": {pool, budget.ResourceFilter{}},
+		"LockKey": {"s"}, "Create": {tx, "s"}, "Retire": {tx, "s"}, "Restore": {tx, "s"}, "Resources": {pool, niltest.Given{Arg: ""}},
 		"ChargeEach": {tx, charge}, "ChargeNow": {pool, charge}, "Ingest": {tx, budget.UsageEvent{ID: "e", Charge: charge}},
 		"UsageBetween": {tx, "s", start, start.Add(1000)}, "SearchEntries": {tx, "s", budget.EntrySearch{}},
 		"Series": {tx, "s", start, start.Add(1000), budget.Day, niltest.Given{Arg: time.UTC}},

@@ -83,7 +83,7 @@ type Crossing struct {
 }
 
 // WithThresholds returns the limit with up to 8 thresholds, in place of those it had. A scope remembers 64
-// reported ones: a charge that reaches one more is ErrThresholds.
+// reported ones: a charge that reaches one more fails (budget_thresholds).
 func (l Limit) WithThresholds(thresholds ...Threshold) Limit {
 	if len(thresholds) == 0 {
 		l.thresholds = unique.Handle[thresholdList]{}

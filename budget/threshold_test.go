@@ -13,6 +13,7 @@ import (
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/bounds"
+	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/ledger"
 	"github.com/pgmetered/metered/internal/pgtest"
 )
@@ -268,14 +269,14 @@ func TestThreshold_AScopeHasABoundedNumber(t *testing.T) {
 			require.NoError(t, try(n))
 		}
 		require.Len(t, reported(t, pool, kind), bounds.MaxScopeThresholds)
-		require.ErrorIs(t, try(64), budget.ErrThresholds, kind)
+		require.ErrorIs(t, try(64), fault.New("budget_thresholds", ""), kind)
 		for n := range bounds.MaxScopeThresholds {
 			require.NoError(t, try(n))
 		}
 		require.Empty(t, reported(t, pool, kind), kind)
 		clock.Advance(72 * time.Hour)
 		if err := try(64); kind == "lifetime" {
-			require.ErrorIs(t, err, budget.ErrThresholds)
+			require.ErrorIs(t, err, fault.New("budget_thresholds", ""))
 		} else {
 			require.NoError(t, err, kind)
 			require.Len(t, reported(t, pool, kind), 1)
@@ -304,7 +305,7 @@ func TestThreshold_AScopeThatRemembersManyIsRefusedOnlyForOneMore(t *testing.T) 
 	require.Empty(t, reported(t, pool, "a"), "it is counted anew, and stays reported")
 	one := budget.Lifetime(1000).Named("one").WithThresholds(budget.Threshold{Name: "more", Used: 1})
 	_, err := charge(t.Context(), pool, l, "a", 1, one)
-	require.ErrorIs(t, err, budget.ErrThresholds)
+	require.ErrorIs(t, err, fault.New("budget_thresholds", ""))
 
 	clock.Advance(25 * time.Hour)
 	mustCharge(t, pool, l, "a", 40)
@@ -314,11 +315,11 @@ func TestThreshold_AScopeThatRemembersManyIsRefusedOnlyForOneMore(t *testing.T) 
 		return err
 	}))
 	_, err = charge(t.Context(), pool, l, "a", 1, one)
-	require.ErrorIs(t, err, budget.ErrThresholds, "a repair makes no window older")
+	require.ErrorIs(t, err, fault.New("budget_thresholds", ""), "a repair makes no window older")
 	mustCharge(t, pool, l, "a", 5, limits[4])
 	require.Empty(t, reported(t, pool, "a"))
 	_, err = charge(t.Context(), pool, l, "a", 5, limits[4])
-	require.ErrorIs(t, err, budget.ErrThresholds, "four levels were armed at 40, and lost their place")
+	require.ErrorIs(t, err, fault.New("budget_thresholds", ""), "four levels were armed at 40, and lost their place")
 	requireVerified(t, pool, l)
 }
 

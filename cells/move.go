@@ -54,7 +54,7 @@ type Table struct {
 //
 // Errors: ErrOpen for jobs that wait for or run on units of the tenant, holds with lines in scopes
 // of others, and units carved for other tenants or clusters. ErrConflict, and budget.ErrBusy. Ids
-// as old as the records that were purged in the old cell are metered.ErrRetired in the new one.
+// as old as the records that were purged in the old cell are budget.ErrRetired in the new one.
 func (r *Router) Move(ctx context.Context, m Move) error {
 	if err := r.check(m.Tenant); err != nil {
 		return err

@@ -154,7 +154,7 @@ func TestMove_TakesTheHorizonsAlong(t *testing.T) {
 		t.Helper()
 		_, err := do(t.Context(), r, metered.Command{ID: fmt.Sprint(age), Tenant: "acme", IssuedAt: now.Add(-age)},
 			func(context.Context, *metered.Tx) (int, error) { return 0, context.Canceled })
-		require.Equal(t, want, errors.Is(err, metered.ErrRetired), "%v: %v", age, err)
+		require.Equal(t, want, errors.Is(err, budget.ErrRetired), "%v: %v", age, err)
 		id := idOf(now.Add(-age))
 		err = patiently(t.Context(), r, "acme", func(ctx context.Context, c *metered.Client) error {
 			return c.RunTx(ctx, pgx.TxOptions{}, func(ctx context.Context, tx pgx.Tx) error {

@@ -17,6 +17,7 @@ import (
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/fault"
+	"github.com/pgmetered/metered/internal/guardtx"
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/jobs"
 )
@@ -28,9 +29,9 @@ func TestDo_SubscribersHearBeforeTheCommitAndCanRefuse(t *testing.T) {
 	refuse := errors.New("not this one")
 	subscriber := func(ctx context.Context, tx pgx.Tx, tr holds.Transition) error {
 		told, kept = append(told, tr), tx
-		require.ErrorIs(t, tx.Commit(ctx), metered.ErrTxControl)
+		require.ErrorIs(t, tx.Commit(ctx), guardtx.ErrControl)
 		_, err := tx.Exec(ctx, "commit")
-		require.ErrorIs(t, err, metered.ErrTxControl)
+		require.ErrorIs(t, err, guardtx.ErrControl)
 		if tr.Hold.ID == "h2" {
 			return refuse
 		}
@@ -45,7 +46,7 @@ func TestDo_SubscribersHearBeforeTheCommitAndCanRefuse(t *testing.T) {
 	require.Len(t, told, 1)
 	require.Equal(t, holds.EventPlaced, told[0].Kind)
 	_, err = kept.Exec(ctx, "select 1")
-	require.ErrorIs(t, err, metered.ErrTxDone)
+	require.ErrorIs(t, err, guardtx.ErrDone)
 	r.ID = "h2"
 	_, err = metered.Do(ctx, c, metered.Command{ID: "op2", Input: 1}, pgtest.Placing(r))
 	require.ErrorIs(t, err, refuse)
@@ -105,7 +106,7 @@ func TestDo_SubscribersCannotEndTheTransaction(t *testing.T) {
 				if returned {
 					require.ErrorIs(t, err, pgtest.ErrOwn, "%s: %s", what, sql)
 				} else {
-					require.ErrorIs(t, err, metered.ErrTxControl, "%s: %s", what, sql)
+					require.ErrorIs(t, err, guardtx.ErrControl, "%s: %s", what, sql)
 				}
 				for _, table := range []string{"uploads", "metered.operations", "metered.ledger", "metered.holds"} {
 					require.Zero(t, pgtest.Count(t, pool, table), "%s: %s: %s", what, sql, table)

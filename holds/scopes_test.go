@@ -12,18 +12,10 @@ import (
 	"github.com/pgmetered/metered/holds"
 )
 
-type (
-	theatreSeat struct {
-		Event  int64
-		Number string
-	}
-	block struct{ Name string }
-)
-
-var (
-	seats  = budget.Scopes[theatreSeat]{Kind: "seat", MustExist: true}
-	blocks = budget.Scopes[block]{Kind: "block", Limits: []budget.Limit{budget.Lifetime(3)}, MustExist: true}
-)
+// inBlock is a line of a block of three seats, which must exist.
+func inBlock(name string) holds.Line {
+	return holds.Line{Scope: "block/" + name, Amount: 1, Limits: []budget.Limit{budget.Lifetime(3)}, MustExist: true}
+}
 
 func (f *fixture) create(scopes ...string) {
 	f.Helper()
@@ -42,35 +34,14 @@ func (f *fixture) retire(scope string) budget.Resource {
 	return all[0]
 }
 
-func TestClaimOf_TheKeyIsReadBack(t *testing.T) {
-	t.Parallel()
-	for _, s := range []theatreSeat{{7, "21A"}, {-1, "/%"}} {
-		claim := holds.ClaimOf(seats, s)
-		require.True(t, claim.MustExist)
-		require.Equal(t, "seat", claim.Key.Type)
-		back, err := holds.ParseKey(seats, claim.Key)
-		require.NoError(t, err)
-		require.Equal(t, s, back)
-		_, err = holds.ParseKey(blocks, claim.Key)
-		require.ErrorIs(t, err, budget.ErrArgument)
-	}
-	require.Equal(t, holds.Key{Type: "seat", Value: "7/21A"}, holds.ClaimOf(seats, theatreSeat{7, "21A"}).Key)
-	_, err := holds.ParseKey(seats, holds.Key{Type: "seat", Value: "07/21A"})
-	require.ErrorIs(t, err, budget.ErrArgument)
-	require.Empty(t, holds.ClaimOf(seats, theatreSeat{}).Key.Value, "which Claim refuses")
-	require.Equal(t, holds.Line{Scope: "block/A", Amount: 2, Limits: blocks.Limits, MustExist: true}, holds.LineOf(blocks, block{"A"}, 2))
-}
-
 // Lines, claims and the charges of both.
 func TestPlace_OfAScopeThatMustExistAndDoesNot(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{})
 	f.create("block/A")
-	lines := func(name string) []holds.Line { return []holds.Line{holds.LineOf(blocks, block{name}, 1)} }
+	lines := func(name string) []holds.Line { return []holds.Line{inBlock(name)} }
 	claim := func(number string) holds.Claim {
-		c := holds.ClaimOf(seats, theatreSeat{7, number})
-		c.Holder, c.Lines = "ann", lines("A")
-		return c
+		return holds.Claim{Key: holds.Key{Type: "seat", Value: "7/" + number}, Holder: "ann", Lines: lines("A"), MustExist: true}
 	}
 	placed := func(r holds.Placement) error { _, err := f.place(r); return err }
 	claimed := func(c holds.Claim) error { _, err := f.claim(c); return err }
@@ -116,7 +87,7 @@ func TestRetire_OpenHoldsGoOnAndEnd(t *testing.T) {
 	f.mustPlace(holds.Placement{ID: "short", TTL: time.Second, Lines: []holds.Line{{Scope: "block/A", Amount: 5}}})
 	f.clock.Advance(time.Second)
 	require.Equal(t, int64(8), f.retire("block/A").Held, "without due units")
-	_, err := f.place(holds.Placement{Lines: []holds.Line{holds.LineOf(blocks, block{"A"}, 1)}})
+	_, err := f.place(holds.Placement{Lines: []holds.Line{inBlock("A")}})
 	require.ErrorIs(t, err, budget.ErrScopeRetired)
 
 	_, err = f.extend(time.Minute, "extended")

@@ -13,6 +13,7 @@ import (
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/bounds"
+	"github.com/pgmetered/metered/internal/fault"
 )
 
 // setUpReporting is setUp, with a ledger that reports thresholds into a table.
@@ -377,7 +378,7 @@ func TestThresholds_NeverRefuseACostThatWasIncurred(t *testing.T) {
 		return f.ledger.ChargeEach(ctx, tx, budget.Charge{Scope: "names", Amount: 1, Limits: []budget.Limit{one}}, budget.Charge{Scope: "other", Amount: 1})
 	})
 	require.NoError(t, err)
-	require.ErrorIs(t, results[0].Err, budget.ErrThresholds)
+	require.ErrorIs(t, results[0].Err, fault.New("budget_thresholds", ""))
 	require.NoError(t, results[1].Err)
 
 	for range 40 {

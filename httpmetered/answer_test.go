@@ -21,7 +21,9 @@ import (
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/httpmetered"
+	"github.com/pgmetered/metered/internal/command"
 	"github.com/pgmetered/metered/internal/fault"
+	"github.com/pgmetered/metered/internal/guardtx"
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/jobs"
 	"github.com/pgmetered/metered/leases"
@@ -53,16 +55,16 @@ func TestWrite_AnswersEveryCode(t *testing.T) {
 	}{
 		"budget_exceeded":    {refused(budget.PerWindow(9, time.Hour)), answered{429, "90"}},
 		"token_invalid":      {tokens.ErrInvalid, answered{403, ""}},
-		"operation_conflict": {metered.ErrConflict, answered{422, ""}},
-		"operation_retired":  {metered.ErrRetired, answered{409, ""}},
+		"operation_conflict": {budget.ErrConflict, answered{422, ""}},
+		"operation_retired":  {budget.ErrRetired, answered{409, ""}},
 		"operation_stale":    {metered.ErrStale, answered{409, ""}},
-		"operation_future":   {metered.ErrFuture, answered{400, ""}},
+		"operation_future":   {budget.ErrFuture, answered{400, ""}},
 
 		"busy":           {budget.ErrBusy, answered{503, "1"}},
 		"timeout":        {fmt.Errorf("%w: %w", metered.ErrTimeout, context.DeadlineExceeded), answered{503, "1"}},
 		"serialization":  {budget.ErrSerialization, answered{503, "1"}},
-		"commit_unknown": {metered.ErrCommitUnknown, answered{500, ""}},
-		"limit_query":    {budget.ErrLimitQuery, answered{500, ""}},
+		"commit_unknown": {budget.ErrCommitUnknown, answered{500, ""}},
+		"limit_query":    {fault.New("limit_query", ""), answered{500, ""}},
 		"indefinite":     {metered.ErrIndefinite, answered{503, "1"}},
 
 		"event_late":     {budget.ErrLate, answered{400, ""}},
@@ -74,18 +76,18 @@ func TestWrite_AnswersEveryCode(t *testing.T) {
 		"not_granted":    {budget.ErrNotGranted, answered{500, ""}},
 		"schema_version": {metered.ErrSchemaVersion, answered{500, ""}},
 		"schema_differs": {metered.ErrSchemaDiffers, answered{500, ""}},
-		"no_river":       {metered.ErrNoRiver, answered{500, ""}},
-		"job_plugin":     {jobs.ErrPlugin, answered{500, ""}},
+		"no_river":       {fault.New("no_river", ""), answered{500, ""}},
+		"job_plugin":     {fault.New("job_plugin", ""), answered{500, ""}},
 
-		"transaction_control": {metered.ErrTxControl, answered{500, ""}},
-		"transaction_done":    {metered.ErrTxDone, answered{500, ""}},
-		"transaction_failed":  {metered.ErrTxFailed, answered{500, ""}},
-		"nested_command":      {metered.ErrNested, answered{500, ""}},
-		"invalid_result":      {metered.ErrResult, answered{500, ""}},
+		"transaction_control": {guardtx.ErrControl, answered{500, ""}},
+		"transaction_done":    {guardtx.ErrDone, answered{500, ""}},
+		"transaction_failed":  {guardtx.ErrFailed, answered{500, ""}},
+		"nested_command":      {command.ErrNested, answered{500, ""}},
+		"invalid_result":      {fault.New("invalid_result", ""), answered{500, ""}},
 
 		"budget_clock":          {budget.ErrClock, answered{500, ""}},
 		"budget_time_zone":      {budget.ErrTimeZone, answered{500, ""}},
-		"budget_thresholds":     {budget.ErrThresholds, answered{500, ""}},
+		"budget_thresholds":     {fault.New("budget_thresholds", ""), answered{500, ""}},
 		"feed_gap":              {budget.ErrFeedGap, answered{500, ""}},
 		"budget_window_purged":  {budget.ErrWindowPurged, answered{500, ""}},
 		"budget_overflow":       {budget.ErrOverflow, answered{500, ""}},
@@ -130,10 +132,10 @@ func TestWrite_AnswersEveryCode(t *testing.T) {
 		"session_lost":        {fmt.Errorf("%w: secret", metered.ErrLost), answered{409, ""}},
 		"session_not_renewed": {fmt.Errorf("%w: secret has 777 left", metered.ErrNotRenewed), answered{503, ""}},
 
-		"idempotency_key_missing":   {httpmetered.ErrKeyMissing, answered{400, ""}},
-		"idempotency_key_invalid":   {httpmetered.ErrKeyInvalid, answered{400, ""}},
-		"idempotency_key_in_flight": {httpmetered.ErrInFlight, answered{409, "1"}},
-		"answer_unrecordable":       {httpmetered.ErrAnswer, answered{500, ""}},
+		"idempotency_key_missing":   {fault.New("idempotency_key_missing", ""), answered{400, ""}},
+		"idempotency_key_invalid":   {fault.New("idempotency_key_invalid", ""), answered{400, ""}},
+		"idempotency_key_in_flight": {fault.New("idempotency_key_in_flight", ""), answered{409, "1"}},
+		"answer_unrecordable":       {fault.New("answer_unrecordable", ""), answered{500, ""}},
 
 		"answer_unreadable": {fault.ErrUnread, answered{500, ""}},
 		"operation_unknown": {metered.ErrUnknownOperation, answered{404, ""}},

@@ -127,7 +127,7 @@ func ExampleLimit() {
 // A program's own refusals are errors, and answered in the same way as the library's.
 func ExampleWrite() {
 	errSoldOut := &httpmetered.Problem{Status: http.StatusConflict, Code: "sold_out", Detail: "no more of these"}
-	for _, err := range []error{fmt.Errorf("order: %w", errSoldOut), metered.ErrConflict, errors.New("a secret")} {
+	for _, err := range []error{fmt.Errorf("order: %w", errSoldOut), budget.ErrConflict, errors.New("a secret")} {
 		w := httptest.NewRecorder()
 		httpmetered.Write(w, err)
 		fmt.Print(w.Body)

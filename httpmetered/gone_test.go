@@ -71,8 +71,7 @@ func TestIdempotent_FinishesTheCommitOfAClientThatHungUp(t *testing.T) {
 		post(path, commits)
 		require.Equal(t, status, post(path, nil), path)
 	}
-	require.Zero(t, events.Sum(observe.CommitLost))
-	require.Zero(t, events.Sum(observe.CommitResolved))
+	require.Zero(t, events.Sum(observe.Commit))
 	require.Empty(t, failed)
 	require.Equal(t, 1, pgtest.Count(t, owner, "metered.operations where refusal is not null"))
 	require.Equal(t, 2, pgtest.Count(t, owner, "uploads"))
@@ -154,5 +153,5 @@ func TestLimit_ALostCommitIsUnavailable(t *testing.T) {
 	require.Equal(t, "commit_unknown", r.code())
 	require.Equal(t, "1", r.header.Get("Retry-After"))
 	require.Len(t, failed, 1)
-	require.ErrorIs(t, failed[0], metered.ErrCommitUnknown)
+	require.ErrorIs(t, failed[0], budget.ErrCommitUnknown)
 }

@@ -210,7 +210,7 @@ func (m *idempotent) run(w http.ResponseWriter, r *http.Request,
 		return out, err
 	}
 	key, err := Key(r)
-	if errors.Is(err, ErrKeyMissing) && m.Optional {
+	if errors.Is(err, errKeyMissing) && m.Optional {
 		key, err = metered.NewID(), nil
 	}
 	if err != nil {
@@ -268,7 +268,7 @@ func (m *idempotent) do(r *http.Request, cmd metered.Command, body []byte,
 	next http.Handler) (metered.Outcome[answer], error) {
 	this := flight{cmd.Tenant, cmd.ID}
 	if _, flying := m.flying.LoadOrStore(this, true); flying { // which keeps repetitions from holding connections
-		return metered.Outcome[answer]{}, ErrInFlight
+		return metered.Outcome[answer]{}, errInFlight
 	}
 	defer m.flying.Delete(this)
 	began := false
@@ -293,7 +293,7 @@ func (m *idempotent) do(r *http.Request, cmd metered.Command, body []byte,
 		return a, err
 	})
 	if !began && errors.Is(err, budget.ErrBusy) && !errors.Is(err, metered.ErrSticky) {
-		err = fmt.Errorf("%w: %v", ErrInFlight, err) // before its function a command waits only for the id
+		err = fmt.Errorf("%w: %v", errInFlight, err) // before its function a command waits only for the id
 	}
 	return out, err
 }

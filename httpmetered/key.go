@@ -16,28 +16,28 @@ const maxIdempotencyKeyBytes = 255
 
 // Faults of an Idempotency-Key.
 var (
-	ErrKeyMissing error = fault.New("idempotency_key_missing", "httpmetered: the request has no Idempotency-Key")
-	ErrKeyInvalid error = fault.New("idempotency_key_invalid", "httpmetered: the Idempotency-Key cannot be used")
-	ErrInFlight   error = fault.New("idempotency_key_in_flight", "httpmetered: another request with the Idempotency-Key is being carried out")
+	errKeyMissing error = fault.New("idempotency_key_missing", "httpmetered: the request has no Idempotency-Key")
+	errKeyInvalid error = fault.New("idempotency_key_invalid", "httpmetered: the Idempotency-Key cannot be used")
+	errInFlight   error = fault.New("idempotency_key_in_flight", "httpmetered: another request with the Idempotency-Key is being carried out")
 )
 
 const fieldKey = "Idempotency-Key"
 
 // Key returns the Idempotency-Key of a request, for the ID of a command: 1 to 255 printable ASCII
-// characters, quoted, or bare without spaces and ,";\. Both are the same key. Errors:
-// ErrKeyMissing, and ErrKeyInvalid, also for several fields.
+// characters, quoted, or bare without spaces and ,";\. Both are the same key. Its errors have the
+// codes idempotency_key_missing and idempotency_key_invalid, also for several fields.
 func Key(r *http.Request) (string, error) {
 	values := r.Header.Values(fieldKey)
 	switch len(values) {
 	case 0:
-		return "", ErrKeyMissing
+		return "", errKeyMissing
 	case 1:
 	default:
-		return "", ErrKeyInvalid
+		return "", errKeyInvalid
 	}
 	key, ok := parseKey(strings.Trim(values[0], " \t"))
 	if !ok || key == "" || len(key) > maxIdempotencyKeyBytes {
-		return "", ErrKeyInvalid
+		return "", errKeyInvalid
 	}
 	return key, nil
 }
@@ -45,7 +45,7 @@ func Key(r *http.Request) (string, error) {
 // OptionalKey is Key, or an id of its own for a request without one.
 func OptionalKey(r *http.Request) (string, error) {
 	key, err := Key(r)
-	if errors.Is(err, ErrKeyMissing) {
+	if errors.Is(err, errKeyMissing) {
 		return metered.NewID(), nil
 	}
 	return key, err

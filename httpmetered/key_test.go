@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered/httpmetered"
+	"github.com/pgmetered/metered/internal/fault"
 )
 
 func keyOf(fields ...string) (string, error) {
@@ -38,9 +39,9 @@ func TestKey_IsAStringOfStructuredFieldsOrBare(t *testing.T) {
 func TestKey_RefusesInvalidKeys(t *testing.T) {
 	t.Parallel()
 	_, err := keyOf()
-	require.ErrorIs(t, err, httpmetered.ErrKeyMissing)
+	require.ErrorIs(t, err, fault.New("idempotency_key_missing", ""))
 	_, err = httpmetered.Key(&http.Request{})
-	require.ErrorIs(t, err, httpmetered.ErrKeyMissing)
+	require.ErrorIs(t, err, fault.New("idempotency_key_missing", ""))
 	long := strings.Repeat("k", 255+1)
 	for _, fields := range [][]string{
 		{""}, {" "}, {`""`}, {`"`}, {`"k`}, {`k"`}, {`"k""`}, {`"k";`}, {`"k" ;a`}, {`"k";A=1`}, {`"k";a=`}, {`"k";a =1`}, {`"k";a=1,`}, {`"k";a="`}, {`"k";a=1.`}, {`"k";a=?2`}, {`"k", "l"`}, {"k, l"}, {"k,l"}, {"k;a"}, {"a b"},
@@ -48,9 +49,9 @@ func TestKey_RefusesInvalidKeys(t *testing.T) {
 		{long}, {`"` + long + `"`}, {strings.Repeat("k", 10<<10)}, {"k", "k"}, {"k", ""},
 	} {
 		_, err := keyOf(fields...)
-		require.ErrorIs(t, err, httpmetered.ErrKeyInvalid, "%q", fields)
+		require.ErrorIs(t, err, fault.New("idempotency_key_invalid", ""), "%q", fields)
 		_, err = httpmetered.OptionalKey(&http.Request{Header: http.Header{"Idempotency-Key": fields}})
-		require.ErrorIs(t, err, httpmetered.ErrKeyInvalid, "%q", fields)
+		require.ErrorIs(t, err, fault.New("idempotency_key_invalid", ""), "%q", fields)
 	}
 }
 

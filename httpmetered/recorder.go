@@ -12,9 +12,9 @@ import (
 	"github.com/pgmetered/metered/internal/fault"
 )
 
-// ErrAnswer: a handler gave no answer, or one too large, in parts, or with a cookie. Nothing was
+// errAnswer says that a handler gave no answer, or one too large, in parts, or with a cookie. Nothing was
 // committed.
-var ErrAnswer error = fault.New("answer_unrecordable", "httpmetered: the handler's answer cannot be recorded")
+var errAnswer error = fault.New("answer_unrecordable", "httpmetered: the handler's answer cannot be recorded")
 
 // answer is a handler's answer, as a command's result.
 type answer struct {
@@ -87,7 +87,7 @@ func (r *recorder) Write(b []byte) (int, error) {
 	case r.status == http.StatusNoContent || r.status == http.StatusNotModified:
 		return 0, http.ErrBodyNotAllowed
 	case r.body.Len()+len(b) > r.max:
-		r.broken = fmt.Errorf("%w: its body is larger than %d bytes", ErrAnswer, r.max)
+		r.broken = fmt.Errorf("%w: its body is larger than %d bytes", errAnswer, r.max)
 		return 0, r.broken
 	}
 	return r.body.Write(b)
@@ -97,18 +97,18 @@ func (r *recorder) Write(b []byte) (int, error) {
 var perConnection = []string{"Connection", "Keep-Alive", "Content-Length", "Date",
 	"Proxy-Connection", "Te", "Transfer-Encoding", "Upgrade"}
 
-// answer is the recorded answer, or ErrAnswer.
+// answer is the recorded answer, or errAnswer.
 func (r *recorder) answer() (answer, error) {
 	switch {
 	case r.broken != nil:
 		return answer{}, r.broken
 	case r.status == 0:
-		return answer{}, fmt.Errorf("%w: the handler returned without one", ErrAnswer)
+		return answer{}, fmt.Errorf("%w: the handler returned without one", errAnswer)
 	}
 	a := answer{Status: r.status, Header: r.sent}
 	for name := range r.header { // with headers set after the body: trailers
 		if name == "Set-Cookie" || name == "Trailer" || strings.HasPrefix(name, http.TrailerPrefix) {
-			return answer{}, fmt.Errorf("%w: it has %s", ErrAnswer, name)
+			return answer{}, fmt.Errorf("%w: it has %s", errAnswer, name)
 		}
 	}
 	for _, name := range perConnection {
@@ -118,12 +118,12 @@ func (r *recorder) answer() (answer, error) {
 	for name, values := range a.Header {
 		for _, value := range values {
 			if size += len(name) + len(value); !utf8.ValidString(value) {
-				return answer{}, fmt.Errorf("%w: the field %s is not UTF-8", ErrAnswer, name)
+				return answer{}, fmt.Errorf("%w: the field %s is not UTF-8", errAnswer, name)
 			}
 		}
 	}
 	if size > maxFieldBytes {
-		return answer{}, fmt.Errorf("%w: its fields are larger than %d bytes", ErrAnswer, maxFieldBytes)
+		return answer{}, fmt.Errorf("%w: its fields are larger than %d bytes", errAnswer, maxFieldBytes)
 	}
 	if body := r.body.Bytes(); readable(body) {
 		a.Text = string(body)

@@ -15,6 +15,7 @@ import (
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/httpmetered"
+	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/internal/purge"
 )
@@ -88,7 +89,7 @@ func TestIdempotent_AnAnswerThatCannotBeRecordedIsNotCommitted(t *testing.T) {
 		"a body that is too large": func(w http.ResponseWriter, _ *http.Request) {
 			_, _ = w.Write(make([]byte, 60))
 			_, err := w.Write(make([]byte, 41))
-			require.ErrorIs(t, err, httpmetered.ErrAnswer)
+			require.ErrorIs(t, err, fault.New("answer_unrecordable", ""))
 		},
 		"fields that are too large": func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("X", strings.Repeat("x", 17<<10))

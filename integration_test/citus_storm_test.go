@@ -135,7 +135,7 @@ func (s *storm) judge(effects func(id string) []int) (committed int64) {
 			for _, n := range all {
 				require.Equal(t, all[0], n, "%s (%v) has a part of its effects: %v", id, err, all)
 			}
-			indefinite := errors.Is(err, metered.ErrIndefinite) || errors.Is(err, metered.ErrCommitUnknown)
+			indefinite := errors.Is(err, metered.ErrIndefinite) || errors.Is(err, budget.ErrCommitUnknown)
 			switch {
 			case err == nil:
 				require.Equal(t, 1, all[0], "%s was acknowledged and is not there", id)

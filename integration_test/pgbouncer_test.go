@@ -404,7 +404,14 @@ func (b *behind) ledger() {
 	})
 	b.tx("Ledger.Retire", func(ctx context.Context, tx pgx.Tx) error { return second(l.Retire(ctx, tx, made)) })
 	b.tx("Ledger.Restore", func(ctx context.Context, tx pgx.Tx) error { return second(l.Restore(ctx, tx, made)) })
-	b.try("Ledger.Resources", func(ctx context.Context) error { return second(l.Resources(ctx, b.pool, budget.ResourceFilter{})) })
+	b.try("Ledger.Resources", func(ctx context.Context) error {
+		for _, err := range l.Resources(ctx, b.pool, "") {
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	})
 }
 
 func (b *behind) wallets() {
@@ -470,11 +477,11 @@ func (b *behind) batches() {
 
 // complete checks that no method of the types with calls was left out.
 func (b *behind) complete() {
-	offline := []string{"Client.Secret", "Ledger.LockKey", "Book.Channel", "Store.Parse", "Store.Prefix", "Store.Token", "Pool.Limiter", "Pool.Receipt"}
+	offline := []string{"Client.Secret", "Ledger.LockKey", "Book.Channel", "Store.Parse", "Store.Token", "Pool.Limiter", "Pool.Receipt"}
 	// These keep a session, and are for a connection of their own.
 	session := []string{"Client.Listen", "Book.Listen", "Enqueuer.Run"}
 	offline = append(offline, "wallet.Book.Limit", "wallet.Book.Charge", "wallet.Book.Line")
-	for _, made := range []any{b.c, b.c.Budget, &budget.Batcher{}, b.c.Holds, b.c.Tokens, b.c.Jobs, &leases.Pool{}, &leases.Carver{}, &leases.Limiter{}, &wallet.Book{},
+	for _, made := range []any{b.c, b.c.Budget, &budget.Batcher{}, b.c.Holds, b.c.Tokens, b.c.Jobs, &leases.Pool{}, &leases.Carver{}, &wallet.Book{},
 		&notary.Notary{}, &privacy.Register{}} {
 		of := reflect.TypeOf(made)
 		for i := range of.NumMethod() {
@@ -505,7 +512,7 @@ func (b *behind) others() {
 	b.try("replica.CommitLSN", func(ctx context.Context) error { return second(replica.CommitLSN(ctx, b.pool)) })
 	b.try("replica.ReadLSN", func(ctx context.Context) error { return second(replica.ReadLSN(ctx, b.pool)) })
 	b.try("replica.ReadAt", func(ctx context.Context) error {
-		return replica.ReadAt(ctx, b.pool, lsn, replica.Options{}, func(ctx context.Context, conn *pgx.Conn) error {
+		return replica.ReadAt(ctx, b.pool, lsn, 0, func(ctx context.Context, conn *pgx.Conn) error {
 			return second(b.c.Budget.Usage(ctx, conn, budget.Query{Scope: "units"}))
 		})
 	})

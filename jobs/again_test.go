@@ -79,7 +79,7 @@ func TestGiveBack_AFailedJobWaitsInLineForItsNextAttempt(t *testing.T) {
 		require.Equal(t, jobs.ReleaseReport{Ended: 1, Released: 1}, g.release())
 		row := g.job(a.JobID)
 		require.Equal(t, rivertype.JobStatePending, row.State)
-		require.NotEqual(t, jobs.HoldOf(first), jobs.HoldOf(row))
+		require.NotEqual(t, jobs.Of(first).Hold, jobs.Of(row).Hold)
 		p, err := g.Explain(g.ctx, g.pool, a.JobID)
 		require.NoError(t, err)
 		require.WithinDuration(t, clock.Now().Add(time.Duration(seconds)*time.Second), p.NotBefore, 2*time.Minute)
@@ -102,7 +102,7 @@ func TestGiveBack_AFailedJobWaitsInLineForItsNextAttempt(t *testing.T) {
 		require.False(t, row.ScheduledAt.After(time.Now()))
 		require.Equal(t, []any{1, 25, 1}, []any{row.Attempt, row.MaxAttempts, len(row.Errors)})
 		require.Equal(t, `{"asset": "a"}`, string(row.EncodedArgs))
-		held, err := g.book.Get(g.ctx, g.pool, "acme", jobs.HoldOf(row), "")
+		held, err := g.book.Get(g.ctx, g.pool, "acme", jobs.Of(row).Hold, "")
 		require.NoError(t, err)
 		require.Equal(t, holds.Held, held.State)
 		spent, _ := g.used("calls")
@@ -431,7 +431,7 @@ func TestGiveBack_AJobThatComesToRestBeforeAReleaseIsNotLost(t *testing.T) {
 	restPID, releasePID := pid(t, rests), pid(t, releases)
 	done := make(chan error, 2)
 	go func() {
-		err := restHolds(g.ctx, g.Enqueuer, rests, "", []string{jobs.HoldOf(a.Job)})
+		err := restHolds(g.ctx, g.Enqueuer, rests, "", []string{jobs.Of(a.Job).Hold})
 		done <- errors.Join(err, rests.Commit(g.ctx))
 	}()
 	g.untilBlocked(restPID)
@@ -475,7 +475,7 @@ func TestGiveBack_AJobThatComesToRestBeforeItsEndIsEnded(t *testing.T) {
 		done := make(chan error, 1)
 		go func() { done <- end(g, a.JobID) }()
 		g.untilSomebodyWaits()
-		require.NoError(t, restHolds(g.ctx, g.Enqueuer, rests, "", []string{jobs.HoldOf(a.Job)}))
+		require.NoError(t, restHolds(g.ctx, g.Enqueuer, rests, "", []string{jobs.Of(a.Job).Hold}))
 		_, err = g.book.Place(g.ctx, rests, holds.Placement{ID: "other", TTL: time.Hour, Lines: []holds.Line{slots("gpu", 1, 1)}})
 		require.NoError(t, err)
 		_, err = g.ReleaseIn(g.ctx, rests, "gpu")
@@ -501,9 +501,9 @@ func TestRelease_FindsJobsThatStandInNoLine(t *testing.T) {
 	require.EqualValues(t, 1, g.release().Ended)
 	_, err := g.pool.Exec(g.ctx, "delete from metered.parked_jobs")
 	require.NoError(t, err)
-	before := jobs.HoldOf(g.job(a.JobID))
+	before := jobs.Of(g.job(a.JobID)).Hold
 	require.Equal(t, jobs.ReleaseReport{Lost: 1}, g.release())
-	require.NotEqual(t, before, jobs.HoldOf(g.job(a.JobID)))
+	require.NotEqual(t, before, jobs.Of(g.job(a.JobID)).Hold)
 	p, err := g.Explain(g.ctx, g.pool, a.JobID)
 	require.NoError(t, err)
 	require.WithinDuration(t, time.Now().Add(time.Hour), p.NotBefore, 5*time.Minute)
@@ -549,8 +549,8 @@ func TestGiveBack_ManyJobsOfALockedScopeKeepNoOtherJobWaiting(t *testing.T) {
 func TestRun_AJobThatEndedTwiceKeepsNoOtherHold(t *testing.T) {
 	t.Parallel()
 	g := openGated(t, nil)
-	a := jobs.HoldOf(g.mustEnqueue(process{"a"}, needs(slots("gpu", 1, 2))).Job)
-	b := jobs.HoldOf(g.mustEnqueue(process{"b"}, needs(slots("gpu", 1, 2))).Job)
+	a := jobs.Of(g.mustEnqueue(process{"a"}, needs(slots("gpu", 1, 2))).Job).Hold
+	b := jobs.Of(g.mustEnqueue(process{"b"}, needs(slots("gpu", 1, 2))).Job).Hold
 	n, err := jobs.EndAll(g.ctx, g.Enqueuer, g.pool, a, b, a)
 	require.NoError(t, err)
 	require.EqualValues(t, 2, n)

@@ -129,9 +129,9 @@ func TestEnqueue_AcceptsItemsJustWithinBounds(t *testing.T) {
 	require.False(t, f.mustEnqueue(kinded(strings.Repeat("k", 127)), longest).Created)
 	record, err := f.Find(f.ctx, f.pool, longest.InsertOpts.Queue, longest.Key)
 	require.NoError(t, err)
-	job := f.job(record.JobID)
-	require.Equal(t, longest.Key, jobs.Key(job))
-	require.Equal(t, longest.Tenant, jobs.Tenant(job))
+	job := f.job(record.ID)
+	require.Equal(t, longest.Key, jobs.Of(job).Key)
+	require.Equal(t, longest.Tenant, jobs.Of(job).Tenant)
 }
 
 func TestNewFindPurge_BadInputIsRefusedBeforeAnySQL(t *testing.T) {

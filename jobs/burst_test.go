@@ -88,7 +88,7 @@ func TestBurst_TakesTheTenantsOwnFirst(t *testing.T) {
 		one, two := g.mustEnqueue(process{"a"}, tenant("acme", 1, 1)), g.mustEnqueue(process{"a"}, tenant("acme", 1, 1))
 		require.True(t, g.mustEnqueue(process{"a"}, tenant("acme", 1, 1)).Parked)
 		g.in(pgx.ReadCommitted, func(tx pgx.Tx) error {
-			_, err := g.book.Release(g.ctx, tx, holds.Release{Tenant: "acme", IDs: []string{jobs.HoldOf(one.Job), jobs.HoldOf(two.Job)}})
+			_, err := g.book.Release(g.ctx, tx, holds.Release{Tenant: "acme", IDs: []string{jobs.Of(one.Job).Hold, jobs.Of(two.Job).Hold}})
 			return err
 		})
 		g.in(pgx.ReadCommitted, func(tx pgx.Tx) error {
@@ -221,7 +221,7 @@ func TestBurst_AJobLeavesTheLineThatItJoinsJustNow(t *testing.T) {
 		joins := g.begin(pgx.ReadCommitted)
 		in(joins, "pool")
 		g.in(pgx.ReadCommitted, func(tx pgx.Tx) error {
-			_, err := g.book.Release(g.ctx, tx, holds.Release{Tenant: "acme", IDs: []string{jobs.HoldOf(own.Job)}})
+			_, err := g.book.Release(g.ctx, tx, holds.Release{Tenant: "acme", IDs: []string{jobs.Of(own.Job).Hold}})
 			return err
 		})
 		g.in(level, func(tx pgx.Tx) error {
@@ -250,7 +250,7 @@ func TestRun_TenantsHaveTheirMinimumAndShareAPool(t *testing.T) {
 		count := func(by int) {
 			mu.Lock()
 			defer mu.Unlock()
-			name := jobs.Tenant(job.JobRow)
+			name := jobs.Of(job.JobRow).Tenant
 			running[name] += by
 			running[""] += by
 			most[name], most[""] = max(most[name], running[name]), max(most[""], running[""])

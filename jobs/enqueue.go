@@ -180,12 +180,12 @@ func (e *Enqueuer) insertNew(ctx context.Context, tx pgx.Tx, all []*prepared,
 func (e *Enqueuer) renumber(ctx context.Context, tx pgx.Tx, job *rivertype.JobRow, id int64) error {
 	call, _ := ctx.Value(claimedKey{}).(claimed)
 	if given := call.given[id]; given == nil || given.ID == nil || *given.ID != id || job == nil {
-		return ErrPlugin
+		return errPlugin
 	}
 	if tag, err := tx.Exec(ctx, e.renumberSQL, id, job.ID); err != nil {
 		return fault.Failed("jobs", "number the job", err)
 	} else if tag.RowsAffected() != 1 {
-		return ErrPlugin
+		return errPlugin
 	}
 	job.ID = id
 	return nil

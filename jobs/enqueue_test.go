@@ -149,7 +149,7 @@ func TestEnqueue_KeyBelongsToTheQueueThatRiverChooses(t *testing.T) {
 	require.Equal(t, 3, f.job(byArgs.JobID).Priority)
 	record, err := f.Find(f.ctx, f.pool, "media", "k")
 	require.NoError(t, err)
-	require.Equal(t, byArgs.JobID, record.JobID)
+	require.Equal(t, byArgs.JobID, record.ID)
 
 	again := f.mustEnqueue(args, &jobs.Options{Key: "k", InsertOpts: river.InsertOpts{Queue: "media"}})
 	require.Equal(t, jobs.Result{JobID: byArgs.JobID}, again)
@@ -186,15 +186,15 @@ func TestEnqueue_RiversOptionsPassThrough(t *testing.T) {
 		require.True(t, at.Equal(job.ScheduledAt))
 		require.Equal(t, []string{"one", "two"}, job.Tags)
 		require.JSONEq(t, `{"asset": "a"}`, string(job.EncodedArgs))
-		require.Equal(t, "acme", jobs.Tenant(job))
-		require.Equal(t, k, jobs.Key(job))
+		require.Equal(t, "acme", jobs.Of(job).Tenant)
+		require.Equal(t, k, jobs.Of(job).Key)
 		require.JSONEq(t, metadata, string(job.Metadata))
 	}
 	pending := f.mustEnqueue(process{"a"}, &jobs.Options{Key: "p", InsertOpts: river.InsertOpts{Pending: true}})
 	require.Equal(t, rivertype.JobStatePending, f.job(pending.JobID).State)
 	plain := f.job(f.mustEnqueue(process{"a"}, nil).JobID)
 	require.JSONEq(t, `{}`, string(plain.Metadata))
-	require.Equal(t, "", jobs.Tenant(plain)+jobs.Key(plain))
+	require.Equal(t, "", jobs.Of(plain).Tenant+jobs.Of(plain).Key)
 }
 
 func TestEnqueue_RiversUniqueOptionsWorkWithoutAKey(t *testing.T) {
@@ -256,7 +256,7 @@ func TestFind_ReturnsTheRememberedJob(t *testing.T) {
 	require.NoError(t, err)
 	require.True(t, now.Equal(record.ClaimedAt))
 	record.ClaimedAt = time.Time{}
-	require.Equal(t, jobs.Record{Queue: "default", Key: "k", JobID: first.JobID, Kind: "process", Tenant: "acme"}, record)
+	require.Equal(t, jobs.Enqueued{Queue: "default", Key: "k", ID: first.JobID, Kind: "process", Tenant: "acme"}, record)
 
 	_, err = f.Find(f.ctx, f.pool, "media", "k")
 	require.ErrorIs(t, err, jobs.ErrNotFound)

@@ -12,7 +12,6 @@ var (
 	ErrNotFound  error = fault.New("job_key_not_found", "jobs: key not found")      // the key was never used, or purged
 	ErrFull      error = errFull                                                    // Options.MaxParked jobs wait for the scope
 	ErrNotParked error = fault.New("job_not_parked", "jobs: the job is not parked") // or not any more
-	ErrPlugin    error = errPlugin                                                  // Plugin is missing, or a hook changed queue, id or metadata
 )
 
 var (

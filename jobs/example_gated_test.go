@@ -168,7 +168,7 @@ func ExampleEnqueuer_ReleaseIn() {
 		perHour = 1_200
 		started, err := enqueuer.ReleaseIn(ctx, tx, "tokens/acme")
 		for _, r := range started {
-			fmt.Println("started:", string(r.Job.EncodedArgs), "with a hold:", jobs.HoldOf(r.Job) != "")
+			fmt.Println("started:", string(r.Job.EncodedArgs), "with a hold:", jobs.Of(r.Job).Hold != "")
 		}
 		return err
 	}))

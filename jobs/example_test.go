@@ -29,7 +29,7 @@ func Example() {
 	worked := make(chan string)
 	workers := river.NewWorkers()
 	river.AddWorker(workers, river.WorkFunc(func(_ context.Context, job *river.Job[ProcessAsset]) error {
-		worked <- fmt.Sprintf("asset %d of %s, for the key %s", job.Args.ID, jobs.Tenant(job.JobRow), jobs.Key(job.JobRow))
+		worked <- fmt.Sprintf("asset %d of %s, for the key %s", job.Args.ID, jobs.Of(job.JobRow).Tenant, jobs.Of(job.JobRow).Key)
 		return nil
 	}))
 	client, err := river.NewClient(riverpgxv5.New(pool), &river.Config{

@@ -73,7 +73,7 @@ func (g *gated) in(level pgx.TxIsoLevel, fn func(tx pgx.Tx) error) {
 func (g *gated) end(id int64) {
 	g.t.Helper()
 	g.in(pgx.ReadCommitted, func(tx pgx.Tx) error {
-		_, err := g.book.Release(g.ctx, tx, holds.Release{IDs: []string{jobs.HoldOf(g.job(id))}})
+		_, err := g.book.Release(g.ctx, tx, holds.Release{IDs: []string{jobs.Of(g.job(id)).Hold}})
 		return err
 	})
 }
@@ -112,7 +112,7 @@ func TestGated_StartsWhatFitsAndParksTheRest(t *testing.T) {
 	require.Equal(t, rivertype.JobStateAvailable, row.State)
 	require.Equal(t, river.PriorityDefault, row.Priority)
 	require.Equal(t, 25, row.MaxAttempts)
-	held, err := g.book.Get(g.ctx, g.pool, "", jobs.HoldOf(row), jobs.HoldOf(row))
+	held, err := g.book.Get(g.ctx, g.pool, "", jobs.Of(row).Hold, jobs.Of(row).Hold)
 	require.NoError(t, err)
 	require.Equal(t, holds.Held, held.State)
 
@@ -142,7 +142,7 @@ func TestGated_FreedByAnOldSnapshot(t *testing.T) {
 		require.NoError(t, err)
 		second := g.mustEnqueue(process{"b"}, needs(slots(scope, 1, 1)))
 		require.True(t, second.Parked)
-		_, err = g.book.Release(g.ctx, old, holds.Release{IDs: []string{jobs.HoldOf(first.Job)}})
+		_, err = g.book.Release(g.ctx, old, holds.Release{IDs: []string{jobs.Of(first.Job).Hold}})
 		if level == pgx.ReadCommitted {
 			require.NoError(t, err)
 			require.NoError(t, old.Commit(g.ctx))
@@ -150,7 +150,7 @@ func TestGated_FreedByAnOldSnapshot(t *testing.T) {
 			require.ErrorIs(t, err, budget.ErrSerialization)
 			require.NoError(t, old.Rollback(g.ctx))
 			g.in(level, func(tx pgx.Tx) error {
-				_, err := g.book.Release(g.ctx, tx, holds.Release{IDs: []string{jobs.HoldOf(first.Job)}})
+				_, err := g.book.Release(g.ctx, tx, holds.Release{IDs: []string{jobs.Of(first.Job).Hold}})
 				return err
 			})
 		}
@@ -167,7 +167,7 @@ func TestGated_CapturedByAnOldSnapshot(t *testing.T) {
 		line := holds.Line{Scope: "scope/" + string(level), Amount: 1, Limits: []budget.Limit{budget.PerWindow(1, time.Minute)}}
 		first := g.mustEnqueue(process{"a"}, needs(line))
 		capture := func(tx pgx.Tx) error {
-			_, err := g.book.Capture(g.ctx, tx, holds.Capture{IDs: []string{jobs.HoldOf(first.Job)}, All: true})
+			_, err := g.book.Capture(g.ctx, tx, holds.Capture{IDs: []string{jobs.Of(first.Job).Hold}, All: true})
 			return err
 		}
 		old := g.begin(level)
@@ -200,7 +200,7 @@ func TestGated_KeyIsOneJobParkedOrNot(t *testing.T) {
 	g.end(first.JobID)
 	require.EqualValues(t, 1, g.release().Released)
 	require.Equal(t, jobs.Result{JobID: second.JobID}, g.mustEnqueue(process{"b"}, opts("b", 2)))
-	require.Equal(t, "b", jobs.Key(g.job(second.JobID)))
+	require.Equal(t, "b", jobs.Of(g.job(second.JobID)).Key)
 	g.requireCounts(2, 2)
 }
 
@@ -226,7 +226,7 @@ func TestGated_TenantsTakeTurns(t *testing.T) {
 	tenant := ""
 	for range len(want) + 1 {
 		g.in(pgx.ReadCommitted, func(tx pgx.Tx) error {
-			_, err := g.book.Release(g.ctx, tx, holds.Release{Tenant: tenant, IDs: []string{jobs.HoldOf(g.job(last))}})
+			_, err := g.book.Release(g.ctx, tx, holds.Release{Tenant: tenant, IDs: []string{jobs.Of(g.job(last)).Hold}})
 			return err
 		})
 		before := g.river()
@@ -236,7 +236,7 @@ func TestGated_TenantsTakeTurns(t *testing.T) {
 				last = id
 			}
 		}
-		tenant = jobs.Tenant(g.job(last))
+		tenant = jobs.Of(g.job(last)).Tenant
 		if order = append(order, last); last == one { // one comes again, and waits for a turn of many's
 			again := enqueue("one", 0)
 			want = append(want[:3:3], append([]int64{again}, want[3:]...)...)

@@ -261,7 +261,7 @@ func asLines(needs []need) string {
 // held are the lines of a job's hold.
 func (h *history) held(id int64) string {
 	return pgtest.Value[string](h.g.t, h.g.pool, `select string_agg(l.scope || ' ' || l.amount, ', ' order by l.scope collate "C", l.amount)
-		from metered.holds h join metered.hold_lines l on l.hold = h.no where h.id = $1`, jobs.HoldOf(h.g.job(id)))
+		from metered.holds h join metered.hold_lines l on l.hold = h.no where h.id = $1`, jobs.Of(h.g.job(id)).Hold)
 }
 
 // charge is a request that shares the budget with the jobs.
@@ -325,7 +325,7 @@ func (h *history) finish(j *modelJob, how int, cost int64) {
 		}
 		_, err := tx.Exec(h.g.ctx, sql, j.id)
 		if err == nil && cost > 0 {
-			c := holds.Capture{IDs: []string{jobs.HoldOf(row)}}
+			c := holds.Capture{IDs: []string{jobs.Of(row).Hold}}
 			for _, n := range j.needs {
 				if !n.spent {
 					c.Lines = []holds.Line{{Scope: n.scope, Amount: cost}}

@@ -68,7 +68,7 @@ func TestBurst_EachChoiceHasItsOwnHold(t *testing.T) {
 		g.in(pgx.ReadCommitted, func(tx pgx.Tx) error {
 			var ids []string
 			for _, scope := range free {
-				ids = append(ids, jobs.HoldOf(started[scope].Job))
+				ids = append(ids, jobs.Of(started[scope].Job).Hold)
 			}
 			_, err := g.book.Release(g.ctx, tx, holds.Release{Tenant: "acme", IDs: ids})
 			return err
@@ -78,7 +78,7 @@ func TestBurst_EachChoiceHasItsOwnHold(t *testing.T) {
 			require.Len(t, results, 1)
 			return err
 		})
-		h, err := g.book.Get(g.ctx, g.pool, "acme", jobs.HoldOf(g.job(parked.JobID)), "")
+		h, err := g.book.Get(g.ctx, g.pool, "acme", jobs.Of(g.job(parked.JobID)).Hold, "")
 		require.NoError(t, err)
 		require.Equal(t, free[0], h.Lines[0].Scope)
 		require.Equal(t, map[string]time.Duration{"own/acme": o.Hold.TTL, "pool": o.Burst.TTL}[free[0]], h.Deadline.Sub(h.PlacedAt), free)
@@ -95,7 +95,7 @@ func TestCancelParked_OfAJobThatChangesLines(t *testing.T) {
 	a := g.mustEnqueue(process{"a"}, needs(slots("own", 1, 1), slots("pool", 1, 1)))
 	require.Equal(t, []int{1, 0}, []int{g.line("own"), g.line("pool")})
 	moves := g.begin(pgx.ReadCommitted)
-	_, err := g.book.Release(g.ctx, moves, holds.Release{IDs: []string{jobs.HoldOf(own.Job)}})
+	_, err := g.book.Release(g.ctx, moves, holds.Release{IDs: []string{jobs.Of(own.Job).Hold}})
 	require.NoError(t, err)
 	cancel := func() error {
 		return pgx.BeginFunc(g.ctx, g.pool, func(tx pgx.Tx) error { _, err := g.CancelParked(g.ctx, tx, a.JobID); return err })
@@ -129,7 +129,7 @@ func TestDrop_OfAJobThatChangesLines(t *testing.T) {
 		clock.Advance(time.Second)
 	}
 	moves := g.begin(pgx.ReadCommitted)
-	_, err := g.book.Release(g.ctx, moves, holds.Release{IDs: []string{jobs.HoldOf(own.Job)}})
+	_, err := g.book.Release(g.ctx, moves, holds.Release{IDs: []string{jobs.Of(own.Job).Hold}})
 	require.NoError(t, err)
 	results, err := g.ReleaseIn(g.ctx, moves, "own") // not committed
 	require.NoError(t, err)
@@ -159,8 +159,8 @@ func TestRelease_TakesOutNoJobThatWaitsAnew(t *testing.T) {
 	a := g.mustEnqueue(process{"a"}, givesBack(slots("gpu", 1, 1)))
 	g.fails(a.JobID, 3600)
 	require.EqualValues(t, 1, g.release().Ended)
-	require.ErrorIs(t, jobs.TakeOut(g.ctx, g.Enqueuer, g.pool, a.JobID, jobs.HoldOf(a.Job)), jobs.ErrNotParked)
+	require.ErrorIs(t, jobs.TakeOut(g.ctx, g.Enqueuer, g.pool, a.JobID, jobs.Of(a.Job).Hold), jobs.ErrNotParked)
 	require.Equal(t, 1, pgtest.Count(t, g.pool, "metered.parked_jobs"))
-	require.NoError(t, jobs.TakeOut(g.ctx, g.Enqueuer, g.pool, a.JobID, jobs.HoldOf(g.job(a.JobID))))
+	require.NoError(t, jobs.TakeOut(g.ctx, g.Enqueuer, g.pool, a.JobID, jobs.Of(g.job(a.JobID)).Hold))
 	require.Zero(t, pgtest.Count(t, g.pool, "metered.parked_jobs"))
 }

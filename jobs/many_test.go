@@ -50,7 +50,7 @@ func TestEnqueueMany_MixesNewKnownRepeatedAndNoKeys(t *testing.T) {
 		require.Equal(t, want[0], job.Kind)
 		require.JSONEq(t, want[1], string(job.EncodedArgs))
 		require.Equal(t, want[2], job.Queue)
-		require.Equal(t, want[3], jobs.Tenant(job))
+		require.Equal(t, want[3], jobs.Of(job).Tenant)
 	}
 	f.requireCounts(6, 4)
 

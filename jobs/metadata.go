@@ -19,15 +19,12 @@ const (
 	metadataRetry  = "metered:retry"
 )
 
-// Key returns job's key, or "".
-func Key(job *rivertype.JobRow) string { return readMetadata(job.Metadata).Key }
-
-// Tenant returns job's tenant, or "".
-func Tenant(job *rivertype.JobRow) string { return readMetadata(job.Metadata).Tenant }
-
-// HoldOf returns the id of job's hold, of Tenant(job), or "" without Options.Hold. Without Lines
-// there is no such hold.
-func HoldOf(job *rivertype.JobRow) string { return readMetadata(job.Metadata).Hold }
+// Of describes a job by its row and by what Enqueue wrote into its metadata. A job that another
+// program inserted has no Key, Tenant and Hold. ClaimedAt is zero: Find has it.
+func Of(job *rivertype.JobRow) Enqueued {
+	own := readMetadata(job.Metadata)
+	return Enqueued{ID: job.ID, Queue: job.Queue, Kind: job.Kind, Key: own.Key, Tenant: own.Tenant, Hold: own.Hold}
+}
 
 type ownMetadata struct {
 	Key    string `json:"metered:key,omitempty"`
@@ -50,7 +47,7 @@ func withHold(metadata []byte, id int64, again *retry) ([]byte, error) {
 	members := map[string]json.RawMessage{}
 	if len(metadata) > 0 {
 		if err := json.Unmarshal(metadata, &members); err != nil || members == nil {
-			return nil, ErrPlugin
+			return nil, errPlugin
 		}
 	}
 	var random [8]byte

@@ -29,8 +29,9 @@ func (e *Enqueuer) notify(ctx context.Context, tx pgx.Tx, results []Result) erro
 		if !r.Created || r.Job == nil {
 			continue
 		}
-		made, err := json.Marshal(Enqueued{ID: r.JobID, Queue: r.Job.Queue, Kind: r.Job.Kind,
-			Key: Key(r.Job), Tenant: Tenant(r.Job)})
+		job := Of(r.Job)
+		job.Hold = ""
+		made, err := json.Marshal(job)
 		if err != nil {
 			return err // never: they are texts
 		}

@@ -109,9 +109,10 @@ type Result struct {
 	Parked bool `json:"parked,omitempty"`
 }
 
-// Enqueued is a new job in a metered.CommandNotice, with River's id.
+// Enqueued is a job that was enqueued: in a metered.CommandNotice, as Find finds it by its key, and
+// as Of reads it from River's row.
 type Enqueued struct {
-	// ID is the job's id in River.
+	// ID is the job's id in River, where the job may be deleted by now.
 	ID int64 `json:"id"`
 
 	// Queue is the queue of the job.
@@ -125,4 +126,11 @@ type Enqueued struct {
 
 	// Tenant is that of the job's Options.
 	Tenant string `json:"tenant,omitempty"`
+
+	// Hold is the id of the hold with the Lines of Options.Hold, whose tenant is Tenant. Of alone
+	// sets it.
+	Hold string `json:"hold,omitempty"`
+
+	// ClaimedAt is when the key was used first. Find alone sets it.
+	ClaimedAt time.Time `json:"claimed_at,omitzero"`
 }

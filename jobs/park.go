@@ -144,14 +144,14 @@ func (e *Enqueuer) gatedJobs(ctx context.Context, tx pgx.Tx, all []*prepared, ga
 	}
 	if len(taken.all) != len(gated) {
 		abort(ctx, tx)
-		return nil, ErrPlugin
+		return nil, errPlugin
 	}
 	jobs := make([]gatedJob, len(gated))
 	for n, i := range gated {
 		p := taken.all[n]
 		if p.Kind != all[i].kind || p.Queue != all[i].opts.Queue {
 			abort(ctx, tx)
-			return nil, ErrPlugin
+			return nil, errPlugin
 		}
 		if jobs[n], err = all[i].gated(results[i].JobID, p); err != nil {
 			return nil, err

@@ -58,7 +58,7 @@ func TestPlans_AParkedJobIsTheSameWorkHoweverManyWait(t *testing.T) {
 
 		const release = "select * from metered.release_jobs(null, null, 5000, 64, interval '1 minute', null, null)"
 		var all work
-		last := jobs.HoldOf(first.Job)
+		last := jobs.Of(first.Job).Hold
 		for i := range 20 { // the first ones write full pages
 			g.in(pgx.ReadCommitted, func(tx pgx.Tx) error {
 				_, err := g.book.Release(g.ctx, tx, holds.Release{IDs: []string{last}})

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/jobs"
 )
@@ -31,7 +32,7 @@ func TestPlugin_MissingIsAnErrorAndLeavesNothing(t *testing.T) {
 
 	tx := f.begin(pgx.ReadCommitted)
 	_, err := f.Enqueue(f.ctx, tx, process{"a"}, key("k"))
-	require.ErrorIs(t, err, jobs.ErrPlugin)
+	require.ErrorIs(t, err, fault.New("job_plugin", ""))
 	require.Equal(t, "job_plugin", metered.Code(err))
 	requireAborted(t, tx)
 	f.requireCounts(0, 0)
@@ -90,7 +91,7 @@ func TestPlugin_HookThatChangesTheIdIsAnError(t *testing.T) {
 		return nil
 	})
 	_, err := f.enqueue(process{"a"}, key("k"))
-	require.ErrorIs(t, err, jobs.ErrPlugin)
+	require.ErrorIs(t, err, fault.New("job_plugin", ""))
 	f.requireCounts(0, 0)
 }
 

@@ -156,7 +156,7 @@ func TestGated_CapturedUnitsLeaveTheWindowInTime(t *testing.T) {
 	require.True(t, g.mustEnqueue(process{"b"}, needs(line)).Parked)
 	require.Zero(t, g.release().Released)
 	g.in(pgx.ReadCommitted, func(tx pgx.Tx) error {
-		_, err := g.book.Capture(g.ctx, tx, holds.Capture{IDs: []string{jobs.HoldOf(first.Job)}, All: true})
+		_, err := g.book.Capture(g.ctx, tx, holds.Capture{IDs: []string{jobs.Of(first.Job).Hold}, All: true})
 		return err
 	})
 	require.Zero(t, g.release().Released)

@@ -183,7 +183,7 @@ func heldBy[T river.JobArgs](job *river.Job[T]) HoldRef {
 	if args, ok := any(job.Args).(HeldArgs); ok && args.HeldBy().ID != "" {
 		return args.HeldBy()
 	}
-	return HoldRef{Tenant: Tenant(job.JobRow), ID: HoldOf(job.JobRow)}
+	return HoldRef{Tenant: Of(job.JobRow).Tenant, ID: Of(job.JobRow).Hold}
 }
 
 // notHeldError means that the job's hold has ended.

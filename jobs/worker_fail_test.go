@@ -15,6 +15,7 @@ import (
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/guardtx"
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/jobs"
 )
@@ -311,5 +312,5 @@ func TestHeldWorker_WriteCannotKeepTheTransaction(t *testing.T) {
 	})
 	awaitJob(t, pool, job, "completed")
 	_, err := (<-kept).Exec(t.Context(), "select 1")
-	require.ErrorIs(t, err, metered.ErrTxDone)
+	require.ErrorIs(t, err, guardtx.ErrDone)
 }

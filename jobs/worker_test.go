@@ -23,7 +23,7 @@ func TestEnqueue_RealWorkersRunTheEnqueuedJobs(t *testing.T) {
 	worked := make(chan seen, 10)
 	workers := river.NewWorkers()
 	river.AddWorker(workers, river.WorkFunc(func(_ context.Context, job *river.Job[process]) error {
-		worked <- seen{job.ID, job.Args.Asset, jobs.Tenant(job.JobRow), jobs.Key(job.JobRow)}
+		worked <- seen{job.ID, job.Args.Asset, jobs.Of(job.JobRow).Tenant, jobs.Of(job.JobRow).Key}
 		return nil
 	}))
 	// The kind was seen by River with its worker, so hooks of the args themselves

@@ -29,7 +29,7 @@ func (p *Pool) Allow(ctx context.Context, charges ...budget.Charge) error {
 		if err != nil {
 			return err
 		}
-		return l.AllowN(ctx, charges[0].Amount)
+		return l.allowN(ctx, charges[0].Amount)
 	}
 	if len(charges) == 0 {
 		return invalid("charges", "are none")
@@ -84,16 +84,17 @@ func checkAmount(n int64) error {
 	return nil
 }
 
-// Limiter is a faster Allow, for one scope with its limits: it looks nothing up. Make it once, by
-// Pool.Limiter, and keep it.
-type Limiter struct {
+// limiter is a slot that Allow has looked up.
+type limiter struct {
 	pool *Pool
 	slot *slot
 }
 
-// Limiter returns a Limiter of the charge's scope and limits. Its Amount does not count. It can
-// have no Note, and no limit with MaxFrom or Observe. It sends no SQL.
-func (p *Pool) Limiter(c budget.Charge) (*Limiter, error) {
+// Limiter returns a faster Allow for one scope with its limits, those of the charge: it looks
+// nothing up. Make it once, and keep it. It spends n units, from 1 to 2^53, as Allow does for a
+// charge of this amount, and returns the same errors. The charge's own Amount does not count. It
+// can have no Note, and no limit with MaxFrom or Observe. Limiter sends no SQL.
+func (p *Pool) Limiter(c budget.Charge) (allow func(ctx context.Context, n int64) error, err error) {
 	for {
 		l, err := p.limiter(&c)
 		if err != nil {
@@ -104,29 +105,29 @@ func (p *Pool) Limiter(c budget.Charge) (*Limiter, error) {
 		retired := l.slot.retired
 		l.slot.mu.Unlock()
 		if !retired {
-			return &l, nil
+			return l.allowN, nil
 		}
 	}
 }
 
-func (p *Pool) limiter(c *budget.Charge) (Limiter, error) {
+func (p *Pool) limiter(c *budget.Charge) (limiter, error) {
 	if p == nil || p.db == nil || p.live.Err() != nil {
-		return Limiter{}, p.usable()
+		return limiter{}, p.usable()
 	}
 	s, err := p.find(&p.memory, c, true)
 	switch {
 	case err != nil:
-		return Limiter{}, err
+		return limiter{}, err
 	case s == nil:
-		return Limiter{}, invalid("Charge.Scope",
+		return limiter{}, invalid("Charge.Scope",
 			"%q has no Rule in the Pool, or a limit with MaxFrom or Observe, or more than %d sets of limits", c.Scope, maxSlots)
 	case c.Note != budget.Note{}:
-		return Limiter{}, invalid("Charge.Note", "cannot be stored by Allow")
+		return limiter{}, invalid("Charge.Note", "cannot be stored by Allow")
 	case c.MustExist != s.mustExist:
-		return Limiter{}, invalid("Charge.MustExist",
+		return limiter{}, invalid("Charge.MustExist",
 			"differs from that of another charge of scope %q with the same limits", c.Scope)
 	}
-	return Limiter{p, s}, nil
+	return limiter{p, s}, nil
 }
 
 // standings shows the limits of the slot as far as this process knows, nil before the first
@@ -151,7 +152,7 @@ func (s *slot) standings() []budget.Posted {
 	return []budget.Posted{e}
 }
 
-// Receipt shows the limits of charges of Allow or a Limiter as when the slice was opened, less this
+// Receipt shows the limits of charges of Allow or of Limiter as when the slice was opened, less this
 // process's spends since. It is empty before the first decision.
 func (p *Pool) Receipt(charges ...budget.Charge) (r budget.Receipt) {
 	for i := range charges {
@@ -162,9 +163,8 @@ func (p *Pool) Receipt(charges ...budget.Charge) (r budget.Receipt) {
 	return r
 }
 
-// AllowN spends n units, from 1 to 2^53, as Pool.Allow does for a charge of this amount. It returns
-// the same errors.
-func (l Limiter) AllowN(ctx context.Context, n int64) error {
+// allowN spends n units, as Pool.Allow does for a charge of this amount.
+func (l limiter) allowN(ctx context.Context, n int64) error {
 	if err := checkAmount(n); err != nil {
 		return err
 	}
@@ -177,7 +177,7 @@ func (l Limiter) AllowN(ctx context.Context, n int64) error {
 }
 
 // slow serves a charge that finds no slice.
-func (l Limiter) slow(ctx context.Context, n int64) error {
+func (l limiter) slow(ctx context.Context, n int64) error {
 	p, s := l.pool, l.slot
 	for range maxTries {
 		if err := cmp.Or(s.refusal(n, false), p.usable()); err != nil {

@@ -174,9 +174,9 @@ func ExamplePool_Receipt() {
 	// ben 200 "searches";r=2;t=60
 }
 
-// All requests of a process share the limit of an upstream service: a Limiter saves looking for the limit each time.
+// All requests of a process share the limit of an upstream service: Limiter saves looking for the limit each time.
 // The Pool says how much of it is left.
-func ExampleLimiter() {
+func ExamplePool_Limiter() {
 	ctx := context.Background()
 	db, done := exampleDatabase()
 	defer done()
@@ -195,7 +195,7 @@ func ExampleLimiter() {
 		log.Fatal(err)
 	}
 	for _, batch := range []int64{4, 5, 2} {
-		if err := upstream.AllowN(ctx, batch); err != nil {
+		if err := upstream(ctx, batch); err != nil {
 			fmt.Println("refused:", errors.Is(err, budget.ErrExceeded))
 			continue
 		}

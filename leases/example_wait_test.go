@@ -13,7 +13,7 @@ import (
 
 // Wait for room, as Limiter.WaitN of golang.org/x/time/rate does: until the units fit, and not at all if that would be after
 // the context's deadline, or never.
-func ExampleLimiter_AllowN() {
+func ExamplePool_Limiter_wait() {
 	ctx := context.Background()
 	db, done := exampleDatabase()
 	defer done()
@@ -26,9 +26,9 @@ func ExampleLimiter_AllowN() {
 		log.Fatal(err)
 	}
 	defer pool.Close(ctx)
-	wait := func(ctx context.Context, l *leases.Limiter, n int64) error {
+	wait := func(ctx context.Context, allow func(context.Context, int64) error, n int64) error {
 		for {
-			err := l.AllowN(ctx, n)
+			err := allow(ctx, n)
 			var refused *budget.ExceededError
 			if !errors.As(err, &refused) {
 				return err
@@ -44,7 +44,7 @@ func ExampleLimiter_AllowN() {
 			}
 		}
 	}
-	limiter := func(scope string, limit budget.Limit) *leases.Limiter {
+	limiter := func(scope string, limit budget.Limit) func(context.Context, int64) error {
 		l, err := pool.Limiter(budget.Charge{Scope: scope, Amount: 1, Limits: []budget.Limit{limit}})
 		if err != nil {
 			log.Fatal(err)

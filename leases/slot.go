@@ -26,7 +26,7 @@ type slot struct {
 	mu       sync.Mutex
 	next     *slice
 	opening  chan struct{} // closed when the request for a slice has ended. Nil without a request
-	pinned   bool          // a Limiter has it
+	pinned   bool          // Limiter has given it out
 	retired  bool          // it was forgotten, and has no slices any more
 	direct   time.Time     // until then charges go to the ledger directly
 	recall   time.Time     // when a notice of another process last made it give back its slices

@@ -38,7 +38,7 @@ type Policy struct {
 	Entries time.Duration
 
 	// Operations is how long the records of commands are kept: longer than clients repeat calls. An
-	// id with a time at or before the latest deleted record is metered.ErrRetired, and one without
+	// id with a time at or before the latest deleted record is budget.ErrRetired, and one without
 	// a time looks new. 0 keeps them for ever.
 	Operations time.Duration
 

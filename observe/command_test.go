@@ -51,7 +51,7 @@ func TestObserver_HearsOfACommandAndItsParts(t *testing.T) {
 		require.Equal(t, "process", e.Name)
 		require.Len(t, e.Jobs, 1)
 	}
-	require.Equal(t, []string{"job created 1 pending", "job created 1 pending", "token_consumed  1", "hold placed 1"}, r.Told())
+	require.Equal(t, []string{"job created 1 pending", "job created 1 pending", "token consumed 1", "hold placed 1"}, r.Told())
 
 	r.Forget()
 	_, err = metered.Do(t.Context(), c, cmd, pgtest.WholeFunc("op", nil))
@@ -63,7 +63,7 @@ func TestObserver_HearsOfACommandAndItsParts(t *testing.T) {
 	cmd.Input = 2
 	_, err = metered.Do(t.Context(), c, cmd, pgtest.WholeFunc("op", nil))
 	conflict := r.Ended(t, observe.Command)[1]
-	require.ErrorIs(t, err, metered.ErrConflict)
+	require.ErrorIs(t, err, budget.ErrConflict)
 	require.Equal(t, observe.Conflict, conflict.Outcome)
 	require.Equal(t, "operation_conflict", conflict.Code)
 }
@@ -109,7 +109,7 @@ func TestObserver_HearsOfNothingDoneThatIsRolledBack(t *testing.T) {
 		require.Equal(t, observe.Open, only(t, &r, observe.Command).Outcome)
 		return pgtest.ErrOwn
 	}))
-	require.Equal(t, []string{"token_consumed  1 pending", "hold placed 1 pending"}, lasting(&r))
+	require.Equal(t, []string{"token consumed 1 pending", "hold placed 1 pending"}, lasting(&r))
 }
 
 func TestObserver_HearsOfRefusalsByLimit(t *testing.T) {
@@ -198,7 +198,7 @@ func TestObserver_HearsWhyTokensAreRefused(t *testing.T) {
 	do("mistyped", "upload")
 	do(pgtest.UnknownToken(t, c), "upload")
 	do(pgtest.Mint(t, pool, c), "other")
-	want := []string{"token_consumed  1", "token_refused used 1", "token_refused malformed 1", "token_refused unknown 1", "token_refused purpose 1"}
+	want := []string{"token consumed 1", "token used 1", "token malformed 1", "token unknown 1", "token purpose 1"}
 	require.Equal(t, want, r.Told())
 
 	alone := pgtest.Mint(t, pool, c)
@@ -209,6 +209,6 @@ func TestObserver_HearsWhyTokensAreRefused(t *testing.T) {
 		}
 		return nil
 	}))
-	require.Equal(t, []string{"token_consumed  1 pending", "token_refused used 1", "token_refused malformed 1"}, r.Told())
+	require.Equal(t, []string{"token consumed 1 pending", "token used 1", "token malformed 1"}, r.Told())
 	require.Equal(t, []string{"tokens.consume", "tokens.consume"}, r.Names(t, observe.Call))
 }

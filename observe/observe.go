@@ -97,24 +97,32 @@ type End struct {
 type Kind string
 
 const (
-	Retried    Kind = "retried"     // a transaction runs again: "serialization" "deadlock" "lease_closed"
-	CommitLost Kind = "commit_lost" // an answer to COMMIT was lost, for N commands or charges
-	// for each of N: "committed", "not_committed", "unknown" (ErrIndefinite, ErrCommitUnknown), or
-	// "left", the same for a caller whose context was cancelled
-	CommitResolved Kind = "commit_resolved"
+	// Retried counts transactions that run again, by the cause: "serialization", "deadlock" or
+	// "lease_closed".
+	Retried Kind = "retried"
 
-	// each limit: its Name, or else "lifetime", "credit", its window, as "1h0m0s", or period, as
-	// "month (UTC)"
+	// Commit is an answer to COMMIT that was "lost", for N commands or charges, and later what became
+	// of each: "committed", "not_committed", "unknown" (ErrIndefinite, ErrCommitUnknown), or "left",
+	// the same for a caller whose context was cancelled.
+	Commit Kind = "commit"
+
+	// LimitRefused counts refusals of a limit, by its Name, or else "lifetime", "credit", its window,
+	// as "1h0m0s", or period, as "month (UTC)".
 	LimitRefused Kind = "limit_refused"
-	Threshold    Kind = "threshold" // was crossed: the limit, as in LimitRefused, a slash, and the threshold's Name
 
-	// TokenConsumed counts tokens that were consumed. It has no Name.
-	TokenConsumed Kind = "token_consumed"
+	// Threshold counts crossings of a threshold, by the limit, as in LimitRefused, a slash, and the
+	// threshold's Name.
+	Threshold Kind = "threshold"
 
-	TokenRefused Kind = "token_refused" // a tokens.InvalidError.Reason
+	// Token counts tokens that were "consumed", and refused ones by their tokens.InvalidError.Reason.
+	Token Kind = "token"
 
-	Hold Kind = "hold" // N holds changed: a holds.EventKind
-	Job  Kind = "job"  // N jobs are "created", or their keys' are "existing". Of those created some are "parked", then "released" or "dropped", and "troubled" at each try that failed
+	// Hold counts holds that changed, by the holds.EventKind.
+	Hold Kind = "hold"
+
+	// Job counts jobs that are "created", or that their keys found "existing". Some of those created
+	// are "parked", then "released" or "dropped", and "troubled" at each try that failed.
+	Job Kind = "job"
 
 	// SweepLag is how late the oldest hold or lot was when a sweep of "holds" or "lots" began, or 0.
 	SweepLag Kind = "sweep_lag"
@@ -127,17 +135,25 @@ const (
 	// subscriber failed.
 	SweepFailed Kind = "sweep_failed"
 
-	Purged Kind = "purged" // N rows of a Purge's Name, for each batch
+	// Purged counts the rows that each batch of a Purge deleted, by its Name.
+	Purged Kind = "purged"
 
 	// Slice is of leases: N units are "opened" for this process, and a slice of N "ended". Of one
 	// that it settled, its own or another's, N are "spent" and N "returned". After a refusal all
 	// slices of a scope are "recalled".
 	Slice Kind = "slice"
 
-	Lots       Kind = "lots"        // N lots were "granted", "revoked" (in part or whole), "reinstated", "rolled over", or "ended" by a sweep
-	LotsLapsed Kind = "lots_lapsed" // N units of lots (breakage), counted by a sweep, whatever call ended them
+	// Lots counts lots that were "granted", "revoked" (in part or whole), "reinstated", "rolled over",
+	// or "ended" by a sweep.
+	Lots Kind = "lots"
 
-	Session Kind = "session" // "opened", "resumed", "renewed", "not_renewed" (a failed try), "settled", "cancelled", "lost", "abandoned" (only closed)
+	// LotsLapsed counts the units of lots that lapsed (breakage). A sweep counts them, whatever call
+	// ended the lots.
+	LotsLapsed Kind = "lots_lapsed"
+
+	// Session counts sessions that were "opened", "resumed", "renewed", "not_renewed" (a failed try),
+	// "settled", "cancelled", "lost" or "abandoned" (only closed).
+	Session Kind = "session"
 )
 
 // Event is a moment without a duration.

@@ -76,7 +76,7 @@ func TestObserver_HearsHowAnUnknownOutcomeIsResolved(t *testing.T) {
 			_, err := metered.Do(t.Context(), c, cmd, pgtest.WholeFunc("op", nil))
 			require.NoError(t, err)
 			told := lasting(&r)
-			require.Equal(t, []string{"commit_lost  1", "commit_resolved " + what + " 1"}, told[:2])
+			require.Equal(t, []string{"commit lost 1", "commit " + what + " 1"}, told[:2])
 			outcome := map[string]observe.Outcome{"committed": observe.Replayed, "not_committed": observe.Committed}[what]
 			require.Equal(t, outcome, only(t, &r, observe.Command).Outcome)
 			require.Error(t, r.Ended(t, observe.Flush)[1].Err)
@@ -90,7 +90,7 @@ func TestObserver_HearsHowAnUnknownOutcomeIsResolved(t *testing.T) {
 		w.Once((*pgtest.Flush).Last, func(f *pgtest.Flush) { w.Refuse(true); f.LoseAnswer() })
 		_, err := metered.Do(t.Context(), c, cmd, pgtest.WholeFunc("op", nil))
 		require.ErrorIs(t, err, metered.ErrIndefinite)
-		require.Equal(t, []string{"commit_lost  1", "commit_resolved unknown 1"}, lasting(&r))
+		require.Equal(t, []string{"commit lost 1", "commit unknown 1"}, lasting(&r))
 		require.Equal(t, observe.Indefinite, only(t, &r, observe.Command).Outcome)
 		w.Refuse(false)
 	})
@@ -103,7 +103,7 @@ func TestObserver_HearsHowAnUnknownOutcomeIsResolved(t *testing.T) {
 		w.Once(func(f *pgtest.Flush) bool { return f.Has("charge_plain(") }, func(f *pgtest.Flush) { f.LoseAnswer() })
 		_, err := c.Budget.ChargeNow(t.Context(), pool, pgtest.Charge("a", 1, 5))
 		require.ErrorIs(t, err, budget.ErrCommitUnknown)
-		require.Equal(t, []string{"commit_lost  1", "commit_resolved unknown 1"}, r.Told())
+		require.Equal(t, []string{"commit lost 1", "commit unknown 1"}, r.Told())
 		b, err := budget.NewBatcher(pool, c.Budget, budget.BatcherConfig{})
 		require.NoError(t, err)
 		each := func(f *pgtest.Flush) bool { return f.Has("charge_each(") }
@@ -111,7 +111,7 @@ func TestObserver_HearsHowAnUnknownOutcomeIsResolved(t *testing.T) {
 		w.Once(each, func(f *pgtest.Flush) { f.LoseAnswer() })
 		_, err = b.Ingest(t.Context(), budget.UsageEvent{ID: "e", Charge: pgtest.Charge("a", 1, 5)})
 		require.NoError(t, err)
-		require.Equal(t, []string{"commit_lost  1", "commit_resolved committed 1"}, r.Told())
+		require.Equal(t, []string{"commit lost 1", "commit committed 1"}, r.Told())
 		require.NoError(t, b.Close(t.Context()))
 	})
 }

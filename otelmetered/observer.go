@@ -158,10 +158,12 @@ func (o *Observer) Event(ctx context.Context, e observe.Event) {
 	case observe.Retried:
 		o.m.retries.add(ctx, e.N, labels{{labelCause, e.Name}})
 		o.mark(ctx, e)
-	case observe.CommitLost:
-		o.m.lost.add(ctx, e.N, labels{})
-		o.mark(ctx, e)
-	case observe.CommitResolved:
+	case observe.Commit:
+		if e.Name == "lost" {
+			o.m.lost.add(ctx, e.N, labels{})
+			o.mark(ctx, e)
+			break
+		}
 		o.m.resolved.add(ctx, e.N, labels{{labelResolution, e.Name}})
 		o.mark(ctx, e)
 	case observe.LimitRefused:
@@ -172,9 +174,11 @@ func (o *Observer) Event(ctx context.Context, e observe.Event) {
 		e.Name = o.limits.of(e.Name)
 		o.m.thresholds.add(ctx, e.N, labels{{labelLimit, e.Name}})
 		o.mark(ctx, e)
-	case observe.TokenConsumed:
-		o.m.consumed.add(ctx, e.N, labels{pending})
-	case observe.TokenRefused:
+	case observe.Token:
+		if e.Name == "consumed" {
+			o.m.consumed.add(ctx, e.N, labels{pending})
+			break
+		}
 		o.m.refused.add(ctx, e.N, labels{{labelReason, e.Name}})
 	case observe.Hold:
 		o.m.holds.add(ctx, e.N, labels{{labelTransition, e.Name}, pending})

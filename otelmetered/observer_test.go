@@ -284,7 +284,7 @@ func BenchmarkObserver(b *testing.B) {
 					_, end := o.Start(ctx, op)
 					end(observe.End{})
 				}
-				for _, kind := range []observe.Kind{observe.Job, observe.TokenConsumed, observe.Hold} {
+				for _, kind := range []observe.Kind{observe.Job, observe.Token, observe.Hold} {
 					o.Event(ctx, observe.Event{Kind: kind, Name: "placed", N: 1})
 				}
 				command(observe.End{Outcome: observe.Committed, Attempts: 1, RoundTrips: 2})

@@ -39,7 +39,7 @@ func (s *service) work() {
 	require.ErrorIs(t, s.upload(ctx, "b", token), tokens.ErrInvalid)
 	require.ErrorIs(t, s.upload(ctx, "b", s.mint()), budget.ErrExceeded)
 	_, err = metered.Do[any](ctx, s.client, metered.Command{ID: "a", Tenant: "ann", Name: "upload"}, nil)
-	require.ErrorIs(t, err, metered.ErrConflict)
+	require.ErrorIs(t, err, budget.ErrConflict)
 
 	runs := 0
 	_, err = metered.Do(ctx, s.client, metered.Command{ID: "again", Name: "upload"}, func(ctx context.Context, tx *metered.Tx) (any, error) {

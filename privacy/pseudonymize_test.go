@@ -135,7 +135,7 @@ func TestPseudonymize_BalancesChainsAndReplaysGoOn(t *testing.T) {
 	require.Equal(t, alias, late.Receipt.Entries[0].Scope)
 	ofAcme.Charges[0].Scope = alias
 	_, err = metered.Do[any](ctx, c, ofAcme, nil)
-	require.ErrorIs(t, err, metered.ErrConflict, "another command has the id")
+	require.ErrorIs(t, err, budget.ErrConflict, "another command has the id")
 
 	in(func(tx pgx.Tx) error {
 		_, err := book.Capture(ctx, tx, holds.Capture{Tenant: alias, IDs: []string{"h1"}, Holder: alias, All: true})
@@ -463,7 +463,7 @@ func TestPseudonymize_TakesTheNameOutOfRiversJobs(t *testing.T) {
 	require.False(t, pgtest.Value[bool](t, pool, "select bool_or(j::text ~ 'user/ann\\y') from river_job j"))
 	job, err := c.Jobs.Find(t.Context(), pool, "default", "letter/"+alias)
 	require.NoError(t, err)
-	require.Positive(t, job.JobID)
+	require.Positive(t, job.ID)
 }
 
 // A number is given before the scope has its new name, or after it.

@@ -37,7 +37,7 @@ func ExampleReadAt() {
 		usage, err = client.Budget.Usage(ctx, conn, budget.Query{Scope: "wallet/ann"})
 		return err
 	}
-	err = replica.ReadAt(ctx, standby, seen, replica.Options{Timeout: time.Second}, read)
+	err = replica.ReadAt(ctx, standby, seen, time.Second, read)
 	if seen == 0 || errors.Is(err, replica.ErrStale) { // not known, or the replica is far behind
 		err = primary.AcquireFunc(ctx, func(conn *pgxpool.Conn) error { return read(ctx, conn.Conn()) })
 	}

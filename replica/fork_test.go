@@ -93,11 +93,11 @@ func TestReadAt_APrimaryAndAStandbyShowCommitsInOppositeOrders(t *testing.T) {
 	// A position after the second charge has the first, too, wherever it is read.
 	position, err := replica.CommitLSN(ctx, primary)
 	require.NoError(t, err)
-	require.ErrorIs(t, replica.ReadAt(ctx, far, position, replica.Options{Timeout: 10 * time.Millisecond}, noRead), replica.ErrStale)
+	require.ErrorIs(t, replica.ReadAt(ctx, far, position, 10*time.Millisecond, noRead), replica.ErrStale)
 	exec(far, "select pg_wal_replay_resume()")
 	require.NoError(t, syscall.Kill(stop, syscall.SIGCONT))
 	for _, db := range standbys {
-		require.NoError(t, replica.ReadAt(ctx, db, position, replica.Options{Timeout: time.Minute}, func(ctx context.Context, conn *pgx.Conn) error {
+		require.NoError(t, replica.ReadAt(ctx, db, position, time.Minute, func(ctx context.Context, conn *pgx.Conn) error {
 			require.Equal(t, [2]int64{1, 1}, seen(conn))
 			return nil
 		}))

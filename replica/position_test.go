@@ -35,7 +35,7 @@ func (r *replicated) do(id string, change func(*metered.Command)) replica.LSN {
 }
 
 func (r *replicated) readAt(lsn replica.LSN, timeout time.Duration, fn func(context.Context, *pgx.Conn) error) error {
-	return replica.ReadAt(r.Context(), r.standby, lsn, replica.Options{Timeout: timeout}, fn)
+	return replica.ReadAt(r.Context(), r.standby, lsn, timeout, fn)
 }
 
 // With replay paused, the replica has the rows from before the command and none of the command's own, in each way to

@@ -121,13 +121,6 @@ func (e *staleError) Error() string {
 
 func (e *staleError) Unwrap() error { return errStale }
 
-// Options configures ReadAt. The zero value has the documented defaults.
-type Options struct {
-	// Timeout bounds the wait for the replica, from 1ms to 1h. The deadline of ctx bounds it, too.
-	// Running into it is ErrStale. Defaults to 5s.
-	Timeout time.Duration
-}
-
 const defaultTimeout = 5 * time.Second
 
 const (
@@ -136,15 +129,16 @@ const (
 )
 
 // ReadAt calls fn with a connection of the replica, once every commit before lsn is visible there.
-// Its error is returned unchanged.
+// Its error is returned unchanged. The timeout bounds the wait for the replica, and not fn: it is
+// from 1ms to 1h, and 0 is 5s. The deadline of ctx bounds both.
 //
 // There must be no pooler that spreads statements over servers. The primary works too. If an idle
 // primary has open transactions, the wait can take some 15 seconds. Errors before fn is called:
 // *budget.ArgumentError, ErrStale (ask the primary), and ErrAhead.
-func ReadAt(ctx context.Context, pool *pgxpool.Pool, lsn LSN, opts Options,
+func ReadAt(ctx context.Context, pool *pgxpool.Pool, lsn LSN, timeout time.Duration,
 	fn func(context.Context, *pgx.Conn) error) error {
-	if opts.Timeout == 0 {
-		opts.Timeout = defaultTimeout
+	if timeout == 0 {
+		timeout = defaultTimeout
 	}
 	if err := cmp.Or(notNil("pool", pool), notNil("fn", fn)); err != nil {
 		return err
@@ -152,11 +146,11 @@ func ReadAt(ctx context.Context, pool *pgxpool.Pool, lsn LSN, opts Options,
 	switch {
 	case lsn == 0:
 		return invalid("lsn", "is 0, which is after no write")
-	case opts.Timeout < time.Millisecond || opts.Timeout > time.Hour:
-		return invalid("Options.Timeout", "%v is not from 1ms to 1h", opts.Timeout)
+	case timeout < time.Millisecond || timeout > time.Hour:
+		return invalid("timeout", "%v is not from 1ms to 1h", timeout)
 	}
-	w := wait{began: time.Now(), timeout: opts.Timeout, stale: &staleError{Wanted: lsn}}
-	asking, cancel := context.WithTimeout(ctx, opts.Timeout+answerTimeout)
+	w := wait{began: time.Now(), timeout: timeout, stale: &staleError{Wanted: lsn}}
+	asking, cancel := context.WithTimeout(ctx, timeout+answerTimeout)
 	defer cancel()
 	conn, err := pool.Acquire(asking)
 	if err != nil {

@@ -88,7 +88,7 @@ func (r *replication) replay(function string) {
 }
 
 func (r *replication) readAt(pos replica.LSN, timeout time.Duration, fn func(context.Context, *pgx.Conn) error) error {
-	return replica.ReadAt(r.Context(), r.replica, pos, replica.Options{Timeout: timeout}, fn)
+	return replica.ReadAt(r.Context(), r.replica, pos, timeout, fn)
 }
 
 func noRead(context.Context, *pgx.Conn) error { return nil }
@@ -272,10 +272,10 @@ func TestReadAt_APrimaryIsNotWaitedFor(t *testing.T) {
 	pool := pgtest.Open(t)
 	pos, err := replica.CommitLSN(t.Context(), pool)
 	require.NoError(t, err)
-	require.NoError(t, replica.ReadAt(t.Context(), pool, pos, replica.Options{}, noRead))
+	require.NoError(t, replica.ReadAt(t.Context(), pool, pos, 0, noRead))
 	own := errors.New("fn's own")
-	require.Equal(t, own, replica.ReadAt(t.Context(), pool, pos, replica.Options{}, func(context.Context, *pgx.Conn) error { return own }))
-	err = replica.ReadAt(t.Context(), pool, pos+1<<40, replica.Options{Timeout: time.Hour}, noRead)
+	require.Equal(t, own, replica.ReadAt(t.Context(), pool, pos, 0, func(context.Context, *pgx.Conn) error { return own }))
+	err = replica.ReadAt(t.Context(), pool, pos+1<<40, time.Hour, noRead)
 	require.ErrorIs(t, err, replica.ErrAhead)
 	require.Equal(t, "position_unknown", metered.Code(err))
 	pgtest.WaitFor(t, "its connections", func() bool { return pool.Stat().AcquiredConns() == 0 })
@@ -287,7 +287,7 @@ func TestReadAt_EndsWithItsTimeOrItsContext(t *testing.T) {
 	pos := r.place("h1")
 	ctx, cancel := context.WithCancel(t.Context())
 	time.AfterFunc(50*time.Millisecond, cancel)
-	err := replica.ReadAt(ctx, r.replica, pos+1<<40, replica.Options{Timeout: time.Hour}, noRead)
+	err := replica.ReadAt(ctx, r.replica, pos+1<<40, time.Hour, noRead)
 	require.ErrorIs(t, err, context.Canceled)
 	require.NotErrorIs(t, err, replica.ErrStale)
 	_, err = replica.CommitLSN(t.Context(), r.replica)
@@ -309,7 +309,7 @@ func TestReadAt_EndsWithItsTimeOrItsContext(t *testing.T) {
 	answers(func(within time.Duration) error {
 		ctx, cancel := context.WithTimeout(t.Context(), within)
 		defer cancel()
-		return replica.ReadAt(ctx, r.replica, pos+1<<40, replica.Options{Timeout: time.Hour}, noRead)
+		return replica.ReadAt(ctx, r.replica, pos+1<<40, time.Hour, noRead)
 	})
 	answers(func(within time.Duration) error { return r.readAt(pos+1<<40, min(within, time.Hour), noRead) })
 
@@ -322,22 +322,22 @@ func TestReadAt_EndsWithItsTimeOrItsContext(t *testing.T) {
 	conn, err := single.Acquire(t.Context())
 	require.NoError(t, err)
 	backend := pgtest.Value[int](t, conn, `select pg_backend_pid()`)
-	require.False(t, stale(replica.ReadAt(t.Context(), single, pos, replica.Options{Timeout: time.Millisecond}, noRead)))
+	require.False(t, stale(replica.ReadAt(t.Context(), single, pos, time.Millisecond, noRead)))
 	require.NoError(t, syscall.Kill(backend, syscall.SIGSTOP))
 	defer func() { require.NoError(t, syscall.Kill(backend, syscall.SIGCONT)) }()
 	conn.Release()
-	require.False(t, stale(replica.ReadAt(t.Context(), single, pos, replica.Options{Timeout: time.Millisecond}, noRead)))
+	require.False(t, stale(replica.ReadAt(t.Context(), single, pos, time.Millisecond, noRead)))
 }
 
 func TestReadAt_RefusesBadArguments(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Open(t)
 	ctx := t.Context()
-	require.ErrorIs(t, replica.ReadAt(ctx, pool, 0, replica.Options{}, noRead), budget.ErrArgument, "after no write")
-	require.ErrorIs(t, replica.ReadAt(ctx, nil, 1, replica.Options{}, noRead), budget.ErrArgument)
-	require.ErrorIs(t, replica.ReadAt(ctx, pool, 1, replica.Options{}, nil), budget.ErrArgument)
+	require.ErrorIs(t, replica.ReadAt(ctx, pool, 0, 0, noRead), budget.ErrArgument, "after no write")
+	require.ErrorIs(t, replica.ReadAt(ctx, nil, 1, 0, noRead), budget.ErrArgument)
+	require.ErrorIs(t, replica.ReadAt(ctx, pool, 1, 0, nil), budget.ErrArgument)
 	for _, timeout := range []time.Duration{-1, time.Microsecond, time.Hour + 1} {
-		require.ErrorIs(t, replica.ReadAt(ctx, pool, 1, replica.Options{Timeout: timeout}, noRead), budget.ErrArgument)
+		require.ErrorIs(t, replica.ReadAt(ctx, pool, 1, timeout, noRead), budget.ErrArgument)
 	}
 	require.NoError(t, pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 		_, err := replica.CommitLSN(ctx, tx)

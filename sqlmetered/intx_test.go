@@ -17,6 +17,7 @@ import (
 
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/guardtx"
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/sqlmetered"
 	"github.com/pgmetered/metered/wallet"
@@ -96,10 +97,10 @@ func TestInTx_TheFunctionCannotEndTheTransaction(t *testing.T) {
 	tx := s.begin(t, sql.LevelDefault)
 	var kept pgx.Tx
 	require.NoError(t, in(t, tx, func(ctx context.Context, tx pgx.Tx) error {
-		require.ErrorIs(t, tx.Commit(ctx), metered.ErrTxControl)
-		require.ErrorIs(t, tx.Rollback(ctx), metered.ErrTxControl)
+		require.ErrorIs(t, tx.Commit(ctx), guardtx.ErrControl)
+		require.ErrorIs(t, tx.Rollback(ctx), guardtx.ErrControl)
 		_, err := tx.Exec(ctx, "commit")
-		require.ErrorIs(t, err, metered.ErrTxControl)
+		require.ErrorIs(t, err, guardtx.ErrControl)
 		objects := tx.LargeObjects()
 		_, err = objects.Create(ctx, 0)
 		require.ErrorIs(t, err, pgx.ErrTxClosed)
@@ -108,26 +109,26 @@ func TestInTx_TheFunctionCannotEndTheTransaction(t *testing.T) {
 		return err
 	}))
 	_, err := kept.Exec(t.Context(), "select 1")
-	require.ErrorIs(t, err, metered.ErrTxDone)
+	require.ErrorIs(t, err, guardtx.ErrDone)
 	require.ErrorIs(t, in(t, tx, func(ctx context.Context, tx pgx.Tx) error {
 		_, err := tx.Conn().Exec(ctx, "commit") // behind its back
 		require.NoError(t, err)
 		return nil
-	}), metered.ErrTxControl)
+	}), guardtx.ErrControl)
 	require.Equal(t, 1, pgtest.Value[int](t, s.pool, "select count(*) from uploads"))
 
 	tx = s.begin(t, sql.LevelDefault)
 	require.ErrorIs(t, in(t, tx, func(ctx context.Context, tx pgx.Tx) error {
 		_, err := tx.Query(ctx, "select generate_series(1, 3)")
 		return err
-	}), metered.ErrTxFailed, "rows are left open")
+	}), guardtx.ErrFailed, "rows are left open")
 	tx = s.begin(t, sql.LevelDefault)
 	require.ErrorIs(t, in(t, tx, func(ctx context.Context, tx pgx.Tx) error {
 		_, err := tx.Exec(ctx, "select 1/0")
 		require.Error(t, err)
 		return nil
-	}), metered.ErrTxFailed, "an error is swallowed")
-	require.ErrorIs(t, sqlmetered.Commit(tx), metered.ErrTxFailed)
+	}), guardtx.ErrFailed, "an error is swallowed")
+	require.ErrorIs(t, sqlmetered.Commit(tx), guardtx.ErrFailed)
 }
 
 func TestInTx_BeginSetsASavepoint(t *testing.T) {
@@ -253,7 +254,7 @@ func TestCommit_ReportsItsOutcome(t *testing.T) {
 	require.NoError(t, err)
 	err = sqlmetered.Commit(tx)
 	require.ErrorContains(t, err, "23505")
-	require.NotErrorIs(t, err, metered.ErrCommitUnknown)
+	require.NotErrorIs(t, err, budget.ErrCommitUnknown)
 	require.ErrorIs(t, sqlmetered.Commit(tx), sql.ErrTxDone)
 
 	pool, wire := pgtest.Tap(t, s.pool, nil)
@@ -265,9 +266,9 @@ func TestCommit_ReportsItsOutcome(t *testing.T) {
 		err   error
 		left  int
 	}{
-		"the answer is lost": {func(f *pgtest.Flush) { f.LoseAnswer() }, metered.ErrCommitUnknown, 1},
-		"it is lost":         {func(f *pgtest.Flush) { f.Lose() }, metered.ErrCommitUnknown, 0},
-		"a pooler breaks":    {func(f *pgtest.Flush) { f.AnswerWith(pgtest.ErrorResponse("ERROR", "08P01", "no")) }, metered.ErrCommitUnknown, 1},
+		"the answer is lost": {func(f *pgtest.Flush) { f.LoseAnswer() }, budget.ErrCommitUnknown, 1},
+		"it is lost":         {func(f *pgtest.Flush) { f.Lose() }, budget.ErrCommitUnknown, 0},
+		"a pooler breaks":    {func(f *pgtest.Flush) { f.AnswerWith(pgtest.ErrorResponse("ERROR", "08P01", "no")) }, budget.ErrCommitUnknown, 1},
 		"all is well":        {func(*pgtest.Flush) {}, nil, 1},
 	} {
 		_, err := s.pool.Exec(t.Context(), "truncate uploads")
@@ -280,7 +281,7 @@ func TestCommit_ReportsItsOutcome(t *testing.T) {
 		pgtest.WaitFor(t, what, func() bool { return pgtest.Value[int](t, s.pool, "select count(*) from uploads") == test.left })
 	}
 	// database/sql rolls back on its own, too. If it comes first, the transaction has ended, and if it comes between, nobody can tell.
-	for err = metered.ErrCommitUnknown; errors.Is(err, metered.ErrCommitUnknown) || errors.Is(err, sql.ErrTxDone); {
+	for err = budget.ErrCommitUnknown; errors.Is(err, budget.ErrCommitUnknown) || errors.Is(err, sql.ErrTxDone); {
 		ctx, cancel := context.WithCancel(t.Context())
 		tx, err = s.db.BeginTx(ctx, nil)
 		require.NoError(t, err)

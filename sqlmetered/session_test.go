@@ -15,6 +15,7 @@ import (
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/guardtx"
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/sqlmetered"
 )
@@ -116,7 +117,7 @@ func TestSession_OpensAndSettlesInTheApplicationsTransaction(t *testing.T) {
 				require.NoError(t, err)
 				require.True(t, again.Replayed)
 				_, err = sqlmetered.SettleTx(ctx, session, tx, used(5), saves)
-				require.ErrorIs(t, err, metered.ErrConflict)
+				require.ErrorIs(t, err, budget.ErrConflict)
 				require.Equal(t, [2]int64{0, 10}, s.stands(t), "nothing is seen before the commit")
 				require.NoError(t, session.Context().Err())
 				require.NoError(t, end(tx))
@@ -265,7 +266,7 @@ func TestSession_WhatATransactionOfTheApplicationCannotHave(t *testing.T) {
 	_, err = tx.Exec("select 1/0")
 	require.Error(t, err)
 	_, err = sqlmetered.OpenTx[string](t.Context(), s.c, tx, answer("2"))
-	require.ErrorIs(t, err, metered.ErrTxFailed)
+	require.ErrorIs(t, err, guardtx.ErrFailed)
 }
 
 // A settlement that is rolled back leaves the session, whose end is reported as ever.

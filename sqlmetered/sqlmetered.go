@@ -24,6 +24,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/commit"
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/guardtx"
@@ -84,12 +85,12 @@ func inTx[A any](ctx context.Context, tx *sql.Tx,
 	return answer, err
 }
 
-// InTx calls fn once with tx as a pgx.Tx, which is dead when fn returns (metered.ErrTxDone). fn
-// cannot end the transaction (metered.ErrTxControl). InTx sets no savepoint: after an error the
+// InTx calls fn once with tx as a pgx.Tx, which is dead when fn returns (transaction_done). fn
+// cannot end the transaction (transaction_control). InTx sets no savepoint: after an error the
 // rollback of tx undoes fn's writes. A panic in fn leaves tx open.
 //
 // Errors before fn is called: *budget.ArgumentError, sql.ErrTxDone, ctx's. After it: those of fn,
-// and metered.ErrTxFailed if fn returns nil though a statement failed or rows are open. It costs a
+// and the code transaction_failed if fn returns nil though a statement failed or rows are open. It costs a
 // round trip only if the connection has a pgx tracer.
 func InTx(ctx context.Context, tx *sql.Tx, fn func(ctx context.Context, tx pgx.Tx) error) error {
 	if err := cmp.Or(fault.NotNil(errArgument, "tx", tx), fault.NotNil(errArgument, "fn", fn)); err != nil {
@@ -108,10 +109,10 @@ func InTx(ctx context.Context, tx *sql.Tx, fn func(ctx context.Context, tx pgx.T
 	return err
 }
 
-// Commit commits tx. On metered.ErrCommitUnknown the answer was lost, or BeginTx's context ended
+// Commit commits tx. On budget.ErrCommitUnknown the answer was lost, or BeginTx's context ended
 // before it came: run the transaction again with the same command, which is a replay if it was
 // committed. On sql.ErrTxDone tx had ended before, either way. Any other error means not committed:
-// metered.ErrTxFailed after a failed statement, the context's error, or an error of Postgres
+// the code transaction_failed after a failed statement, the context's error, or an error of Postgres
 // (metered.Retryable).
 //
 // A request's context ends when its client leaves. Begin with context.WithoutCancel(r.Context()),
@@ -128,7 +129,7 @@ func Commit(tx *sql.Tx) error {
 		!errors.Is(tx.Rollback(), sql.ErrTxDone):
 		return err // database/sql found the context of BeginTx done, and left the transaction open: COMMIT was not sent
 	}
-	return commit.Failed(nil, "sqlmetered", metered.ErrCommitUnknown, err)
+	return commit.Failed(nil, "sqlmetered", budget.ErrCommitUnknown, err)
 }
 
 // marker is the statement that a tracer shows. Sent to a server, it does nothing.

@@ -36,7 +36,7 @@ func (s *Store) Consume(ctx context.Context, tx pgx.Tx, purpose, subject,
 	defer func() {
 		tellRefused(ctx, s.observer, err)
 		if err == nil {
-			s.observer.Event(ctx, observe.Event{Kind: observe.TokenConsumed, Pending: true})
+			s.observer.Event(ctx, observe.Event{Kind: observe.Token, Name: "consumed", Pending: true})
 		}
 		span.End(err)
 	}()
@@ -55,7 +55,7 @@ func tellRefused(ctx context.Context, to *observed.To, err error) {
 	}
 	var invalid *InvalidError // from here on, since it is allocated here
 	if errors.As(err, &invalid) {
-		to.Event(ctx, observe.Event{Kind: observe.TokenRefused, Name: invalid.Reason()})
+		to.Event(ctx, observe.Event{Kind: observe.Token, Name: invalid.Reason()})
 	}
 }
 

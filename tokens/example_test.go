@@ -209,7 +209,7 @@ func ExampleStore_Revoke() {
 	}))
 	leaked := "GET /upload?token=" + minted.Token.Reveal() + " 200\nGET /help?about=acme_upload_tokens 200"
 
-	found := regexp.MustCompile(`\b` + store.Prefix() + `_[0-9A-Za-z]+`)
+	found := regexp.MustCompile(`\bacme_upload_[0-9A-Za-z]+`)
 	for _, text := range found.FindAllString(leaked, -1) {
 		token, err := store.Parse(text)
 		if err != nil {

@@ -161,7 +161,7 @@ func (s *Store) prepare(field string, m Mint) (prepared, error) {
 		return prepared{}, err
 	}
 	var token Token
-	if m.Secret.IsZero() {
+	if m.Secret.isZero() {
 		token = s.encode(drawSecret())
 	} else {
 		token = s.encode(m.Secret.reveal())

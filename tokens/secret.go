@@ -111,5 +111,5 @@ func printable(b []byte) bool {
 	return true
 }
 
-// IsZero reports whether the Secret is the zero value, which is no secret.
-func (s Secret) IsZero() bool { return s.reveal == nil }
+// isZero reports whether the Secret is the zero value, which is no secret.
+func (s Secret) isZero() bool { return s.reveal == nil }

@@ -111,9 +111,6 @@ var validPrefix = regexp.MustCompile(`^[A-Za-z]([A-Za-z0-9_]*[A-Za-z0-9])?$`)
 // made refuses the zero Store, which has no prefix.
 func (s *Store) made() error { return fault.Made(errArgument, "store", s != nil && s.prefix != "") }
 
-// Prefix returns the prefix with which the Store's tokens begin: Config.Prefix, or its default.
-func (s *Store) Prefix() string { return s.prefix }
-
 // querier runs reads: a *pgxpool.Pool, a *pgx.Conn or a pgx.Tx.
 type querier interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row

@@ -129,9 +129,6 @@ func TestNew_AcceptsTheBounds(t *testing.T) {
 		_, err := tokens.New(config)
 		require.NoError(t, err, "%+v", config)
 	}
-	store, err := tokens.New(tokens.Config{})
-	require.NoError(t, err)
-	require.Equal(t, "metered", store.Prefix())
 }
 
 // badNames are refused as purposes and subjects.

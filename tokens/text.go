@@ -37,7 +37,7 @@ func (s *Store) Token(secret Secret) (Token, error) {
 	if err := s.made(); err != nil {
 		return Token{}, err
 	}
-	if secret.IsZero() {
+	if secret.isZero() {
 		return Token{}, invalid("Secret", "is the zero Secret: use NewSecret or Derive")
 	}
 	return s.encode(secret.reveal()), nil

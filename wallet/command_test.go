@@ -16,6 +16,7 @@ import (
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/httpmetered"
+	"github.com/pgmetered/metered/internal/guardtx"
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/leases"
 	"github.com/pgmetered/metered/wallet"
@@ -201,7 +202,7 @@ func TestTx_ADrawThatIsRefusedLeavesNothingOfItsCommand(t *testing.T) {
 	_, err = metered.Do(t.Context(), p.c, metered.Command{ID: "op", Input: 1}, func(context.Context, *metered.Tx) (pgtest.Uploaded, error) {
 		return pgtest.Uploaded{}, (&metered.Tx{}).Charge(p.book.Charge("ann", 1))
 	})
-	require.ErrorIs(t, err, metered.ErrTxDone)
+	require.ErrorIs(t, err, guardtx.ErrDone)
 	out, err := metered.Do(t.Context(), p.c, metered.Command{ID: "op", Input: 1, Charges: []budget.Charge{p.book.Charge("ann", 1)}},
 		p.drawing(toDraw{Wallet: "ann", Amount: 9, UpTo: true}))
 	require.ErrorIs(t, err, budget.ErrExceeded, "the draw comes first, and leaves nothing for the charge")
@@ -229,7 +230,7 @@ func TestCommand_ADeclaredDrawIsACharge(t *testing.T) {
 	require.EqualValues(t, 3, p.left("ann"))
 	cmd.Charges[0].Amount = 8
 	_, err = metered.Do[pgtest.Uploaded](t.Context(), c, cmd, nil)
-	require.ErrorIs(t, err, metered.ErrConflict)
+	require.ErrorIs(t, err, budget.ErrConflict)
 
 	// Drawn in a command, the same with a Tx.Charge: two round trips as well.
 	w.Each(nil)

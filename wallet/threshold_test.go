@@ -15,6 +15,7 @@ import (
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/bounds"
+	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/internal/sqlstate"
 	"github.com/pgmetered/metered/wallet"
@@ -394,13 +395,13 @@ func TestThresholds_ADrawBeyondTheirNumberIsRefused(t *testing.T) {
 	}
 	require.Len(t, f.crossed(), bounds.MaxScopeThresholds)
 	_, err := f.tryDraw(toDraw{Wallet: "ann", Amount: 950})
-	require.ErrorIs(t, err, budget.ErrThresholds)
+	require.ErrorIs(t, err, fault.New("budget_thresholds", ""))
 	f.draw(930)
 	f.clock.Set(noon.Add(time.Hour))
 	f.expire()
 	f.has(6)
 	require.Empty(t, f.crossed())
 	_, err = f.tryDraw(toDraw{Amount: 1})
-	require.ErrorIs(t, err, budget.ErrThresholds, "it is not lost: the next draw would report it")
+	require.ErrorIs(t, err, fault.New("budget_thresholds", ""), "it is not lost: the next draw would report it")
 	f.verify()
 }

@@ -264,7 +264,7 @@ func TestUses_InCommandsSessionsChecksAndBatches(t *testing.T) {
 	require.EqualValues(t, 70, balance())
 	cmd.Charges[0].Note.Use = "tokens"
 	_, err = metered.Do(t.Context(), p.c, cmd, p.drawing())
-	require.ErrorIs(t, err, metered.ErrConflict, "a use belongs to the content of an id")
+	require.ErrorIs(t, err, budget.ErrConflict, "a use belongs to the content of an id")
 	for _, early := range []bool{false, true} {
 		_, err = metered.Do(t.Context(), p.c, metered.Command{ID: "b", Input: 1, Charges: []budget.Charge{charge(5, "tokens")}, EarlyLook: early}, p.drawing())
 		require.ErrorIs(t, err, budget.ErrExceeded)

@@ -83,7 +83,7 @@ func (a *app) perform(c call) reply {
 		return r
 	case slices.ContainsFunc(refusals, func(target error) bool { return errors.Is(err, target) }):
 		r = reply{Answer: answer{Refused: true}, Outcome: refused}
-	case errors.Is(err, metered.ErrIndefinite) || errors.Is(err, metered.ErrCommitUnknown):
+	case errors.Is(err, metered.ErrIndefinite) || errors.Is(err, budget.ErrCommitUnknown):
 		r = reply{Answer: answer{State: c.Who}, Outcome: unknown} // if its row is there, it ran
 	default:
 		r = reply{Outcome: failed}

@@ -359,7 +359,7 @@ func (w *world) failed(ctx context.Context, tx pgx.Tx, amount int64, at string) 
 		return "", err
 	}
 	_, err = tx.Exec(ctx, "update river_job set state = 'retryable', attempt = 1, scheduled_at = $2::text::timestamptz where id = $1", r.JobID, at)
-	return jobs.HoldOf(r.Job), err
+	return jobs.Of(r.Job).Hold, err
 }
 
 // rest gives the units of a job back that failed.

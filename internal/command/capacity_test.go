@@ -14,6 +14,7 @@ import (
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/pgtest"
 )
 
@@ -170,7 +171,7 @@ func TestCapacity_OfASessionOrACommandIsAskedBeforeTheLock(t *testing.T) {
 		require.Equal(t, []int32{2}, locks)
 		_, err = metered.Do[any](t.Context(), c, metered.Command{ID: name, Input: 1, Isolation: pgx.RepeatableRead,
 			Charges: []budget.Charge{{Scope: "hall", Amount: 1, Limits: []budget.Limit{budget.Lifetime(0).MaxFrom("select seats()")}}}}, nil)
-		require.ErrorIs(t, err, budget.ErrLimitQuery, "there it would look at its own snapshot")
+		require.ErrorIs(t, err, fault.New("limit_query", ""), "there it would look at its own snapshot")
 		set(1)
 		_, err = asks("4", "select seats()")
 		require.ErrorIs(t, err, budget.ErrExceeded, "an answer that has changed counts")
@@ -280,7 +281,7 @@ func TestCapacity_AQueryThatWaitsInVainIsBusy(t *testing.T) {
 	limits := []budget.Limit{budget.Lifetime(0).MaxFrom("select seats from halls for share nowait")}
 	_, err = metered.Do[any](ctx, c, metered.Command{ID: "op", Charges: []budget.Charge{{Scope: "hall", Amount: 1, Limits: limits}}}, nil)
 	require.ErrorIs(t, err, budget.ErrBusy)
-	require.NotErrorIs(t, err, budget.ErrLimitQuery)
+	require.NotErrorIs(t, err, fault.New("limit_query", ""))
 	require.True(t, metered.Retryable(err))
 }
 
@@ -301,18 +302,18 @@ func TestCapacity_AQueryThatDoesNotAnswerIsAnError(t *testing.T) {
 	} {
 		limits := []budget.Limit{budget.Lifetime(0).MaxFrom(sql)}
 		_, err := metered.Do[any](ctx, c, metered.Command{ID: "op", Charges: []budget.Charge{{Scope: "hall", Amount: 1, Limits: limits}}}, nil)
-		require.ErrorIs(t, err, budget.ErrLimitQuery, sql)
+		require.ErrorIs(t, err, fault.New("limit_query", ""), sql)
 		require.ErrorContains(t, err, text)
 		require.False(t, metered.Retryable(err))
 	}
 	two := []budget.Charge{{Scope: "fine", Amount: 1, Limits: seatsOf}, {Scope: "hall", Amount: 1, Limits: []budget.Limit{budget.Lifetime(0).MaxFrom("select seats from nowhere")}}}
 	_, err := metered.Do[any](ctx, c, metered.Command{ID: "op", Charges: two}, nil)
-	require.ErrorIs(t, err, budget.ErrLimitQuery)
+	require.ErrorIs(t, err, fault.New("limit_query", ""))
 	require.ErrorContains(t, err, "or of another limit")
 	// Above READ COMMITTED a query that locks nothing answers from before the locks.
 	_, err = metered.Do[any](ctx, c, metered.Command{ID: "op", Isolation: pgx.RepeatableRead, Charges: []budget.Charge{
 		{Scope: "hall", Amount: 1, Limits: []budget.Limit{budget.Lifetime(0).MaxFrom("select seats from halls")}}}}, nil)
-	require.ErrorIs(t, err, budget.ErrLimitQuery)
+	require.ErrorIs(t, err, fault.New("limit_query", ""))
 	require.ErrorContains(t, err, "FOR SHARE")
 	_, err = metered.Do[any](ctx, c, metered.Command{ID: "op", Charges: []budget.Charge{
 		{Scope: "hall", Amount: 1, Limits: []budget.Limit{budget.Lifetime(0).MaxFrom(" ")}}}}, nil)
@@ -321,7 +322,7 @@ func TestCapacity_AQueryThatDoesNotAnswerIsAnError(t *testing.T) {
 
 	_, err = c.Budget.Check(ctx, pool, budget.Charge{Scope: "hall", Amount: 1, Limits: []budget.Limit{
 		budget.Lifetime(0).MaxFrom("select v from (values (7), (0)) t(v)")}})
-	require.ErrorIs(t, err, budget.ErrLimitQuery)
+	require.ErrorIs(t, err, fault.New("limit_query", ""))
 	receipt, err := c.Budget.Check(ctx, pool, budget.Charge{Scope: "hall", Amount: 4, Limits: seatsOf})
 	require.NoError(t, err)
 	require.EqualValues(t, 0, receipt.Entries[0].Standings[0].Available)

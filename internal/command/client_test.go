@@ -13,6 +13,8 @@ import (
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/command"
+	"github.com/pgmetered/metered/internal/guardtx"
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/internal/purge"
 )
@@ -75,14 +77,14 @@ func TestDo_InsideACommandIsNested(t *testing.T) {
 	nested := func(ctx context.Context) {
 		for _, ctx := range []context.Context{ctx, context.WithoutCancel(ctx)} {
 			_, err := metered.Do(ctx, c, metered.Command{ID: "inner", Input: 1}, pgtest.MustNotRun(t))
-			require.ErrorIs(t, err, metered.ErrNested)
+			require.ErrorIs(t, err, command.ErrNested)
 			require.Equal(t, "nested_command", metered.Code(err))
 		}
 	}
 	subscriber := func(ctx context.Context, tx pgx.Tx, _ holds.Transition) error {
 		nested(ctx)
 		_, err := metered.DoTx(ctx, c, tx, metered.Command{ID: "inner", Input: 1}, pgtest.MustNotRun(t))
-		require.ErrorIs(t, err, metered.ErrNested)
+		require.ErrorIs(t, err, command.ErrNested)
 		return nil
 	}
 	cfg := metered.Config{Holds: holds.Config{Subscribers: []holds.Subscriber{subscriber}}}
@@ -133,7 +135,7 @@ func TestTx_TheZeroValueIsOver(t *testing.T) {
 		"Extend":    func() error { return tx.Extend(holds.Extend{IDs: ids, By: time.Second}) },
 		"Return":    func() error { return tx.Return(holds.Return{IDs: ids}) },
 	} {
-		require.NotPanics(t, func() { require.ErrorIs(t, call(), metered.ErrTxDone, name) }, name)
+		require.NotPanics(t, func() { require.ErrorIs(t, call(), guardtx.ErrDone, name) }, name)
 	}
 	require.NotPanics(t, func() { large := tx.LargeObjects(); _, _ = large.Create(ctx, 0) })
 }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/internal/purge"
 )
@@ -190,7 +191,7 @@ func TestDo_APurgeThatCommitsBetweenItsLooksDoesNotLetAnIDRunTwice(t *testing.T)
 	pgtest.WaitQueued(t, pool, 1)
 	require.EqualValues(t, 1, pgtest.Value[int](t, purging, "select deleted from metered.purge_operations(null, $1, 10, 1000)", clock.Now()))
 	require.NoError(t, purging.Commit(ctx))
-	require.ErrorIs(t, <-answer, metered.ErrRetired)
+	require.ErrorIs(t, <-answer, budget.ErrRetired)
 	require.Equal(t, "first", pgtest.Value[string](t, pool, "select string_agg(name, ',') from uploads"))
 }
 
@@ -212,7 +213,7 @@ func TestDo_ARecordBeforeTheHorizonIsReplayed(t *testing.T) {
 	require.NoError(t, err)
 	require.EqualValues(t, 1, purged)
 	_, err = do("early")
-	require.ErrorIs(t, err, metered.ErrRetired)
+	require.ErrorIs(t, err, budget.ErrRetired)
 	out, err := do("late")
 	require.NoError(t, err)
 	require.True(t, out.Replayed)
@@ -283,7 +284,7 @@ func TestDo_AResultThatCannotBeReplayedCommitsNothing(t *testing.T) {
 	} {
 		cmd := whole(t, pool, c, what)
 		err := do(cmd)
-		require.ErrorIs(t, err, metered.ErrResult, what)
+		require.ErrorIs(t, err, fault.New("invalid_result", ""), what)
 		require.Equal(t, "invalid_result", metered.Code(err))
 		require.Equal(t, nothing, footprintOf(t, pool, cmd), what)
 	}
@@ -326,7 +327,7 @@ func TestDo_TheFirstResultEqualsThatOfAReplay(t *testing.T) {
 	require.Equal(t, first.Result, again.Result)
 
 	_, err = metered.Do(t.Context(), c, cmd, func(context.Context, *metered.Tx) (int, error) { return 0, nil })
-	require.ErrorIs(t, err, metered.ErrResult, "the record does not fit another type")
+	require.ErrorIs(t, err, fault.New("invalid_result", ""), "the record does not fit another type")
 }
 
 func TestDo_ChargesOfTheFunctionAddToThoseDeclared(t *testing.T) {

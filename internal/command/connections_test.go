@@ -13,6 +13,7 @@ import (
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/command"
 	"github.com/pgmetered/metered/internal/pgtest"
 )
 
@@ -31,12 +32,12 @@ func TestNoOtherConnections_NamesTheCommandThatAsksForOne(t *testing.T) {
 			kept = ctx
 			for _, ctx := range []context.Context{ctx, context.WithoutCancel(ctx)} {
 				_, err := db.ExecContext(ctx, "insert into uploads values ('by another connection')")
-				require.ErrorIs(t, err, metered.ErrNested)
+				require.ErrorIs(t, err, command.ErrNested)
 				require.ErrorContains(t, err, `command "op" of tenant "ann", named "save"`)
 				_, err = pool.Exec(ctx, "insert into uploads values ('by another connection')")
-				require.ErrorIs(t, err, metered.ErrNested)
+				require.ErrorIs(t, err, command.ErrNested)
 				_, err = c.Budget.Usage(ctx, pool, budget.Query{Scope: "s"})
-				require.ErrorIs(t, err, metered.ErrNested)
+				require.ErrorIs(t, err, command.ErrNested)
 			}
 			_, err := tx.Exec(ctx, "insert into uploads values ('by the Tx')")
 			return 1, err

@@ -65,7 +65,7 @@ func TestCommand_TheSameIDForAnotherHoldIsAConflict(t *testing.T) {
 				cmd := first
 				change(&cmd)
 				_, err := metered.Do[any](ctx, c, cmd, nil)
-				require.ErrorIs(t, err, metered.ErrConflict, name)
+				require.ErrorIs(t, err, budget.ErrConflict, name)
 			}
 		})
 	}
@@ -116,7 +116,7 @@ func TestTx_CallsOfTheFunctionNeedAnInput(t *testing.T) {
 		return err
 	}
 	require.NoError(t, claim("21A"))
-	require.ErrorIs(t, claim("22B"), metered.ErrConflict)
+	require.ErrorIs(t, claim("22B"), budget.ErrConflict)
 }
 
 // A command that declares its holds is refused before its function runs, in the flush that begins it.

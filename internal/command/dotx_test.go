@@ -13,6 +13,9 @@ import (
 
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/command"
+	"github.com/pgmetered/metered/internal/fault"
+	"github.com/pgmetered/metered/internal/guardtx"
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/tokens"
 )
@@ -46,16 +49,16 @@ func TestDoTx_ARefusedOrFailedCommandLeavesTheTransactionAsItWas(t *testing.T) {
 		"the function fails":    {nil, func(context.Context, *metered.Tx) error { return errOwn }, errOwn},
 		"the function panics":   {nil, func(context.Context, *metered.Tx) error { panic(errOwn) }, errOwn},
 		"a statement fails":     {nil, func(ctx context.Context, tx *metered.Tx) error { _, err := tx.Exec(ctx, "select 1/0"); return err }, nil},
-		"an error is swallowed": {nil, func(ctx context.Context, tx *metered.Tx) error { _, _ = tx.Exec(ctx, "select 1/0"); return nil }, metered.ErrTxFailed},
+		"an error is swallowed": {nil, func(ctx context.Context, tx *metered.Tx) error { _, _ = tx.Exec(ctx, "select 1/0"); return nil }, guardtx.ErrFailed},
 		"the first look": {func(cmd *metered.Command) {
 			cmd.Charges, cmd.EarlyLook = append(cmd.Charges, charge("full", 1, 5)), true
 		}, nil, budget.ErrExceeded},
 		"the charge":   {nil, func(_ context.Context, tx *metered.Tx) error { return tx.Charge(charge("full", 1, 5)) }, budget.ErrExceeded},
 		"a busy scope": {nil, func(_ context.Context, tx *metered.Tx) error { return tx.Charge(charge("locked", 1, 0)) }, budget.ErrBusy},
 		"the token":    {func(cmd *metered.Command) { cmd.Token = redeem(unknownToken(t, c)) }, nil, tokens.ErrInvalid},
-		"a conflict":   {func(cmd *metered.Command) { cmd.ID = "done" }, nil, metered.ErrConflict},
-		"the future":   {func(cmd *metered.Command) { cmd.IssuedAt = time.Now().Add(time.Hour) }, nil, metered.ErrFuture},
-		"the result":   {nil, nil, metered.ErrResult},
+		"a conflict":   {func(cmd *metered.Command) { cmd.ID = "done" }, nil, budget.ErrConflict},
+		"the future":   {func(cmd *metered.Command) { cmd.IssuedAt = time.Now().Add(time.Hour) }, nil, budget.ErrFuture},
+		"the result":   {nil, nil, fault.New("invalid_result", "")},
 		"an open savepoint": {nil, func(ctx context.Context, tx *metered.Tx) error {
 			_, err := tx.Begin(ctx)
 			require.NoError(t, err)
@@ -169,11 +172,11 @@ func TestDoTx_ACommandInsideACommandIsRefused(t *testing.T) {
 	ctx := t.Context()
 	outer := func(ctx context.Context, tx *metered.Tx) (uploaded, error) {
 		_, err := metered.DoTx(ctx, c, tx, metered.Command{ID: "inner"}, mustNotRun(t))
-		require.ErrorIs(t, err, metered.ErrNested)
+		require.ErrorIs(t, err, command.ErrNested)
 		nested, err := tx.Begin(ctx)
 		require.NoError(t, err)
 		_, err = metered.DoTx(ctx, c, nested, metered.Command{ID: "inner"}, mustNotRun(t))
-		require.ErrorIs(t, err, metered.ErrNested)
+		require.ErrorIs(t, err, command.ErrNested)
 		require.NoError(t, nested.Commit(ctx))
 		return upload("a")(ctx, tx) // and it goes on
 	}
@@ -241,10 +244,10 @@ func TestDoTx_InAFailedTransactionTouchesNothing(t *testing.T) {
 			_, err := outer.Exec(ctx, `select 1/0`)
 			require.Error(t, err)
 			_, err = metered.DoTx(ctx, c, outer, metered.Command{ID: "inner"}, mustNotRun(t))
-			require.ErrorIs(t, err, metered.ErrTxFailed)
+			require.ErrorIs(t, err, guardtx.ErrFailed)
 			return nil, nil
 		})
-		require.ErrorIs(t, err, metered.ErrTxFailed)
+		require.ErrorIs(t, err, guardtx.ErrFailed)
 		_, err = metered.DoTx(ctx, c, tx, metered.Command{ID: "after"}, upload("a"))
 		return err
 	}))
@@ -263,7 +266,7 @@ func TestDoTx_InATransactionThatWasAbortedBefore(t *testing.T) {
 		require.Error(t, err)
 		for what, fn := range map[string]metered.Func[uploaded]{"no function": nil, "a function": mustNotRun(t)} {
 			_, err = metered.DoTx(ctx, c, nested, metered.Command{ID: "op", Charges: []budget.Charge{charge("s", 1, 0)}}, fn)
-			require.ErrorIs(t, err, metered.ErrTxFailed, what)
+			require.ErrorIs(t, err, guardtx.ErrFailed, what)
 			require.Equal(t, "transaction_failed", metered.Code(err))
 			require.ErrorContains(t, err, "the caller's transaction was aborted before the command began")
 			require.NotContains(t, err.Error(), "function")
@@ -310,7 +313,7 @@ func TestTx_TheBareConnectionCannotCommitEither(t *testing.T) {
 				_ = exec(tx)
 				if tx.Conn().PgConn().TxStatus() == 'I' {
 					_, err = tx.Exec(ctx, `insert into uploads values ('on its own')`)
-					require.ErrorIs(t, err, metered.ErrTxControl)
+					require.ErrorIs(t, err, guardtx.ErrControl)
 				}
 				return out, nil
 			})
@@ -409,7 +412,7 @@ func TestDo_ACommandWithoutAFunctionIsOneFlush(t *testing.T) {
 		}
 		cmd.Input = "another"
 		_, err = metered.Do[any](ctx, c, cmd, nil)
-		require.ErrorIs(t, err, metered.ErrConflict)
+		require.ErrorIs(t, err, budget.ErrConflict)
 	}
 }
 
@@ -479,28 +482,28 @@ func TestTx_IsDeadOnceTheFunctionHasReturned(t *testing.T) {
 			}()
 			for _, tx := range []pgx.Tx{kept, nested} {
 				_, err := tx.Exec(ctx, "select 1")
-				require.ErrorIs(t, err, metered.ErrTxDone)
-				require.ErrorIs(t, tx.QueryRow(ctx, "select 1").Scan(), metered.ErrTxDone)
+				require.ErrorIs(t, err, guardtx.ErrDone)
+				require.ErrorIs(t, tx.QueryRow(ctx, "select 1").Scan(), guardtx.ErrDone)
 				_, err = tx.Query(ctx, "select 1")
-				require.ErrorIs(t, err, metered.ErrTxDone)
+				require.ErrorIs(t, err, guardtx.ErrDone)
 				_, err = tx.Prepare(ctx, "p", "select 1")
-				require.ErrorIs(t, err, metered.ErrTxDone)
+				require.ErrorIs(t, err, guardtx.ErrDone)
 				_, err = tx.CopyFrom(ctx, pgx.Identifier{"uploads"}, []string{"name"}, pgx.CopyFromRows(nil))
-				require.ErrorIs(t, err, metered.ErrTxDone)
+				require.ErrorIs(t, err, guardtx.ErrDone)
 				_, err = tx.Begin(ctx)
-				require.ErrorIs(t, err, metered.ErrTxDone)
+				require.ErrorIs(t, err, guardtx.ErrDone)
 				b := &pgx.Batch{}
 				b.Queue("select 1")
-				require.ErrorIs(t, tx.SendBatch(ctx, b).Close(), metered.ErrTxDone)
+				require.ErrorIs(t, tx.SendBatch(ctx, b).Close(), guardtx.ErrDone)
 				large := tx.LargeObjects()
 				_, err = large.Create(ctx, 0)
 				require.ErrorIs(t, err, pgx.ErrTxClosed)
 			}
-			require.ErrorIs(t, nested.Commit(ctx), metered.ErrTxDone)
-			require.ErrorIs(t, nested.Rollback(ctx), metered.ErrTxDone)
-			require.ErrorIs(t, kept.Charge(charge("s", 1, 0)), metered.ErrTxDone)
+			require.ErrorIs(t, nested.Commit(ctx), guardtx.ErrDone)
+			require.ErrorIs(t, nested.Rollback(ctx), guardtx.ErrDone)
+			require.ErrorIs(t, kept.Charge(charge("s", 1, 0)), guardtx.ErrDone)
 			_, err = kept.Enqueue(ctx, process{}, nil)
-			require.ErrorIs(t, err, metered.ErrTxDone)
+			require.ErrorIs(t, err, guardtx.ErrDone)
 			require.NoError(t, other.Rollback(ctx))
 		}
 	}

@@ -66,8 +66,8 @@ func TestDo_EarlyReleaseLetsGoBeforeItsAnswerIsDurable(t *testing.T) {
 	do(plain, mustNotRun(t), nil, true)
 	other := early("a")
 	other.Name = "other"
-	do(other, mustNotRun(t), metered.ErrConflict, false)
-	for _, want := range []error{nil, metered.ErrConflict} {
+	do(other, mustNotRun(t), budget.ErrConflict, false)
+	for _, want := range []error{nil, budget.ErrConflict} {
 		call(func() error { // the caller's COMMIT waits, though all that it did was read
 			return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 				cmd := plain

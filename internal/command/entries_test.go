@@ -14,6 +14,7 @@ import (
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/guardtx"
 	"github.com/pgmetered/metered/internal/pgtest"
 )
 
@@ -255,8 +256,8 @@ func TestTx_CreditAndRefundCheckTheirArguments(t *testing.T) {
 	usage, err := c.Budget.Usage(t.Context(), pool, budget.Query{Scope: "s"})
 	require.NoError(t, err)
 	require.Zero(t, usage[0].Seq, "none of a call whose last is refused")
-	require.ErrorIs(t, dead.Credit(budget.Credit{Scope: "s", Amount: 1}), metered.ErrTxDone)
-	require.ErrorIs(t, dead.Refund(budget.Refund{Scope: "s", Seq: 1, Amount: 1}), metered.ErrTxDone)
+	require.ErrorIs(t, dead.Credit(budget.Credit{Scope: "s", Amount: 1}), guardtx.ErrDone)
+	require.ErrorIs(t, dead.Refund(budget.Refund{Scope: "s", Seq: 1, Amount: 1}), guardtx.ErrDone)
 }
 
 // waiting counts the backends that wait for a lock.

@@ -12,7 +12,7 @@ import (
 	"github.com/pgmetered/metered/internal/sqlstate"
 )
 
-// Package metered has these under the same names, but ErrAborted, which is its ErrTxFailed.
+// Package metered and budget have ErrConflict to ErrStale under the same names.
 var (
 	ErrConflict = fault.New("operation_conflict", "metered: the operation id belongs to another command")
 	ErrRetired  = fault.New("operation_retired", "metered: the operation is older than the retained records")

@@ -97,7 +97,7 @@ func TestNewest_OfOneTimeTheGreaterIDIsNewer(t *testing.T) {
 	require.NoError(t, do(other))
 	changed := event("d", "sub_1", 7)
 	changed.Input = 6
-	require.ErrorIs(t, do(changed), metered.ErrConflict, "the same id at another time")
+	require.ErrorIs(t, do(changed), budget.ErrConflict, "the same id at another time")
 	require.Equal(t, 3, pgtest.Count(t, pool, "metered.newest"))
 	_, err = metered.Do(t.Context(), c, metered.Command{ID: "plain"}, func(context.Context, *metered.Tx) (int, error) { return 1, nil })
 	require.NoError(t, err)

@@ -15,6 +15,7 @@ import (
 
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/guardtx"
 	"github.com/pgmetered/metered/internal/pgtest"
 )
 
@@ -169,7 +170,7 @@ func TestDo_ACommitAnsweredByRollbackIsNoSuccess(t *testing.T) {
 		f.Raw = append(append(bytes.Clone(f.Raw[:at]), "abort "...), f.Raw[at+6:]...)
 	})
 	_, err := metered.Do(t.Context(), c, cmd, wholeFunc("op", nil))
-	require.ErrorIs(t, err, metered.ErrTxFailed)
+	require.ErrorIs(t, err, guardtx.ErrFailed)
 	require.NotErrorIs(t, err, metered.ErrIndefinite)
 	require.Equal(t, nothing, footprintOf(t, owner, cmd))
 }
@@ -185,7 +186,7 @@ func TestDo_AFunctionThatSwallowsAnErrorCommitsNothing(t *testing.T) {
 		require.Error(t, err)
 		return out, nil
 	})
-	require.ErrorIs(t, err, metered.ErrTxFailed)
+	require.ErrorIs(t, err, guardtx.ErrFailed)
 	require.Equal(t, nothing, footprintOf(t, pool, cmd))
 
 	// Rows left open would take the place of the last flush's.
@@ -193,7 +194,7 @@ func TestDo_AFunctionThatSwallowsAnErrorCommitsNothing(t *testing.T) {
 		_, err := tx.Query(ctx, "select generate_series(1, 10)")
 		return uploaded{}, err
 	})
-	require.ErrorIs(t, err, metered.ErrTxFailed)
+	require.ErrorIs(t, err, guardtx.ErrFailed)
 	require.Equal(t, nothing, footprintOf(t, pool, cmd))
 	_, err = metered.Do(t.Context(), c, cmd, wholeFunc("op", nil))
 	require.NoError(t, err)

@@ -132,7 +132,7 @@ func TestRecordRefusal_TheSameIDIsRefusedInTheSameWay(t *testing.T) {
 
 		r.cmd.Name = "another"
 		_, err = metered.Do(ctx, c, r.cmd, r.fn)
-		require.ErrorIs(t, err, metered.ErrConflict, name)
+		require.ErrorIs(t, err, budget.ErrConflict, name)
 		r.cmd.ID, r.cmd.Name = name+" anew", ""
 		if _, err = metered.Do(ctx, c, r.cmd, r.fn); r.room != nil {
 			require.NoError(t, err, "%s: there is room for another id", name)
@@ -332,7 +332,7 @@ func TestRecordRefusal_EndsWithItsRecord(t *testing.T) {
 	n, err := purge.Operations.Delete(t.Context(), pool, purge.Options{OlderThan: time.Hour})
 	require.NoError(t, err)
 	require.EqualValues(t, 2, n)
-	require.ErrorIs(t, do(cmds[0]), metered.ErrRetired)
+	require.ErrorIs(t, do(cmds[0]), budget.ErrRetired)
 	require.NoError(t, do(cmds[1]))
 }
 

@@ -111,7 +111,7 @@ func TestOnRefusal_HearsOnceOfEachRefusalOutsideTheTransaction(t *testing.T) {
 		{metered.Command{ID: "malformed", Input: 1, Token: redeem("x")}, nil, tokens.ErrInvalid, false},
 		{metered.Command{ID: "own", Input: 1}, func(context.Context, *metered.Tx) (any, error) { return nil, errOwn }, errOwn, false},
 		{metered.Command{ID: "argument", Input: 1, Name: "\xff"}, nil, budget.ErrArgument, false},
-		{metered.Command{ID: "spends", Input: 1}, nil, metered.ErrConflict, false},
+		{metered.Command{ID: "spends", Input: 1}, nil, budget.ErrConflict, false},
 	} {
 		heard = nil
 		_, err := metered.Do(ctx, c, d.cmd, d.fn)

@@ -177,7 +177,7 @@ func TestDo_TheIDWithAnotherCommandIsAConflict(t *testing.T) {
 		cmd := command()
 		change(&cmd)
 		_, err := metered.Do(ctx, c, cmd, mustNotRun(t))
-		require.ErrorIs(t, err, metered.ErrConflict, what)
+		require.ErrorIs(t, err, budget.ErrConflict, what)
 	}
 	require.Equal(t, int64(1), used(t, pool, c, "s"))
 	require.Equal(t, int64(1), used(t, pool, c, "tries"))
@@ -234,7 +234,7 @@ func TestDo_TheRecordIsAnsweredBeforeTheTokenAndTheTokenBeforeTheBudget(t *testi
 	require.True(t, out.Replayed)
 	cmd.Name = "other"
 	_, err = metered.Do(ctx, c, cmd, mustNotRun(t))
-	require.ErrorIs(t, err, metered.ErrConflict)
+	require.ErrorIs(t, err, budget.ErrConflict)
 
 	cmd.ID = "second"
 	_, err = metered.Do(ctx, c, cmd, mustNotRun(t))

@@ -17,6 +17,9 @@ import (
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/command"
+	"github.com/pgmetered/metered/internal/fault"
+	"github.com/pgmetered/metered/internal/guardtx"
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/replica"
 	"github.com/pgmetered/metered/tokens"
@@ -173,7 +176,7 @@ func TestRetryable_NoRefusalIs(t *testing.T) {
 	} {
 		require.False(t, metered.Retryable(errors.Join(refusal, context.DeadlineExceeded)), refusal)
 	}
-	require.True(t, metered.Retryable(errors.Join(metered.ErrConflict, context.DeadlineExceeded)))
+	require.True(t, metered.Retryable(errors.Join(budget.ErrConflict, context.DeadlineExceeded)))
 }
 
 // Those that are not to be had on demand.
@@ -192,8 +195,8 @@ func TestRetryable_OfOtherErrors(t *testing.T) {
 	}
 	for _, err := range []error{
 		answer("ERROR", "08P01"), answer("ERROR", "42501"), answer("ERROR", "57P04"), answer("ERROR", ""), answer("ERROR", "5"),
-		&holds.TakenError{RetryAfter: time.Second}, &holds.StateError{State: holds.Expired}, metered.ErrConflict, metered.ErrRetired, metered.ErrFuture,
-		metered.ErrTxFailed, metered.ErrResult, metered.ErrNested, budget.ErrClock, pgx.ErrNoRows, io.EOF,
+		&holds.TakenError{RetryAfter: time.Second}, &holds.StateError{State: holds.Expired}, budget.ErrConflict, budget.ErrRetired, budget.ErrFuture,
+		guardtx.ErrFailed, fault.New("invalid_result", ""), command.ErrNested, budget.ErrClock, pgx.ErrNoRows, io.EOF,
 	} {
 		require.False(t, metered.Retryable(err), err)
 	}

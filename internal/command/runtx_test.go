@@ -11,6 +11,8 @@ import (
 
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/command"
+	"github.com/pgmetered/metered/internal/guardtx"
 	"github.com/pgmetered/metered/internal/pgtest"
 )
 
@@ -104,7 +106,7 @@ func TestRunTx_EndsItsTransactionInEachCase(t *testing.T) {
 	require.ErrorIs(t, run(func(ctx context.Context, tx pgx.Tx) error {
 		_, _ = tx.Exec(ctx, "select 1/0")
 		return nil
-	}), metered.ErrTxFailed)
+	}), guardtx.ErrFailed)
 	attempts := 0
 	err := run(func(ctx context.Context, tx pgx.Tx) error {
 		attempts++
@@ -113,7 +115,7 @@ func TestRunTx_EndsItsTransactionInEachCase(t *testing.T) {
 	})
 	require.ErrorIs(t, err, budget.ErrSerialization)
 	require.Equal(t, 3, attempts)
-	require.ErrorIs(t, run(inACommand(c)), metered.ErrNested)
+	require.ErrorIs(t, run(inACommand(c)), command.ErrNested)
 	require.ErrorIs(t, c.RunTx(ctx, pgx.TxOptions{}, nil), budget.ErrArgument)
 	cancelled, cancel := context.WithCancel(ctx)
 	cancel()
@@ -126,7 +128,7 @@ func TestRunTx_EndsItsTransactionInEachCase(t *testing.T) {
 		return nil
 	})
 	require.ErrorIs(t, err, context.Canceled)
-	require.NotErrorIs(t, err, metered.ErrCommitUnknown, "COMMIT was not sent")
+	require.NotErrorIs(t, err, budget.ErrCommitUnknown, "COMMIT was not sent")
 	require.Zero(t, count(t, pool, "uploads"))
 	pgtest.WaitFor(t, "its connections", func() bool { return pool.Stat().AcquiredConns() == 0 })
 	require.NoError(t, c.RunTx(ctx, pgx.TxOptions{}, write))
@@ -152,7 +154,7 @@ func TestRunTx_ALostAnswerToCommitIsUnknown(t *testing.T) {
 		_, err := tx.Exec(ctx, "insert into uploads values ('lost')")
 		return err
 	})
-	require.ErrorIs(t, err, metered.ErrCommitUnknown)
+	require.ErrorIs(t, err, budget.ErrCommitUnknown)
 	require.False(t, metered.Retryable(err))
 	require.NotErrorIs(t, err, metered.ErrIndefinite)
 	require.Equal(t, 1, count(t, owner, "uploads where name = 'lost'"))

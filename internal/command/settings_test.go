@@ -64,7 +64,7 @@ func TestDo_IsAnsweredUnderAnySetting(t *testing.T) {
 							{ID: "lent", TTL: time.Hour, Lines: []holds.Line{{Scope: "seats", Amount: 1}}},
 						}}, upload("lent"))
 						if i == 2 {
-							require.ErrorIs(t, err, metered.ErrConflict)
+							require.ErrorIs(t, err, budget.ErrConflict)
 						} else {
 							require.NoError(t, err)
 							require.Equal(t, i == 1, out.Replayed)

@@ -15,6 +15,7 @@ import (
 
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/guardtx"
 	"github.com/pgmetered/metered/internal/pgtest"
 )
 
@@ -59,7 +60,7 @@ func TestStatements_GoInOneFlushOfWhichAllOrNothingIsDone(t *testing.T) {
 				other := cmd
 				other.Input = 2
 				_, err = metered.Do[any](ctx, c, other, nil)
-				require.ErrorIs(t, err, metered.ErrConflict)
+				require.ErrorIs(t, err, budget.ErrConflict)
 
 				refused := writes(fmt.Sprint("refused ", i), level)
 				refused.Charges[0].Amount = 1001
@@ -206,10 +207,10 @@ func TestStatements_AreRefusedWhereTheyCannotBeAllOrNothing(t *testing.T) {
 		cmd := writes(fmt.Sprint("control ", i), "")
 		queue(cmd.Statements)
 		_, err := metered.Do[any](ctx, c, cmd, nil)
-		require.ErrorIs(t, err, metered.ErrTxControl)
+		require.ErrorIs(t, err, guardtx.ErrControl)
 		require.NoError(t, pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 			_, err := metered.DoTx[any](ctx, c, tx, cmd, nil)
-			require.ErrorIs(t, err, metered.ErrTxControl)
+			require.ErrorIs(t, err, guardtx.ErrControl)
 			return nil
 		}))
 	}

@@ -51,8 +51,7 @@ func TestDo_AnAnswerThatCannotBeReadIsNoUnknownCommit(t *testing.T) {
 	require.Error(t, err)
 	require.Error(t, tx.Commit(t.Context()), "what the command did cannot be taken back, so it must not be committed")
 	require.Equal(t, 1, count(t, owner, "metered.operations"))
-	require.Zero(t, events.Sum(observe.CommitLost))
-	require.Zero(t, events.Sum(observe.CommitResolved))
+	require.Zero(t, events.Sum(observe.Commit))
 }
 
 // A cancel request ends a COMMIT's wait for a synchronous standby, and Postgres answers it by its tag. With pgx's handler that sends one, the
@@ -102,7 +101,7 @@ func TestCommit_CancelledWhileItWaitsForAStandbyIsUnknown(t *testing.T) {
 		})
 		cancel()
 		err := <-answer
-		require.True(t, errors.Is(err, metered.ErrIndefinite) || errors.Is(err, metered.ErrCommitUnknown), "%s: %v", what, err)
+		require.True(t, errors.Is(err, metered.ErrIndefinite) || errors.Is(err, budget.ErrCommitUnknown), "%s: %v", what, err)
 	}
 	standbyComes()
 	require.Equal(t, 3, count(t, owner, "uploads"))

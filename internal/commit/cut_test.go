@@ -262,7 +262,7 @@ func (k kind) trial(s *set, cutter *pgtest.Cutter, id string, at int, away bool)
 	cutter.Refuse(false)
 	pgtest.WaitSettled(s, s.owner)
 	effects := func() int { return pgtest.Value[int](s, s.owner, k.effects, id) }
-	unknown := errors.Is(answer, metered.ErrIndefinite) || errors.Is(answer, metered.ErrCommitUnknown)
+	unknown := errors.Is(answer, metered.ErrIndefinite) || errors.Is(answer, budget.ErrCommitUnknown)
 	switch {
 	case unknown:
 		require.LessOrEqual(s, effects(), 1, "%s: %v", what, answer)

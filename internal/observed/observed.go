@@ -123,7 +123,7 @@ func (t *To) Retried(ctx context.Context, err error) {
 
 // Lost tells that the answer to a COMMIT of n was lost.
 func (t *To) Lost(ctx context.Context, n int) {
-	t.Event(ctx, observe.Event{Kind: observe.CommitLost, N: int64(n)})
+	t.Event(ctx, observe.Event{Kind: observe.Commit, Name: "lost", N: int64(n)})
 }
 
 // Outcomes of a COMMIT whose answer was lost.
@@ -145,7 +145,7 @@ func Open(ctx context.Context) string {
 
 // Resolved reports the outcome of one of those.
 func (t *To) Resolved(ctx context.Context, as string) {
-	t.Event(ctx, observe.Event{Kind: observe.CommitResolved, Name: as})
+	t.Event(ctx, observe.Event{Kind: observe.Commit, Name: as})
 }
 
 // Never tells that a COMMIT's answer was lost, and that nobody will look for it, if err says so.

@@ -65,19 +65,19 @@ func TestPurgeOperations_RetiresIDsThatCarryTheirTime(t *testing.T) {
 	require.EqualValues(t, 4, olderThan(t, pool, time.Hour))
 	require.Zero(t, pgtest.Count(t, pool, "metered.operations"))
 
-	require.ErrorIs(t, do("uuid"), metered.ErrRetired)
-	require.ErrorIs(t, do("issued"), metered.ErrRetired)
+	require.ErrorIs(t, do("uuid"), budget.ErrRetired)
+	require.ErrorIs(t, do("issued"), budget.ErrRetired)
 	require.NoError(t, do("plain"), "looks new again")
 	require.NoError(t, do("uuid4"), "looks new again")
 
 	// At the horizon is not newer than it; a microsecond later is.
 	commands["at"] = metered.Command{ID: "at", IssuedAt: monday}
-	require.ErrorIs(t, do("at"), metered.ErrRetired)
+	require.ErrorIs(t, do("at"), budget.ErrRetired)
 	commands["after"] = metered.Command{ID: "after", IssuedAt: monday.Add(time.Microsecond)}
 	require.NoError(t, do("after"))
 	// The time in the id wins over one that is given, which may be another each time.
 	commands["uuid"] = metered.Command{ID: commands["uuid"].ID, IssuedAt: clock.Now()}
-	require.ErrorIs(t, do("uuid"), metered.ErrRetired)
+	require.ErrorIs(t, do("uuid"), budget.ErrRetired)
 	commands["both"] = metered.Command{ID: uuid7(clock.Now(), 2), IssuedAt: monday.Add(-time.Hour)}
 	require.NoError(t, do("both"))
 }
@@ -100,7 +100,7 @@ func TestPurgeOperations_RetiresEachSpellingOfAUUID(t *testing.T) {
 	require.EqualValues(t, len(ids), olderThan(t, pool, time.Minute))
 	for _, id := range ids {
 		_, err := metered.Do(t.Context(), c, metered.Command{ID: id}, pgtest.MustNotRun(t))
-		require.ErrorIs(t, err, metered.ErrRetired, id)
+		require.ErrorIs(t, err, budget.ErrRetired, id)
 	}
 }
 
@@ -122,7 +122,7 @@ func TestPurgeOperations_KeepsIDsIssuedLaterThanTheHorizon(t *testing.T) {
 	clock.Advance(20 * time.Minute)
 	require.EqualValues(t, 1, olderThan(t, pool, time.Minute))
 	_, err = metered.Do(ctx, c, cmd, pgtest.MustNotRun(t))
-	require.ErrorIs(t, err, metered.ErrRetired)
+	require.ErrorIs(t, err, budget.ErrRetired)
 }
 
 func TestDo_RefusesTheFuture(t *testing.T) {
@@ -134,7 +134,7 @@ func TestDo_RefusesTheFuture(t *testing.T) {
 		{ID: "a", IssuedAt: monday.Add(time.Minute + time.Microsecond)}, {ID: uuid7(monday.Add(time.Hour), 1)},
 	} {
 		_, err := metered.Do(ctx, c, cmd, pgtest.MustNotRun(t))
-		require.ErrorIs(t, err, metered.ErrFuture)
+		require.ErrorIs(t, err, budget.ErrFuture)
 		require.Equal(t, "operation_future", metered.Code(err))
 	}
 	for _, cmd := range []metered.Command{
@@ -169,7 +169,7 @@ func TestPurgeOperations_TheHorizonIsTheLatestTimePurged(t *testing.T) {
 	require.NoError(t, do("later", monday.Add(2*time.Hour)))
 	clock.Advance(70 * time.Minute)
 	purged(3, monday.Add(2*time.Hour))
-	require.ErrorIs(t, do("older", monday.Add(time.Hour)), metered.ErrRetired)
+	require.ErrorIs(t, do("older", monday.Add(time.Hour)), budget.ErrRetired)
 
 	// One that began before the horizon moved past its time ends all the same: the
 	// horizon is not moved back to it.
@@ -196,7 +196,7 @@ func TestPurgeOperations_AClockThatWasAheadRefusesNoNewIDs(t *testing.T) {
 	_, err = metered.Do[any](t.Context(), c, metered.Command{ID: uuid7(clock.Now(), 2)}, nil)
 	require.NoError(t, err)
 	_, err = metered.Do(t.Context(), c, old, pgtest.MustNotRun(t))
-	require.ErrorIs(t, err, metered.ErrRetired)
+	require.ErrorIs(t, err, budget.ErrRetired)
 }
 
 func TestPurgeOperations_MovesTheHorizonWithTheDeletes(t *testing.T) {
@@ -223,7 +223,7 @@ func TestPurgeOperations_MovesTheHorizonWithTheDeletes(t *testing.T) {
 	require.True(t, out.Replayed)
 	require.EqualValues(t, 1, olderThan(t, pool, time.Second))
 	_, err = metered.Do(ctx, c, cmd, pgtest.MustNotRun(t))
-	require.ErrorIs(t, err, metered.ErrRetired)
+	require.ErrorIs(t, err, budget.ErrRetired)
 }
 
 func TestPurgeOperations_WaitsForAnotherNoLongerThanTheLockTimeout(t *testing.T) {
@@ -272,7 +272,7 @@ func TestDo_AnOldSnapshotDoesNotHideTheHorizon(t *testing.T) {
 			require.EqualValues(t, 1, olderThan(t, pool, time.Second))
 			_, err = metered.DoTx(ctx, c, tx, cmd, pgtest.MustNotRun(t))
 			if level == pgx.ReadCommitted {
-				require.ErrorIs(t, err, metered.ErrRetired)
+				require.ErrorIs(t, err, budget.ErrRetired)
 			} else {
 				require.ErrorContains(t, err, "40001")
 			}

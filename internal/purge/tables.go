@@ -35,7 +35,7 @@ where coalesce(t.ended_at, t.expires_at) <= cutoff.at`,
 		purge: `select deleted, last from metered.purge_tokens($1, metered.clock() - $2::interval, $3)`}
 
 	// Operations are records of commands, issued and completed so long ago. Afterwards an id with a
-	// time at or before the latest deleted one is metered.ErrRetired, and one without a time looks
+	// time at or before the latest deleted one is budget.ErrRetired, and one without a time looks
 	// new. Calls wait for each other, up to LockTimeout.
 	Operations = &Table{name: "operations", waits: true, count: `
 select count(*) from metered.operations o, (select metered.clock() - $1::interval as at) cutoff

@@ -199,7 +199,7 @@ func TestOperation_HasTheNameAndTheJobs(t *testing.T) {
 		require.Len(t, ids, 2)
 	}
 	named.Name = "another"
-	require.ErrorIs(t, do(named), metered.ErrConflict)
+	require.ErrorIs(t, do(named), budget.ErrConflict)
 
 	refused := metered.Command{ID: "refused", Name: "n", RecordRefusal: true, Charges: []budget.Charge{pgtest.Charge("s", 2, 1)}}
 	_, err := metered.Do[any](ctx, c, refused, nil)

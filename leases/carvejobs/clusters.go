@@ -123,7 +123,7 @@ const (
 )
 
 // Carve takes the units at home, and a job gives them to the child. A second call returns the first
-// result, or with another parent or amount metered.ErrConflict. Errors: those of
+// result, or with another parent or amount budget.ErrConflict. Errors: those of
 // leases.Carver.Carve and metered.Do.
 func (c *Clusters) Carve(ctx context.Context, g RemoteCarving) (leases.Lease, error) {
 	home, _, err := c.find(g.Link)

@@ -23,7 +23,7 @@ func TestClusters_OneBudgetServesTwo(t *testing.T) {
 	w.carve("a", 600, time.Hour)
 	w.carve("a", 600, time.Hour) // again
 	_, err := w.clusters.Carve(t.Context(), carvejobs.RemoteCarving{Link: w.link("a"), From: budget.Charge{Scope: "acme", Amount: 1}, TTL: time.Hour})
-	require.ErrorIs(t, err, metered.ErrConflict)
+	require.ErrorIs(t, err, budget.ErrConflict)
 	_, err = w.clusters.Carve(t.Context(), carvejobs.RemoteCarving{Link: w.link("b"), From: budget.Charge{Scope: "acme", Amount: 401, Limits: []budget.Limit{budget.Prepaid(0)}}, TTL: time.Hour})
 	require.ErrorIs(t, err, budget.ErrExceeded)
 	w.credited("a")

@@ -74,7 +74,7 @@ func (w *worker[T]) Work(ctx context.Context, job *river.Job[T]) error {
 }
 
 func hopeless(err error) bool {
-	for _, never := range []error{budget.ErrArgument, leases.ErrUnknownChild, metered.ErrConflict} {
+	for _, never := range []error{budget.ErrArgument, leases.ErrUnknownChild, budget.ErrConflict} {
 		if errors.Is(err, never) {
 			return true
 		}
