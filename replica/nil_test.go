@@ -3,6 +3,7 @@ package replica_test
 import (
 	"context"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -16,5 +17,5 @@ func TestCalls_NilIsRefused(t *testing.T) {
 	pool := new(pgxpool.Pool)
 	niltest.Func(t, "CommitLSN", replica.CommitLSN, pool)
 	niltest.Func(t, "ReadLSN", replica.ReadLSN, pool)
-	niltest.Func(t, "ReadAt", replica.ReadAt, pool, replica.LSN(1), 0, func(context.Context, *pgx.Conn) error { return nil })
+	niltest.Func(t, "ReadAt", replica.ReadAt, pool, replica.LSN(1), time.Second, func(context.Context, *pgx.Conn) error { return nil })
 }
