@@ -128,7 +128,7 @@ func TestDo_AnOutcomeThatStaysUnknownIsIndefinite(t *testing.T) {
 				require.Equal(t, "indefinite", metered.Code(err))
 				require.Equal(t, int64(1), runs.Load())
 				resolved := map[string]string{"deadline": "unknown", "timeout": "unknown", "cancel": "left"}[by]
-				require.Contains(t, strings.Join(events.Told(), "\n"), "commit_resolved "+resolved, "a caller who left pages nobody")
+				require.Contains(t, strings.Join(events.Told(), "\n"), "commit "+resolved, "a caller who left pages nobody")
 				events.Forget()
 
 				w.Refuse(false)
