@@ -93,6 +93,34 @@ type Changed struct {
 	Replayed bool `json:"-"`
 }
 
+// String says what happened, in a line for a log.
+func (c Changed) String() string {
+	var b strings.Builder
+	at := c.At.UTC().Format(time.RFC3339Nano)
+	switch {
+	case c.Resumed:
+		fmt.Fprintf(&b, "%s renews", c.Plan)
+	case c.To == "":
+		fmt.Fprintf(&b, "%s ends at %s", c.Plan, at)
+	default:
+		fmt.Fprintf(&b, "%s after %s from %s, with %d until %s", c.To, c.Plan, at, c.Amount,
+			c.Expires.UTC().Format(time.RFC3339Nano))
+	}
+	if c.Taken > 0 {
+		fmt.Fprintf(&b, ", %d taken back", c.Taken)
+	}
+	if c.Held > 0 {
+		fmt.Fprintf(&b, ", %d held", c.Held)
+	}
+	if c.Replaced != "" {
+		fmt.Fprintf(&b, ", in place of %s", c.Replaced)
+	}
+	if c.Replayed {
+		b.WriteString(" (before)")
+	}
+	return b.String()
+}
+
 const beginChangeSQL = `
 select at, fingerprint, answer, coalesce(effect_at, 'epoch'), coalesce(to_plan, ''), coalesce(by_reference, '')
 from metered.begin_change($1::text, $2::bigint, $3::text, $4::text, $5::int)`

@@ -196,7 +196,7 @@ func (s *sleeper) act(n int) {
 		}
 		s.both(fmt.Sprintf("change %+v", change), func(_ int, ctx context.Context, tx pgx.Tx, f *fixture) (any, error) {
 			a, err := f.book.Change(ctx, tx, change)
-			return fmt.Sprint(a.Plan, a.At, a.Ends, a.To, a.Amount, a.Expires, a.Taken, a.Held, a.Replaced, a.Resumed, a.Replayed), err
+			return a.String() + a.Ends.String(), err
 		})
 		s.plans = append(s.plans, change.Reference)
 	case 9:
