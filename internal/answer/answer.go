@@ -45,7 +45,7 @@ type sender interface {
 func Query(ctx context.Context, db Querier, sql string, args ...any) (pgx.Rows, error) {
 	conn, by, release, err := inText(ctx, db)
 	if err != nil {
-		return failedRows{err}, err
+		return pgx.FailedBatchResults(&pgx.Batch{}, err).Query()
 	}
 	if conn == nil {
 		return db.Query(ctx, sql, args...)
@@ -168,17 +168,3 @@ func plain(field pgconn.FieldDescription, value []byte) []byte {
 	}
 	return hex.AppendEncode([]byte(`\x`), raw)
 }
-
-// failedRows are the rows of a query that was not sent.
-type failedRows struct{ err error }
-
-func (r failedRows) Close()                                       {}
-func (r failedRows) Err() error                                   { return r.err }
-func (r failedRows) CommandTag() pgconn.CommandTag                { return pgconn.CommandTag{} }
-func (r failedRows) FieldDescriptions() []pgconn.FieldDescription { return nil }
-func (r failedRows) Next() bool                                   { return false }
-func (r failedRows) Scan(...any) error                            { return r.err }
-func (r failedRows) Values() ([]any, error)                       { return nil, r.err }
-func (r failedRows) RawValues() [][]byte                          { return nil }
-func (r failedRows) Conn() *pgx.Conn                              { return nil }
-func (r failedRows) TypeMap() *pgtype.Map                         { return nil }

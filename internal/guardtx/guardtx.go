@@ -12,7 +12,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
-	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/pause"
@@ -198,14 +197,14 @@ func (g guarded) Exec(ctx context.Context, sql string, args ...any) (pgconn.Comm
 
 func (g guarded) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
 	if err := g.check(sql); err != nil {
-		return failedRows{err}, err
+		return pgx.FailedBatchResults(&pgx.Batch{}, err).Query()
 	}
 	return g.bareTx.Query(ctx, sql, g.options(args)...)
 }
 
 func (g guarded) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
 	if err := g.check(sql); err != nil {
-		return failedRows{err}
+		return pgx.FailedBatchResults(&pgx.Batch{}, err).QueryRow()
 	}
 	return g.bareTx.QueryRow(ctx, sql, g.options(args)...)
 }
@@ -243,17 +242,3 @@ func (g guarded) LargeObjects() pgx.LargeObjects {
 	}
 	return g.bareTx.LargeObjects()
 }
-
-// failedRows are the rows of a query that was not sent.
-type failedRows struct{ err error }
-
-func (r failedRows) Close()                                       {}
-func (r failedRows) Err() error                                   { return r.err }
-func (r failedRows) CommandTag() pgconn.CommandTag                { return pgconn.CommandTag{} }
-func (r failedRows) FieldDescriptions() []pgconn.FieldDescription { return nil }
-func (r failedRows) Next() bool                                   { return false }
-func (r failedRows) Scan(...any) error                            { return r.err }
-func (r failedRows) Values() ([]any, error)                       { return nil, r.err }
-func (r failedRows) RawValues() [][]byte                          { return nil }
-func (r failedRows) Conn() *pgx.Conn                              { return nil }
-func (r failedRows) TypeMap() *pgtype.Map                         { return nil }
