@@ -18905,18 +18905,20 @@ declare
     e_used   bigint;        -- units that counted before it
     posted    metered.charged;  -- where anything is unusual
 begin
-    if octet_length(scope) > 255 then
-        raise exception 'out of bounds: an argument of v1_charge' using errcode = '22023';
+    if octet_length(scope) > 255
+        or pg_column_size(limits) > 65540
+        or pg_column_compression(limits) is not null and octet_length(limits::text) > 65536
+        or jsonb_typeof(limits) <> 'array'
+        or jsonb_array_length(limits) > 16 then
+        raise exception 'out of bounds: %',
+            case when jsonb_typeof(limits) <> 'array' then 'limits' else 'an argument of v1_charge' end using errcode = '22023';
     end if;
-    if limits is not null or note is not null then
-        if pg_column_size(limits) > 65540
-            or pg_column_compression(limits) is not null and octet_length(limits::text) > 65536
-            or jsonb_typeof(limits) <> 'array'
-            or jsonb_array_length(limits) > 16
-            or pg_column_size(note) > 8196
+    if note is not null then
+        if pg_column_size(note) > 8196
             or pg_column_compression(note) is not null and octet_length(note::text) > 8192
             or jsonb_typeof(note) <> 'object' then
-            raise exception 'out of bounds: an argument of v1_charge' using errcode = '22023';
+            raise exception 'out of bounds: %',
+            case when jsonb_typeof(limits) <> 'array' then 'limits' else 'an argument of v1_charge' end using errcode = '22023';
         end if;
     end if;
     one := limits -> 0;
@@ -19034,18 +19036,20 @@ as $$
 declare
     looked record;
 begin
-    if octet_length(scope) > 255 then
-        raise exception 'out of bounds: an argument of v1_check' using errcode = '22023';
+    if octet_length(scope) > 255
+        or pg_column_size(limits) > 65540
+        or pg_column_compression(limits) is not null and octet_length(limits::text) > 65536
+        or jsonb_typeof(limits) <> 'array'
+        or jsonb_array_length(limits) > 16 then
+        raise exception 'out of bounds: %',
+            case when jsonb_typeof(limits) <> 'array' then 'limits' else 'an argument of v1_check' end using errcode = '22023';
     end if;
-    if limits is not null or note is not null then
-        if pg_column_size(limits) > 65540
-            or pg_column_compression(limits) is not null and octet_length(limits::text) > 65536
-            or jsonb_typeof(limits) <> 'array'
-            or jsonb_array_length(limits) > 16
-            or pg_column_size(note) > 8196
+    if note is not null then
+        if pg_column_size(note) > 8196
             or pg_column_compression(note) is not null and octet_length(note::text) > 8192
             or jsonb_typeof(note) <> 'object' then
-            raise exception 'out of bounds: an argument of v1_check' using errcode = '22023';
+            raise exception 'out of bounds: %',
+            case when jsonb_typeof(limits) <> 'array' then 'limits' else 'an argument of v1_check' end using errcode = '22023';
         end if;
     end if;
     looked := metered.check_charge(
@@ -19140,16 +19144,13 @@ declare
     asked metered.charge_limit;
     stand text := '';
 begin
-    if octet_length(scope) > 255 then
-        raise exception 'out of bounds: an argument of v1_usage' using errcode = '22023';
-    end if;
-    if limits is not null then
-        if pg_column_size(limits) > 65540
-            or pg_column_compression(limits) is not null and octet_length(limits::text) > 65536
-            or jsonb_typeof(limits) <> 'array'
-            or jsonb_array_length(limits) > 16 then
-            raise exception 'out of bounds: an argument of v1_usage' using errcode = '22023';
-        end if;
+    if octet_length(scope) > 255
+        or pg_column_size(limits) > 65540
+        or pg_column_compression(limits) is not null and octet_length(limits::text) > 65536
+        or jsonb_typeof(limits) <> 'array'
+        or jsonb_array_length(limits) > 16 then
+        raise exception 'out of bounds: %',
+            case when jsonb_typeof(limits) <> 'array' then 'limits' else 'an argument of v1_usage' end using errcode = '22023';
     end if;
     if scope is null then
         perform metered._require(false, 'scope');
@@ -19299,20 +19300,22 @@ declare
     answer json;    -- of place_plain
     placed record;
 begin
-    if greatest(octet_length(tenant), octet_length(id), octet_length(scope)) > 255 then
-        raise exception 'out of bounds: an argument of v1_hold' using errcode = '22023';
+    if greatest(octet_length(tenant), octet_length(id), octet_length(scope)) > 255
+        or pg_column_size(limits) > 65540
+        or pg_column_compression(limits) is not null and octet_length(limits::text) > 65536
+        or jsonb_typeof(limits) <> 'array'
+        or jsonb_array_length(limits) > 16 then
+        raise exception 'out of bounds: %',
+            case when jsonb_typeof(limits) <> 'array' then 'limits' else 'an argument of v1_hold' end using errcode = '22023';
     end if;
-    if limits is not null or note is not null or metadata is not null then
-        if pg_column_size(limits) > 65540
-            or pg_column_compression(limits) is not null and octet_length(limits::text) > 65536
-            or jsonb_typeof(limits) <> 'array'
-            or jsonb_array_length(limits) > 16
-            or pg_column_size(note) > 8196
+    if note is not null or metadata is not null then
+        if pg_column_size(note) > 8196
             or pg_column_compression(note) is not null and octet_length(note::text) > 8192
             or jsonb_typeof(note) <> 'object'
             or pg_column_size(metadata) > 65540
             or pg_column_compression(metadata) is not null and octet_length(metadata::text) > 65536 then
-            raise exception 'out of bounds: an argument of v1_hold' using errcode = '22023';
+            raise exception 'out of bounds: %',
+            case when jsonb_typeof(limits) <> 'array' then 'limits' else 'an argument of v1_hold' end using errcode = '22023';
         end if;
     end if;
     if tenant is null then
@@ -19547,17 +19550,19 @@ declare
     parked record;
 begin
     if greatest(octet_length(kind), octet_length(tenant), octet_length(scope), octet_length(queue)) > 255
+        or pg_column_size(limits) > 65540
+        or pg_column_compression(limits) is not null and octet_length(limits::text) > 65536
+        or jsonb_typeof(limits) <> 'array'
+        or jsonb_array_length(limits) > 16
         or most > 1000 then
-        raise exception 'out of bounds: an argument of v1_enqueue' using errcode = '22023';
+        raise exception 'out of bounds: %',
+            case when jsonb_typeof(limits) <> 'array' then 'limits' else 'an argument of v1_enqueue' end using errcode = '22023';
     end if;
-    if args is not null or limits is not null then
+    if args is not null then
         if pg_column_size(args) > 16777220
-            or pg_column_compression(args) is not null and octet_length(args::text) > 16777216
-            or pg_column_size(limits) > 65540
-            or pg_column_compression(limits) is not null and octet_length(limits::text) > 65536
-            or jsonb_typeof(limits) <> 'array'
-            or jsonb_array_length(limits) > 16 then
-            raise exception 'out of bounds: an argument of v1_enqueue' using errcode = '22023';
+            or pg_column_compression(args) is not null and octet_length(args::text) > 16777216 then
+            raise exception 'out of bounds: %',
+            case when jsonb_typeof(limits) <> 'array' then 'limits' else 'an argument of v1_enqueue' end using errcode = '22023';
         end if;
     end if;
     select * into parked from metered.park_jobs(jsonb_build_array(jsonb_strip_nulls(jsonb_build_object(

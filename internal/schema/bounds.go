@@ -275,7 +275,7 @@ func withBounds(sql string) string {
 		var conditions, rare, some []string
 		for _, arg := range fieldsOf(head[2]) {
 			of := beyond(f.Name, arg.name, arg, types)
-			if len(of) > 0 && mostlyNull(arg) {
+			if len(of) > 0 && mostlyNull(f.Name, arg) {
 				rare, some = append(rare, of...), append(some, arg.name+" is not null")
 			} else {
 				conditions = append(conditions, of...)
@@ -336,8 +336,9 @@ func together(conditions []string) (all []string) {
 }
 
 // mostlyNull reports whether an argument is null in most calls. Then its conditions are not prepared.
-func mostlyNull(arg field) bool {
-	return arg.typ == "json" || arg.typ == "jsonb" || arg.name == "whole"
+// A list in JSON is given.
+func mostlyNull(function string, arg field) bool {
+	return (arg.typ == "json" || arg.typ == "jsonb") && BoundOf(function, arg.name, Items) == 0 || arg.name == "whole"
 }
 
 const guardSomeSQL = `    if %s then
