@@ -13849,8 +13849,8 @@ $$;
 -- uses_left, whose first byte is zero, and minted_at, expires_at and consumed_at in microseconds
 -- since 2000; then the payload, if there is one. A refusal is its status as text.
 --
--- Where the session has a lock_timeout, the full function compares it with wait_ms. Else the
--- statement sets it, once it has found the token, and takes it back.
+-- The statement sets the lock_timeout, once it has found the token, unless the session's is as
+-- short as wait_ms, and takes it back.
 create function metered.consume_token_plain(token_digest bytea, for_purpose text, for_subject text,
     wait_ms int) returns bytea
 language plpgsql volatile
@@ -13877,7 +13877,8 @@ begin
         where t.digest = token_digest
           and (t.purpose = for_purpose and t.subject = for_subject and t.ended_at is null and t.expires_at > now_at) is true
       and metered._goes_short()
-      and case when before = '0' then set_config('lock_timeout', wait_ms::text, true) <> '' end
+      and case when before = '0' then set_config('lock_timeout', wait_ms::text, true) <> ''
+          else metered._bound_lock_wait(wait_ms) is distinct from '' end    -- true
     returning case when set_config('lock_timeout', before, true) is not null
         then int4send(t.uses - t.used) || timestamptz_send(t.minted_at) || timestamptz_send(t.expires_at)
             || timestamptz_send(now_at) || coalesce(convert_to(t.payload::text, 'UTF8'), '') end

@@ -1,6 +1,7 @@
 package tokens_test
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"testing"
@@ -10,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/tokens"
 )
@@ -30,13 +32,13 @@ func TestConsume_AnswersTheShortWayAsTheFullFunctionDoes(t *testing.T) {
 		told[way] = consumeAll(t, pool, store, clock)
 	}
 	require.Equal(t, told[1], told[0])
-	require.Len(t, told[0], 2*len(isolationLevels)*12)
+	require.Len(t, told[0], 3*len(isolationLevels)*12)
 }
 
 // consumeAll consumes tokens that are good, and such that are not, and tells what it was answered.
 func consumeAll(t *testing.T, pool *pgxpool.Pool, store *tokens.Store, clock *pgtest.Clock) (told []string) {
 	for i, level := range isolationLevels {
-		for j, before := range []string{"0", "7s"} {
+		for j, before := range []string{"0", "7s", "2s"} { // the store's is 5s
 			nth := 0
 			token := func(m tokens.Mint) string {
 				nth++
@@ -105,4 +107,28 @@ func TestConsume_AWaitInVainLeavesTheSetting(t *testing.T) {
 	require.NoError(t, <-loser)
 	requireInvalid(t, refusal, "used")
 	require.Equal(t, "0", setting)
+}
+
+// The shorter one of the session's lock_timeout and of the store's counts.
+func TestConsume_WaitsNoLongerThanTheShorterTimeout(t *testing.T) {
+	t.Parallel()
+	pool, store := pgtest.Open(t), newStore(t)
+	minted := mint(t, pool, store, tokens.Mint{Purpose: "p", Subject: "s"})
+	winner := must(pool.Begin(ctx))
+	defer func() { _ = winner.Rollback(ctx) }()
+	_, err := store.Consume(ctx, winner, "p", "s", minted.Token.Reveal())
+	require.NoError(t, err)
+	within, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	for before, own := range map[string]time.Duration{"1h": time.Millisecond, "1ms": time.Hour, "0": time.Millisecond} {
+		hasty := must(tokens.New(tokens.Config{Prefix: "acme_upload", LockTimeout: own}))
+		err := inTx(pool, func(tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, "select set_config('lock_timeout', $1, true)", before)
+			require.NoError(t, err)
+			_, err = hasty.Consume(within, tx, "p", "s", minted.Token.Reveal())
+			return err
+		})
+		require.ErrorIs(t, err, budget.ErrBusy, before)
+		require.NotErrorIs(t, err, context.DeadlineExceeded, before)
+	}
 }

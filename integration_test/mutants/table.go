@@ -184,6 +184,8 @@ var all = []Mutant{
 	{"a token is good at its end", "consume_token", "t.expires_at > now_at) is true", "t.expires_at >= now_at) is true", "./tokens", "TestConsume_ExpiresAtEquality"},
 	{"the short way of a token has no subject", "consume_token_plain", "(t.purpose = for_purpose and t.subject = for_subject and", "(t.purpose = for_purpose and", "./tokens", "TestConsume_AnswersTheShortWayAsTheFullFunctionDoes"},
 	{"the short way of a token keeps its lock_timeout", "consume_token_plain", "before := set_config('lock_timeout', before, true);", "", "./tokens", "TestConsume_AWaitInVainLeavesTheSetting"},
+	{"the short way of a token waits as long as its session", "consume_token_plain", "else metered._bound_lock_wait(wait_ms) is distinct from ''", "else true", "./tokens", "TestConsume_WaitsNoLongerThanTheShorterTimeout"},
+	{"a repetition waits for its token", "internal/command/attempt.go", "select case when pg_catalog.current_setting('metered_tx.command', true) operator(pg_catalog.=) $1::text", "select case when $1::text is not null", ".", "TestDo_ARepetitionWaitsForNoToken"},
 	{"the short way of a key makes two jobs", "claim_job_key_plain", "select json_build_array(k.job_id, k.kind, k.tenant, encode(k.digest, 'base64')) into", "select to_json(new_id) into", "./jobs", "TestEnqueue_KeyUsedTwiceInOneTransactionMakesOneJob"},
 	{"a use is not counted", "consume_token", "set used = t.used + 1,", "set used = t.used,", "./tokens", "TestConsume_SeveralUses"},
 	{"a token is unknown to an old snapshot", "consume_token", "if status = 'unknown' and metered._one_snapshot() then", "if false then", "./tokens", "TestConsume_ATokenMintedSinceTheSnapshotIsRetryable"},

@@ -167,9 +167,15 @@ select status, fingerprint, result, scopes, amounts, seqs, ats, holds, at, refus
 from metered.begin_command($1::bool, $2::bool, $3::metered.new_command, $4::metered.presented_token,
     $5::metered.new_charge[], $6::interval, $7::int)`
 
-// beginPlainSQL begins an operation that is claimed alone, the short way.
+// beginPlainSQL claims an operation, the short way.
 const beginPlainSQL = `
 select metered.begin_command_plain($1::text, $2::text, $3::bigint, $4::timestamptz, $5::interval, $6::int, $7::text, $8::int, $9::bool)`
+
+// tokenPlainSQL spends the token of an operation that the statement before has claimed: a
+// repetition waits for no token.
+const tokenPlainSQL = `
+select case when pg_catalog.current_setting('metered_tx.command', true) operator(pg_catalog.=) $1::text
+    then metered.consume_token_plain($2::bytea, $3::text, $4::text, $5::int) end`
 
 // begun is the row that begin_command returned.
 type begun struct {
@@ -200,6 +206,16 @@ func (b *begun) readClaim(answer []byte) error {
 		return nil
 	}
 	return b.readPlain(answer)
+}
+
+// readToken reads the answer of tokenPlainSQL: null for an id that is not new.
+func (b *begun) readToken(row pgx.Row) error {
+	var consumed []byte
+	err := row.Scan(&consumed)
+	if err == nil && consumed != nil {
+		b.token = ledger.ConsumedToken(consumed)
+	}
+	return err
 }
 
 // readPlain reads an answer of begin_command_plain that is not null. Another answer has no status.
@@ -243,9 +259,12 @@ func (e *Engine) begin(ctx context.Context, op *Operation, t transaction, openin
 	f := &flush{}
 	t.first(f)
 	e.enter(ctx, f, op)
-	if opening && op.Token.Digest == nil && op.Charges == nil {
+	if opening && op.Charges == nil {
 		wait, left := e.timeouts(ctx)
 		f.json(b.readClaim, e.sql.beginPlain, e.claimArgs(op, t.settings(left), b.marker, wait, false)...)
+		if token := op.Token; token.Digest != nil {
+			f.row(b.readToken, e.sql.tokenPlain, b.marker, token.Digest, token.Purpose, token.Subject, wait)
+		}
 	} else {
 		f.row(b.scan, e.sql.begin, e.beginArgs(ctx, op, t, b.marker, true, opening)...)
 	}

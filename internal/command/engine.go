@@ -52,7 +52,7 @@ type Engine struct {
 	functions atomic.Int32 // of operations that run
 }
 
-type statements struct{ begin, beginPlain, complete, completePlain, completeTotal, runPlain, runTotal, run, finish, newest, lockAll string }
+type statements struct{ begin, beginPlain, tokenPlain, complete, completePlain, completeTotal, runPlain, runTotal, run, finish, newest, lockAll string }
 
 // New returns an Engine.
 func New(pool *pgxpool.Pool, cfg Config) *Engine {
@@ -61,7 +61,7 @@ func New(pool *pgxpool.Pool, cfg Config) *Engine {
 		cfg.Usable = func(context.Context, schema.DB) error { return nil }
 	}
 	return &Engine{pool: pool, cfg: cfg, places: places(pool), turns: newTurns(), pins: answer.Textual(pool), future: cfg.MaxFuture, sql: statements{
-		begin: n.SQL(beginSQL), beginPlain: n.SQL(beginPlainSQL), complete: n.SQL(completeSQL), completePlain: n.SQL(completePlainSQL), completeTotal: n.SQL(completeTotalSQL),
+		begin: n.SQL(beginSQL), beginPlain: n.SQL(beginPlainSQL), tokenPlain: n.SQL(tokenPlainSQL), complete: n.SQL(completeSQL), completePlain: n.SQL(completePlainSQL), completeTotal: n.SQL(completeTotalSQL),
 		runPlain: n.SQL(runPlainSQL), runTotal: n.SQL(runTotalSQL), run: n.SQL(runSQL), finish: n.SQL(finishSQL), newest: n.SQL(newestSQL), lockAll: n.SQL(ledger.LockAllSQL),
 	}}
 }
