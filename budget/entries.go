@@ -113,6 +113,21 @@ type EntriesOptions struct {
 
 	// From and To bound the entries' times, as in UsageBetween. They cost one more round trip.
 	From, To time.Time
+
+	// Note selects entries whose notes have its fields. Empty fields match all. It, and the fields
+	// below, have no index: the server looks at each entry that the fields above leave, 10,000 in a
+	// statement.
+	Note Note
+
+	// Operation selects the entries of a command or an event, by its id.
+	Operation string
+
+	// OperationTenant is the tenant that owns Operation.
+	OperationTenant string
+
+	// Name selects the entries of commands with this name, which is known until their records are
+	// purged.
+	Name string
 }
 
 const entriesPage = 500
@@ -139,6 +154,10 @@ func (l *Ledger) Entries(ctx context.Context, db Querier, scope string,
 		after, before, err := l.between(ctx, db, scope, opts)
 		if err != nil {
 			yield(Entry{}, err)
+			return
+		}
+		if opts.searches() {
+			l.search(ctx, db, scope, after, before, opts, searchLook, yield)
 			return
 		}
 		left := opts.Max
@@ -195,6 +214,9 @@ func (l *Ledger) between(ctx context.Context, db Querier, scope string,
 		if option.value < 0 {
 			return 0, 0, invalid("EntriesOptions."+option.field, "%d is negative", option.value)
 		}
+	}
+	if err := opts.checkSearch(); err != nil {
+		return 0, 0, err
 	}
 	after, before = opts.After, cmp.Or(opts.Before, math.MaxInt64)
 	var times []time.Time

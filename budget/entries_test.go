@@ -273,8 +273,9 @@ func TestUsage_AndCheckNeitherWaitNorWrite(t *testing.T) {
 	defer func() { require.NoError(t, tx.Rollback(ctx)) }()
 	require.Equal(t, int64(1), usage(t, tx, l, "a", time.Hour).Used)
 	require.EqualValues(t, 1, between(t, tx, l, "a", start, start.Add(time.Hour)).Charged)
-	_, err = l.SearchEntries(ctx, tx, "a", budget.EntrySearch{Name: "any", EntriesOptions: budget.EntriesOptions{From: start}})
-	require.NoError(t, err)
+	for range l.Entries(ctx, tx, "a", budget.EntriesOptions{Name: "any", From: start}) {
+		require.Fail(t, "no command has that name")
+	}
 	r, err := l.Check(ctx, tx, budget.Charge{Scope: "a", Amount: 1, Limits: []budget.Limit{budget.Lifetime(5)}})
 	require.NoError(t, err)
 	require.Equal(t, budget.Standing{Limit: budget.Lifetime(5), Used: 2, Available: 3}, r.Entries[0].Standings[0])

@@ -140,8 +140,8 @@ func ExampleLedger_Entries() {
 	// 1 credit 500, balance 500
 }
 
-// Ann says that she was charged for an import that failed. Support looks for it, newest first, and looks at 10 entries at a time.
-func ExampleLedger_SearchEntries() {
+// Ann says that she was charged for an import that failed. Support looks for it, newest first.
+func ExampleLedger_Entries_byNote() {
 	ctx := context.Background()
 	pool, done := exampleDatabase()
 	defer done()
@@ -156,27 +156,14 @@ func ExampleLedger_SearchEntries() {
 		check(err)
 	}
 
-	search := budget.EntrySearch{
-		EntriesOptions: budget.EntriesOptions{NewestFirst: true},
-		Note:           budget.Note{Actor: "user:ann", Reason: "import"}, Look: 10,
-	}
-	for {
-		found, err := ledger.SearchEntries(ctx, pool, "rows/acme", search)
+	imports := budget.EntriesOptions{NewestFirst: true, Note: budget.Note{Actor: "user:ann", Reason: "import"}}
+	for e, err := range ledger.Entries(ctx, pool, "rows/acme", imports) {
 		check(err)
-		for _, e := range found.Entries {
-			fmt.Println("entry", e.Seq, e.Kind, e.Amount)
-		}
-		if found.Next == 0 {
-			break
-		}
-		fmt.Println("nothing more down to entry", found.Next)
-		search.Before = found.Next
+		fmt.Println("entry", e.Seq, e.Kind, e.Amount)
 	}
 	// Output:
 	// entry 25 charge 25
-	// nothing more down to entry 16
 	// entry 15 charge 15
-	// nothing more down to entry 6
 	// entry 5 charge 5
 }
 

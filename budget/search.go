@@ -1,7 +1,6 @@
 package budget
 
 import (
-	"cmp"
 	"context"
 
 	"github.com/jackc/pgx/v5"
@@ -10,61 +9,58 @@ import (
 	"github.com/pgmetered/metered/internal/bounds"
 )
 
-const (
-	defaultSearch = 10_000
-	defaultFound  = 100
-)
-
-// EntrySearch selects entries.
-type EntrySearch struct {
-	EntriesOptions // with Max to find, 1 to 1,000. Defaults to 100
-
-	// Note matches the notes that have its fields. Empty fields match all.
-	Note Note
-
-	// Operation is the id of a command or event.
-	Operation string
-
-	// OperationTenant is the tenant that owns Operation.
-	OperationTenant string
-
-	// Name is the name of the command, which is known until its record is purged.
-	Name string
-
-	// Look is the most entries to look at, up to 100,000. Defaults to 10,000.
-	Look int
-}
-
-// EntriesFound is a page.
-type EntriesFound struct {
-	// Entries are the found entries, in the order that the search asks for.
-	Entries []Entry `json:"entries"`
-
-	// Next goes on with the search: give it as After (with NewestFirst as Before). It is 0 at the
-	// end.
-	Next int64 `json:"next,omitempty"`
-}
+// searchLook is how many entries a statement of a search looks at.
+const searchLook = 10_000
 
 const searchSQL = `
 select ` + entryColumns + `, matched, more
 from (select (f.entry).*, f.matched, f.more from metered.search_entries($1::text, $2::bigint, $3::bigint, $4::bool, $5::int, $6::int,
     row($7::text, $8::text, $9::text::jsonb), $10::text) f) x`
 
-// SearchEntries scans up to Look entries of a scope, without an index: From and To leave fewer.
-func (l *Ledger) SearchEntries(ctx context.Context, db Querier, scope string,
-	search EntrySearch) (found EntriesFound, err error) {
-	if err := search.check(); err != nil {
-		return EntriesFound{}, err
+// searches reports whether the options select by what an entry says, beside its number and time.
+func (o *EntriesOptions) searches() bool {
+	return o.Note != Note{} || o.Operation != "" || o.OperationTenant != "" || o.Name != ""
+}
+
+// search yields the entries between two numbers that the options select. Each statement looks at up
+// to so many as look says.
+func (l *Ledger) search(ctx context.Context, db Querier, scope string, after, before int64,
+	opts EntriesOptions, look int, yield func(Entry, error) bool) {
+	left := opts.Max
+	for {
+		most := bounds.MaxFound
+		if opts.Max > 0 {
+			most = min(most, left)
+		}
+		found, next, err := l.searchPage(ctx, db, scope, after, before, opts, look, most)
+		if err != nil {
+			yield(Entry{}, err)
+			return
+		}
+		for _, e := range found {
+			if !yield(e, nil) {
+				return
+			}
+		}
+		if left -= len(found); next == 0 || opts.Max > 0 && left == 0 {
+			return
+		}
+		if opts.NewestFirst {
+			before = next
+		} else {
+			after = next
+		}
 	}
-	most, look := cmp.Or(search.Max, defaultFound), cmp.Or(search.Look, defaultSearch)
-	after, before, err := l.between(ctx, db, scope, search.EntriesOptions)
+}
+
+// searchPage returns up to most entries, and the entry behind which the search goes on, or 0 at its
+// end.
+func (l *Ledger) searchPage(ctx context.Context, db Querier, scope string, after, before int64,
+	opts EntriesOptions, look, most int) (found []Entry, next int64, err error) {
+	rows, err := answer.Query(ctx, db, l.sql.search, scope, after, before, opts.NewestFirst, look, most,
+		opts.OperationTenant, orNull(opts.Operation), orNull(opts.Note.json()), orNull(opts.Name))
 	if err != nil {
-		return EntriesFound{}, err
-	}
-	rows, err := answer.Query(ctx, db, l.sql.search, scope, after, before, search.NewestFirst, look, most,
-		search.OperationTenant, orNull(search.Operation), orNull(search.Note.json()), orNull(search.Name))
-	if err != nil {
-		return EntriesFound{}, failed("search", err)
+		return nil, 0, failed("search", err)
 	}
 	last, more := int64(0), false
 	_, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (struct{}, error) {
@@ -72,21 +68,21 @@ func (l *Ledger) SearchEntries(ctx context.Context, db Querier, scope string,
 		e, err := scanEntry(row, &matched, &more)
 		last = e.Seq
 		if matched {
-			found.Entries = append(found.Entries, e)
+			found = append(found, e)
 		}
 		return struct{}{}, err
 	})
 	if err != nil {
-		return EntriesFound{}, failed("search", err)
+		return nil, 0, failed("search", err)
 	}
-	if len(found.Entries) > most {
-		found.Entries = found.Entries[:most]
-		last, more = found.Entries[most-1].Seq, true
+	if len(found) > most {
+		found = found[:most]
+		last, more = found[most-1].Seq, true
 	}
 	if more {
-		found.Next = last
+		next = last
 	}
-	return found, nil
+	return found, next, nil
 }
 
 func orNull(text string) *string {
@@ -96,22 +92,17 @@ func orNull(text string) *string {
 	return &text
 }
 
-func (s *EntrySearch) check() error {
+// checkSearch refuses texts that no entry can have.
+func (o *EntriesOptions) checkSearch() error {
 	for _, f := range []struct{ name, text string }{
-		{"Note.Actor", s.Note.Actor}, {"Note.Tenant", s.Note.Tenant},
-		{"Note.Correlation", s.Note.Correlation}, {"Note.Reason", s.Note.Reason},
-		{"Note.Use", s.Note.Use},
-		{"Operation", s.Operation}, {"OperationTenant", s.OperationTenant}, {"Name", s.Name},
+		{"Note.Actor", o.Note.Actor}, {"Note.Tenant", o.Note.Tenant},
+		{"Note.Correlation", o.Note.Correlation}, {"Note.Reason", o.Note.Reason},
+		{"Note.Use", o.Note.Use},
+		{"Operation", o.Operation}, {"OperationTenant", o.OperationTenant}, {"Name", o.Name},
 	} {
-		if err := checkText("EntrySearch."+f.name, f.text, maxIDBytes); err != nil {
+		if err := checkText("EntriesOptions."+f.name, f.text, maxIDBytes); err != nil {
 			return err
 		}
-	}
-	switch {
-	case s.Max > bounds.MaxFound:
-		return invalid("EntrySearch.Max", "%d is more than %d", s.Max, bounds.MaxFound)
-	case s.Look < 0 || s.Look > bounds.MaxSearch:
-		return invalid("EntrySearch.Look", "%d is not from 0 to %d", s.Look, bounds.MaxSearch)
 	}
 	return nil
 }

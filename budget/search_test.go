@@ -2,6 +2,7 @@ package budget_test
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -70,7 +71,7 @@ func TestEntries_OfARangeOfTimeAPageAtATime(t *testing.T) {
 	require.Empty(t, pages(budget.EntriesOptions{To: start}))
 }
 
-func TestSearchEntries_ByNoteAndOperation(t *testing.T) {
+func TestEntries_ByNoteAndOperation(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	pool, l, clock := open(t)
@@ -95,23 +96,18 @@ func TestSearchEntries_ByNoteAndOperation(t *testing.T) {
 	require.NoError(t, err)
 	clock.Advance(time.Minute)
 
-	search := func(s budget.EntrySearch) budget.EntriesFound {
+	search := func(opts budget.EntriesOptions) (found []budget.Entry) {
 		t.Helper()
-		found, err := l.SearchEntries(ctx, pool, "a", s)
-		require.NoError(t, err)
+		for e, err := range l.Entries(ctx, pool, "a", opts) {
+			require.NoError(t, err)
+			found = append(found, e)
+		}
 		return found
 	}
-	all := search(budget.EntrySearch{})
-	require.Len(t, all.Entries, 31)
-	require.Zero(t, all.Next)
-	listed := 0
-	for e, err := range l.Entries(ctx, pool, "a", budget.EntriesOptions{}) {
-		require.NoError(t, err)
-		require.Equal(t, e, all.Entries[listed])
-		listed++
-	}
+	all := search(budget.EntriesOptions{})
+	require.Len(t, all, 31)
 	matching := func(match func(budget.Entry) bool) (seqs []int64) {
-		for _, e := range all.Entries {
+		for _, e := range all {
 			if match(e) {
 				seqs = append(seqs, e.Seq)
 			}
@@ -120,64 +116,45 @@ func TestSearchEntries_ByNoteAndOperation(t *testing.T) {
 		return seqs
 	}
 	for _, c := range []struct {
-		search budget.EntrySearch
+		search budget.EntriesOptions
 		match  func(budget.Entry) bool
 	}{
-		{budget.EntrySearch{Note: budget.Note{Actor: "user 0"}}, func(e budget.Entry) bool { return e.Note.Actor == "user 0" }},
-		{budget.EntrySearch{Note: budget.Note{Actor: "user 1", Reason: "reason 2"}},
+		{budget.EntriesOptions{Note: budget.Note{Actor: "user 0"}}, func(e budget.Entry) bool { return e.Note.Actor == "user 0" }},
+		{budget.EntriesOptions{Note: budget.Note{Actor: "user 1", Reason: "reason 2"}},
 			func(e budget.Entry) bool { return e.Note == budget.Note{Actor: "user 1", Reason: "reason 2"} }},
-		{budget.EntrySearch{OperationTenant: "acme", Operation: "o4"}, func(e budget.Entry) bool { return e.Operation == "o4" }},
-		{budget.EntrySearch{Operation: "e"}, func(e budget.Entry) bool { return e.Operation == "e" }},
-		{budget.EntrySearch{Name: "import 2"}, func(e budget.Entry) bool { return e.Operation != "" && e.Operation != "e" && (e.Seq-1)%4 == 2 }},
-		{budget.EntrySearch{Name: "import 0", Note: budget.Note{Actor: "user 2"}},
+		{budget.EntriesOptions{OperationTenant: "acme", Operation: "o4"}, func(e budget.Entry) bool { return e.Operation == "o4" }},
+		{budget.EntriesOptions{Operation: "e"}, func(e budget.Entry) bool { return e.Operation == "e" }},
+		{budget.EntriesOptions{Name: "import 2"}, func(e budget.Entry) bool { return e.Operation != "" && e.Operation != "e" && (e.Seq-1)%4 == 2 }},
+		{budget.EntriesOptions{Name: "import 0", Note: budget.Note{Actor: "user 2"}},
 			func(e budget.Entry) bool { return e.Operation != "" && e.Note.Actor == "user 2" && (e.Seq-1)%4 == 0 }},
 	} {
 		want := matching(c.match)
-		found := search(c.search)
-		require.Equal(t, want, seqsOf(found.Entries), "%+v", c.search)
-		require.Zero(t, found.Next)
-		// Any page size, any number looked at, both ways: together the pages are the same, and none looks at more.
+		require.Equal(t, want, seqsOf(search(c.search)), "%+v", c.search)
+		// Any number found and looked at in a statement, both ways.
 		for _, newest := range []bool{false, true} {
-			for _, size := range []struct{ most, look int }{{1, 0}, {2, 5}, {100, 4}, {3, 31}, {100, 32}} {
-				s, got, calls := c.search, []int64{}, 0
-				s.NewestFirst, s.Max, s.Look = newest, size.most, size.look
-				for {
-					page := search(s)
-					calls++
-					require.LessOrEqual(t, len(page.Entries), size.most)
-					got = append(got, seqsOf(page.Entries)...)
-					if page.Next == 0 {
-						break
-					}
-					if newest {
-						require.True(t, s.Before == 0 || page.Next < s.Before)
-						s.Before = page.Next
-					} else {
-						require.Greater(t, page.Next, s.After)
-						s.After = page.Next
-					}
-					require.Less(t, calls, 50)
-				}
+			for _, size := range []struct{ most, look int }{{0, 1}, {1, 2}, {2, 5}, {100, 4}, {3, 31}, {0, 32}} {
+				opts, wanted, got := c.search, slices.Clone(want), []int64(nil)
+				opts.NewestFirst, opts.Max = newest, size.most
 				if newest {
-					for i := range want {
-						require.Equal(t, want[len(want)-1-i], got[i])
-					}
-				} else {
-					require.Equal(t, want, got)
+					slices.Reverse(wanted)
 				}
-				require.Len(t, got, len(want))
-				if size.look > 0 && size.look < 31 {
-					require.GreaterOrEqual(t, calls, 31/size.look)
+				if size.most > 0 {
+					wanted = wanted[:min(size.most, len(wanted))]
 				}
+				for e, err := range budget.Search(ctx, l, pool, "a", opts, size.look) {
+					require.NoError(t, err)
+					got = append(got, e.Seq)
+				}
+				require.Equal(t, wanted, got, "%+v, %d", opts, size.look)
 			}
 		}
 	}
-	for _, nothing := range []budget.EntrySearch{{Operation: "o4"}, {OperationTenant: "acme", Operation: "e"}, {Name: "import"}, {Note: budget.Note{Tenant: "user 0"}}} {
-		require.Empty(t, search(nothing).Entries, "%+v", nothing)
+	for _, nothing := range []budget.EntriesOptions{{Operation: "o4"}, {OperationTenant: "acme", Operation: "e"}, {Name: "import"}, {Note: budget.Note{Tenant: "user 0"}}} {
+		require.Empty(t, search(nothing), "%+v", nothing)
 	}
-	byTime := budget.EntrySearch{Note: budget.Note{Actor: "user 0"}}
+	byTime := budget.EntriesOptions{Note: budget.Note{Actor: "user 0"}}
 	byTime.From, byTime.To = start.Add(6*time.Minute), start.Add(13*time.Minute)
-	require.Equal(t, []int64{7, 13}, seqsOf(search(byTime).Entries)) // 10 has no note
+	require.Equal(t, []int64{7, 13}, seqsOf(search(byTime))) // 10 has no note
 }
 
 // With any number of entries: it reads those that it looks at, and their operations where a name is asked for.
@@ -192,14 +169,13 @@ func TestPlans_ASearchReadsOnlyTheEntriesThatItLooksAt(t *testing.T) {
 	conn, err := pool.Acquire(ctx)
 	require.NoError(t, err)
 	defer conn.Release()
-	look := func(s budget.EntrySearch) {
+	look := func(opts budget.EntriesOptions) {
 		t.Helper()
-		s.Look = 200
-		found, err := l.SearchEntries(ctx, conn, "a", s)
-		require.NoError(t, err)
-		require.Empty(t, found.Entries)
+		for range budget.Search(ctx, l, conn, "a", opts, 200) {
+			require.Fail(t, "nothing is to be found")
+		}
 	}
-	searches := []budget.EntrySearch{{Note: budget.Note{Actor: "nobody"}}, {Name: "nothing"}}
+	searches := []budget.EntriesOptions{{Note: budget.Note{Actor: "nobody"}}, {Name: "nothing"}}
 	for range 10 {
 		for _, s := range searches {
 			look(s)
@@ -211,7 +187,7 @@ func TestPlans_ASearchReadsOnlyTheEntriesThatItLooksAt(t *testing.T) {
 		select now(), '', 'o' || g, '', '', 'import' from generate_series(1, 20000) g`)
 	for _, newest := range []bool{false, true} {
 		for i, s := range searches {
-			s.NewestFirst, s.After, s.Before = newest, 9000, 11000
+			s.NewestFirst, s.After, s.Before = newest, 9000, 9200
 			scans := tableStat(t, conn, "ledger", "seq_scan") + tableStat(t, conn, "operations", "seq_scan")
 			entries, operations := indexReads(t, conn), tuplesFetched(t, conn, "operations")
 			look(s)

@@ -82,7 +82,7 @@ func ways() map[string]way {
 			"Ledger.DropFeedConsumer", "maintain.Run")},
 		"as reporting": {open: func(t *testing.T, owner *pgxpool.Pool) *pgxpool.Pool {
 			return pgtest.AsRole(t, owner, metered.GrantReportingSQL, "")
-		}, works: append(anybodys, "Ledger.Entries", "Ledger.ClockAhead", "Ledger.SearchEntries", "Ledger.Resources", "Ledger.Check", "Ledger.Usage",
+		}, works: append(anybodys, "Ledger.Entries", "Ledger.ClockAhead", "Ledger.Entries, by note", "Ledger.Resources", "Ledger.Check", "Ledger.Usage",
 			"Ledger.UsageBetween", "Ledger.Series", "Ledger.WhatIf", "Ledger.Verify", "Ledger.Feed", "Ledger.FeedConsumers", "Book.Due", "Book.History", "Book.Get", "Book.List", "Book.Claimed",
 			"wallet.Book.Balance", "wallet.Book.Statement", "Enqueuer.Explain", "Pool.History", "Carver.Get", "replica.ReadAt",
 			"Notary.Verify", "Notary.Receipt", "leases.Sweep")}, // which finds nothing to write
