@@ -14,9 +14,6 @@ import (
 var (
 	ErrSchemaVersion error = migrate.ErrVersion // the schema is too new, or lacks a function that this build calls
 	ErrSchemaDiffers error = migrate.ErrDiffers // its text has the differences
-	// ErrReadOnly says that the server is read-only: after a failover, another one is the primary.
-	// The call's connection was closed. Try again.
-	ErrReadOnly error = fault.ErrReadOnly
 )
 
 var errArgument = fault.New("invalid_argument", "metered: invalid argument")

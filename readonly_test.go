@@ -14,6 +14,7 @@ import (
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/httpmetered"
+	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/pgtest"
 )
 
@@ -48,7 +49,7 @@ func TestReadOnly_ConnectionsAreLeft(t *testing.T) {
 		_, err := pool.Exec(ctx, "set default_transaction_read_only = on")
 		require.NoError(t, err)
 		err = call.do(call.name + " then")
-		require.ErrorIs(t, err, metered.ErrReadOnly, call.name)
+		require.ErrorIs(t, err, fault.ErrReadOnly, call.name)
 		require.Equal(t, "read_only", metered.Code(err))
 		require.True(t, metered.Retryable(err), call.name)
 		require.Equal(t, http.StatusServiceUnavailable, httpmetered.ProblemOf(err).Status, call.name)

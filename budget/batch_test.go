@@ -16,6 +16,7 @@ import (
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/bounds"
+	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/internal/sqlstate"
 )
@@ -86,7 +87,7 @@ func TestChargeEach_AFailureIsOfItsChargeAlone(t *testing.T) {
 	require.ErrorIs(t, results[0].Err, budget.ErrClock)
 	require.ErrorContains(t, results[0].Err, `scope "ahead" by 1h0m0s`)
 	require.ErrorIs(t, results[2].Err, budget.ErrWindowPurged)
-	require.ErrorIs(t, results[3].Err, budget.ErrOverflow)
+	require.ErrorIs(t, results[3].Err, fault.New("budget_overflow", ""))
 	for i, want := range map[int]int64{1: 1, 4: 3} {
 		require.NoError(t, results[i].Err)
 		require.Equal(t, want, results[i].Posted.Standings[0].Used)

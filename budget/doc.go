@@ -21,7 +21,7 @@
 // Ledger.Lock, or a command. All isolation levels are correct, and READ COMMITTED is the fastest.
 //
 // Every call may fail with an *ArgumentError, before any SQL. Every write may fail with ErrBusy,
-// ErrOverflow or ErrSerialization, and a charge also with ErrClock or ErrWindowPurged. Reads take
+// ErrSerialization, and a charge also with ErrClock or ErrWindowPurged. Reads take
 // no lock, and run on replicas. Iterators read pages, and yield an error last. JSON has durations
 // in microseconds, under names that end in _us.
 package budget

@@ -38,6 +38,8 @@ var (
 )
 
 // Answers to charges and reads. The first four leave the transaction usable, the others abort it.
+// Mistakes have a code (metered.Code) and no name here: budget_overflow, for sums of a scope beyond
+// 2^62, budget_time_zone, budget_thresholds and limit_query.
 var (
 	// ErrExceeded says that a limit refused. It is an *ExceededError.
 	ErrExceeded error = errExceeded
@@ -56,15 +58,9 @@ var (
 	// ErrClock says that the scope's last entry is ahead of the clock: see Ledger.RepairClock.
 	ErrClock error = fault.New("budget_clock", "budget: the scope's last entry is ahead of the clock")
 
-	// ErrOverflow says that a sum of the scope would be more than 2^62.
-	ErrOverflow error = fault.New("budget_overflow", "budget: total would overflow")
-
 	// ErrWindowPurged says that a window or a range begins before the entries that a purge kept. For
 	// a range it is a *PurgedError.
 	ErrWindowPurged error = errWindowPurged
-
-	// ErrTimeZone says that the server does not know the time zone.
-	ErrTimeZone error = fault.New("budget_time_zone", "budget: the server does not know the time zone")
 
 	// ErrFeedGap says that entries of the feed are gone. It is a *FeedGapError.
 	ErrFeedGap error = errFeedGap
@@ -112,6 +108,12 @@ var (
 )
 
 var (
+	// errOverflow says that a sum of the scope would be more than 2^62.
+	errOverflow = fault.New("budget_overflow", "budget: total would overflow")
+
+	// errTimeZone says that the server does not know the time zone.
+	errTimeZone = fault.New("budget_time_zone", "budget: the server does not know the time zone")
+
 	errThresholds = fault.New("budget_thresholds", "budget: the scope has too many thresholds")
 	errLimitQuery = fault.New("limit_query", "budget: the query of a limit")
 )
@@ -242,11 +244,11 @@ func failed(doing string, err error) error {
 		errors.As(err, &pgErr)
 		return absentScopes([]byte(pgErr.Detail))
 	case sqlstate.NumericOutOfRange:
-		kind = ErrOverflow
+		kind = errOverflow
 	case sqlstate.UnknownZone: // its DETAIL is the zone, and the plan that needs it
 		var pgErr *pgconn.PgError
 		errors.As(err, &pgErr)
-		return fmt.Errorf("%w: %s: %w", ErrTimeZone, pgErr.Detail, fault.Failed("budget", doing, err))
+		return fmt.Errorf("%w: %s: %w", errTimeZone, pgErr.Detail, fault.Failed("budget", doing, err))
 	case sqlstate.Thresholds:
 		kind = errThresholds
 	case sqlstate.FeedGap:

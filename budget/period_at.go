@@ -6,7 +6,7 @@ import (
 )
 
 // At returns the first moments of t's period and of the next, in UTC, by the program's time zones,
-// which may differ from the server's. Errors: *ArgumentError, ErrTimeZone.
+// which may differ from the server's. Errors: *ArgumentError, budget_time_zone.
 func (p Period) At(t time.Time) (start, end time.Time, err error) {
 	if p.IsZero() {
 		return start, end, invalid("Period", "is missing")
@@ -25,7 +25,7 @@ func (p Period) At(t time.Time) (start, end time.Time, err error) {
 	}
 	loc, err := time.LoadLocation(p.Zone)
 	if err != nil {
-		return start, end, fmt.Errorf("%w: %w", ErrTimeZone, err)
+		return start, end, fmt.Errorf("%w: %w", errTimeZone, err)
 	}
 	// As _period_at in SQL has it: from a period that starts later, back to the one that has begun.
 	shown, origin := shownAt(t, loc), time.Date(1, 1, 1, 0, 0, 0, 0, time.UTC)

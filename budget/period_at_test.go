@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/pgtest"
 )
 
@@ -114,5 +115,5 @@ func TestPeriodAt_OfAFixedLengthAndWithoutAnyPeriod(t *testing.T) {
 	_, _, err = p.At(time.Time{}.AddDate(-5, 0, 0))
 	require.ErrorIs(t, err, budget.ErrArgument)
 	_, _, err = budget.Period{Unit: budget.Day, Zone: "Europe/Nowhere"}.At(anchor)
-	require.ErrorIs(t, err, budget.ErrTimeZone)
+	require.ErrorIs(t, err, fault.New("budget_time_zone", ""))
 }

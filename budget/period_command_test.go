@@ -11,6 +11,7 @@ import (
 
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/pgtest"
 )
 
@@ -58,7 +59,7 @@ func TestPeriods_InCommands(t *testing.T) {
 	require.NoError(t, err)
 	require.True(t, replayed.Replayed)
 	_, err = metered.Do(t.Context(), client, command("4", 1, budget.Per(10, budget.Day, time.FixedZone("Europe/Atlantis", 0), time.Time{})), nothing)
-	require.True(t, errors.Is(err, budget.ErrTimeZone) && metered.Code(err) == "budget_time_zone", "%v", err)
+	require.True(t, errors.Is(err, fault.New("budget_time_zone", "")) && metered.Code(err) == "budget_time_zone", "%v", err)
 
 	// The number that a query answers is for the period.
 	out, err = metered.Do(t.Context(), client, command("5", 1, day.MaxFrom("select 10")), nothing)

@@ -16,6 +16,7 @@ import (
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/bounds"
+	"github.com/pgmetered/metered/internal/fault"
 )
 
 func location(t testing.TB, name string) *time.Location {
@@ -263,9 +264,9 @@ func TestPeriods_RefuseZonesWithoutAName(t *testing.T) {
 	for _, name := range []string{"Europe/Atlantis", "America/Foo-Bar", "Posix/Nowhere"} {
 		limit := budget.Per(1, budget.Day, time.FixedZone(name, 0), time.Time{})
 		_, err := charge(t.Context(), pool, l, "a", 1, limit)
-		require.ErrorIs(t, err, budget.ErrTimeZone, name)
+		require.ErrorIs(t, err, fault.New("budget_time_zone", ""), name)
 		_, err = l.Usage(t.Context(), pool, budget.Query{Scope: "a", Period: limit.Period})
-		require.ErrorIs(t, err, budget.ErrTimeZone, name)
+		require.ErrorIs(t, err, fault.New("budget_time_zone", ""), name)
 	}
 	require.Zero(t, usage(t, pool, l, "a", 0).Seq)
 	for _, name := range zones {

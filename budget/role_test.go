@@ -16,6 +16,7 @@ import (
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/bounds"
+	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/niltest"
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/internal/sqlstate"
@@ -241,15 +242,15 @@ func TestOverflow_IsATypedErrorAndWritesNothing(t *testing.T) {
 	execute(t, pool, insert, "refunded", start, 0, int64(math.MaxInt64), 0)
 
 	_, err := charge(ctx, pool, l, "spent", 6)
-	require.ErrorIs(t, err, budget.ErrOverflow)
+	require.ErrorIs(t, err, fault.New("budget_overflow", ""))
 	mustCharge(t, pool, l, "spent", 5)
 	require.Equal(t, int64(math.MaxInt64), usage(t, pool, l, "spent", 0).Spent)
 
 	_, err = l.Credit(ctx, autocommit{Querier: pool}, budget.Credit{Scope: "credited", Amount: 6})
-	require.ErrorIs(t, err, budget.ErrOverflow)
+	require.ErrorIs(t, err, fault.New("budget_overflow", ""))
 	_, err = l.Credit(ctx, autocommit{Querier: pool}, budget.Credit{Scope: "credited", Amount: 5})
 	require.NoError(t, err)
-	require.ErrorIs(t, refund(ctx, pool, l, "refunded", 1, 1), budget.ErrOverflow)
+	require.ErrorIs(t, refund(ctx, pool, l, "refunded", 1, 1), fault.New("budget_overflow", ""))
 	require.Equal(t, int64(1), usage(t, pool, l, "refunded", 0).Seq)
 }
 

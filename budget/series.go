@@ -78,7 +78,7 @@ func (l *Ledger) UsageBetween(ctx context.Context, db Querier, scope string, fro
 // Series is UsageBetween for each unit of the range, up to 2,000, in one statement. The first
 // begins at from, and the last ends at to. A nil location is UTC. The units begin by the program's
 // data of the time zone. Where the server, whose data limits go by, shows one of their beginnings
-// at another time of day, Series is ErrTimeZone. Only locations that are named as in the IANA
+// at another time of day, Series is budget_time_zone. Only locations that are named as in the IANA
 // database are compared.
 func (l *Ledger) Series(
 	ctx context.Context, db Querier, scope string, from, to time.Time, unit Unit, location *time.Location,
@@ -155,7 +155,7 @@ func (l *Ledger) sumsAt(ctx context.Context, db Querier, scope string, times []t
 			return s, err
 		}
 		if differs != nil {
-			return s, fmt.Errorf("%w as the program does: %s at %s", ErrTimeZone, *zone,
+			return s, fmt.Errorf("%w as the program does: %s at %s", errTimeZone, *zone,
 				time.UnixMicro(*differs).In(in).Format(time.RFC3339))
 		}
 		if knownFrom != nil {
@@ -166,8 +166,8 @@ func (l *Ledger) sumsAt(ctx context.Context, db Querier, scope string, times []t
 	})
 	switch {
 	case zone != nil && sqlstate.Of(err) == sqlstate.InvalidParameter:
-		err = fmt.Errorf("%w: %s: %w", ErrTimeZone, *zone, err)
-	case !errors.Is(err, ErrTimeZone):
+		err = fmt.Errorf("%w: %s: %w", errTimeZone, *zone, err)
+	case !errors.Is(err, errTimeZone):
 		err = failed("usage by time", err)
 	}
 	return all, cmp.Or(err, purged)

@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/pgtest"
 )
 
@@ -27,9 +28,9 @@ func TestSeries_OfAZoneThatTheServerShowsOtherwiseIsAnError(t *testing.T) {
 		require.NoError(t, days(in), "%v", in)
 	}
 	err = days(time.FixedZone("Europe/Berlin", 3600))
-	require.ErrorIs(t, err, budget.ErrTimeZone)
+	require.ErrorIs(t, err, fault.New("budget_time_zone", ""))
 	require.ErrorContains(t, err, "Europe/Berlin at 2026-05-31T23:00:00+01:00")
 	err = days(time.FixedZone("Europe/Nowhere", 3600))
-	require.ErrorIs(t, err, budget.ErrTimeZone)
+	require.ErrorIs(t, err, fault.New("budget_time_zone", ""))
 	require.ErrorContains(t, err, "Europe/Nowhere")
 }

@@ -18,7 +18,7 @@
 // a replica, whose clock then decides which holds have expired.
 //
 // Every call may fail with a *budget.ArgumentError, before any SQL unless it says otherwise. Every
-// write may fail with budget.ErrBusy, budget.ErrClock, budget.ErrWindowPurged, budget.ErrOverflow
+// write may fail with budget.ErrBusy, budget.ErrClock, budget.ErrWindowPurged
 // or budget.ErrSerialization, which abort the transaction. Errors that a method names leave it
 // usable.
 package holds

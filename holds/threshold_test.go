@@ -361,7 +361,7 @@ func TestThresholds_NeverRefuseACostThatWasIncurred(t *testing.T) {
 	}
 	limit := budget.Lifetime(bounds.MaxLimit).WithThresholds(budget.Threshold{Name: "all"})
 	stand("end", math.MaxInt64-10)
-	require.ErrorIs(t, allowed("end", 5, 11, limit), budget.ErrOverflow)
+	require.ErrorIs(t, allowed("end", 5, 11, limit), fault.New("budget_overflow", ""))
 	require.NoError(t, allowed("end", 5, 10, limit), "with the other open holds there is no total to report")
 
 	for n := range bounds.MaxScopeThresholds {

@@ -86,11 +86,11 @@ func TestWrite_AnswersEveryCode(t *testing.T) {
 		"invalid_result":      {fault.New("invalid_result", ""), answered{500, ""}},
 
 		"budget_clock":          {budget.ErrClock, answered{500, ""}},
-		"budget_time_zone":      {budget.ErrTimeZone, answered{500, ""}},
+		"budget_time_zone":      {fault.New("budget_time_zone", ""), answered{500, ""}},
 		"budget_thresholds":     {fault.New("budget_thresholds", ""), answered{500, ""}},
 		"feed_gap":              {budget.ErrFeedGap, answered{500, ""}},
 		"budget_window_purged":  {budget.ErrWindowPurged, answered{500, ""}},
-		"budget_overflow":       {budget.ErrOverflow, answered{500, ""}},
+		"budget_overflow":       {fault.New("budget_overflow", ""), answered{500, ""}},
 		"budget_unknown_entry":  {budget.ErrUnknownEntry, answered{404, ""}},
 		"budget_entry_purged":   {budget.ErrEntryPurged, answered{409, ""}},
 		"budget_not_charge":     {budget.ErrNotCharge, answered{409, ""}},
@@ -143,7 +143,7 @@ func TestWrite_AnswersEveryCode(t *testing.T) {
 		"stale_read":        {fmt.Errorf("%w: 777", replica.ErrStale), answered{503, "1"}},
 		"position_unknown":  {replica.ErrAhead, answered{409, ""}},
 
-		"read_only":    {metered.ErrReadOnly, answered{503, "1"}},
+		"read_only":    {fault.ErrReadOnly, answered{503, "1"}},
 		"tenant_moved": {fault.ErrMoved, answered{503, "1"}},
 		"cell_differs": {fault.ErrNotCell, answered{500, ""}},
 

@@ -27,8 +27,8 @@ type Config struct {
 	// Priorities are the priorities of grants without one, by category. Defaults to 0 for each.
 	Priorities map[string]int
 
-	// LateRefunds is that of grants without one. Defaults to 30 days.
-	LateRefunds Late
+	// LateRefunds is the LateRefunds of grants without one. Defaults to 30 days.
+	LateRefunds time.Duration
 
 	// Thresholds are levels of the balance to report (docs/thresholds.md).
 	Thresholds []budget.Threshold
@@ -37,22 +37,22 @@ type Config struct {
 	Subscribers []Subscriber
 }
 
-// Late is how long the new lot of a refund to an ended lot lasts, up to 36,525 days, or Lapse or
-// Forever.
-type Late time.Duration
-
+// Values of LateRefunds that are no time.
 const (
-	Lapse   Late = -1 // no new lot: the refund lapses at once
-	Forever Late = -2 // the new lot never ends
+	// Lapse says that there is no new lot: a late refund lapses at once.
+	Lapse time.Duration = -1
+
+	// Forever says that the new lot of a late refund never ends.
+	Forever time.Duration = -2
 )
 
 const (
-	defaultLateRefunds = Late(30 * 24 * time.Hour)
+	defaultLateRefunds = 30 * 24 * time.Hour
 	day                = 24 * time.Hour
 	maxRolls           = 10_000                 // Roll.Times
 	maxUses            = 16                     // Grant.Uses
 	maxTextBytes       = 255                    // of a wallet, a reference and a category
-	maxDuration        = 36525 * 24 * time.Hour // of After, For, Rollover.For and Late
+	maxDuration        = 36525 * 24 * time.Hour // of After, For, Rollover.For and LateRefunds
 )
 
 // Book is safe for concurrent use.

@@ -60,7 +60,7 @@ func TestCalls_ArgumentsOutOfBoundsAreRefusedBeforeAnySQL(t *testing.T) {
 		"Grant.Wallet": func(g *wallet.Grant) { g.Wallet = long }, "Grant.Amount": func(g *wallet.Grant) { g.Amount = bounds.MaxAmount + 1 },
 		"Grant.Category": func(g *wallet.Grant) { g.Category = long }, "Grant.Reference": func(g *wallet.Grant) { g.Reference = "\xff" },
 		"Grant.Priority":        func(g *wallet.Grant) { g.Priority = new(int); *g.Priority = math.MaxInt },
-		"Grant.LateRefunds":     func(g *wallet.Grant) { g.LateRefunds = wallet.Late(time.Nanosecond) },
+		"Grant.LateRefunds":     func(g *wallet.Grant) { g.LateRefunds = time.Nanosecond },
 		"charges[0].Note.Actor": func(g *wallet.Grant) { g.Note = budget.Note{} },
 	} {
 		g := good

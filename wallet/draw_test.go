@@ -11,6 +11,7 @@ import (
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/bounds"
+	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/wallet"
 )
 
@@ -215,7 +216,7 @@ func TestDraw_UpToOfAVeryGreatCredit(t *testing.T) {
 	_, err = do(f, func(ctx context.Context, tx pgx.Tx) (wallet.Granted, error) {
 		return f.book.Grant(ctx, tx, wallet.Grant{Wallet: "ann", Amount: bounds.MaxAmount})
 	})
-	require.ErrorIs(t, err, budget.ErrOverflow)
+	require.ErrorIs(t, err, fault.New("budget_overflow", ""))
 	d, err := f.tryDraw(toDraw{Amount: 5, UpTo: true})
 	require.NoError(t, err)
 	require.EqualValues(t, 5, d.Amount)

@@ -27,7 +27,7 @@ func (f *fixture) rollover(r wallet.Rollover) wallet.Granted {
 
 func TestRefund_ToALotThatHasEndedFollowsItsPolicy(t *testing.T) {
 	t.Parallel()
-	for name, policy := range map[string]wallet.Late{"lapses": wallet.Lapse, "new lot": wallet.Late(time.Hour), "for ever": wallet.Forever, "default": 0} {
+	for name, policy := range map[string]time.Duration{"lapses": wallet.Lapse, "new lot": time.Hour, "for ever": wallet.Forever, "default": 0} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			f := setUp(t, wallet.Config{})

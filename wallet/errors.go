@@ -64,9 +64,9 @@ func checkDuration(field string, d time.Duration) error {
 	return nil
 }
 
-func checkLate(field string, d Late) error {
+func checkLate(field string, d time.Duration) error {
 	if d == Lapse || d == Forever {
 		return nil
 	}
-	return checkDuration(field, time.Duration(d))
+	return checkDuration(field, d)
 }

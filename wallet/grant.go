@@ -52,9 +52,10 @@ type Grant struct {
 	// them, and for nothing else. Defaults to everything.
 	Uses []string
 
-	// LateRefunds says how long units last that are refunded after the lot's end. Defaults to
+	// LateRefunds is how long units last that are refunded after the lot's end: a new lot has them,
+	// for up to 36,525 days from the refund on, or Forever, or not at all (Lapse). Defaults to
 	// Config.LateRefunds.
-	LateRefunds Late
+	LateRefunds time.Duration
 
 	// Note is stored with the entry of the grant.
 	Note budget.Note
@@ -190,7 +191,7 @@ func (b *Book) lot(g Grant) (ledger.Lot, error) {
 		return ledger.Lot{}, err
 	}
 	if late != Lapse {
-		lasts := max(0, time.Duration(late)) // 0 is for ever
+		lasts := max(0, late) // 0 is for ever
 		lot.Late = &lasts
 	}
 	if g.Reference != "" {

@@ -139,7 +139,7 @@ func (h *history) grant() {
 		l.rollCap, l.shared, l.fullCap, g.Roll = roll.Cap, roll.Shared, roll.Cap, roll
 	}
 	if h.once("late refunds", 3) {
-		g.LateRefunds = rapid.SampledFrom([]wallet.Late{wallet.Lapse, wallet.Forever, wallet.Late(7 * time.Second)}).Draw(h.T, "late")
+		g.LateRefunds = rapid.SampledFrom([]time.Duration{wallet.Lapse, wallet.Forever, 7 * time.Second}).Draw(h.T, "late")
 		l.late = g.LateRefunds
 	}
 	if !plan && h.once("referenced", 2) {

@@ -86,7 +86,7 @@ type history struct {
 	lags    bool    // lots that have ended may not be written
 	unswept bool
 	ids     int
-	lates   wallet.Late
+	lates   time.Duration
 	told    int64 // lapsed units that subscribers got, unless that was rolled back
 	least   int64 // how far below zero it may be: captures can allow more than the overdraft
 }
@@ -95,7 +95,7 @@ func newHistory(rt *rapid.T, f *fixture) *history {
 	cfg := wallet.Config{
 		Overdraft:   rapid.SampledFrom([]int64{0, 5, 20}).Draw(rt, "overdraft"),
 		Priorities:  map[string]int{"paid": 10, "promotional": 5},
-		LateRefunds: rapid.SampledFrom([]wallet.Late{wallet.Lapse, wallet.Forever, wallet.Late(20 * time.Second)}).Draw(rt, "late refunds"),
+		LateRefunds: rapid.SampledFrom([]time.Duration{wallet.Lapse, wallet.Forever, 20 * time.Second}).Draw(rt, "late refunds"),
 	}
 	h := &history{T: rt, f: f, now: noon, scope: fmt.Sprint("wallet ", historySerial.Add(1)), m: &model{overdraft: cfg.Overdraft, owed: map[string]int64{}}}
 	cfg.Subscribers = []wallet.Subscriber{func(_ context.Context, _ pgx.Tx, b wallet.Breakage) error {

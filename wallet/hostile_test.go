@@ -232,7 +232,7 @@ func TestCarve_OverspentUnitsAreOfNoLotThatHasEnded(t *testing.T) {
 // A refund also pays back held overdraft, where some of its units go on in a new lot because their lot has ended.
 func TestRefund_PaysBackHeldOverdraftThoughPartOfItIsLate(t *testing.T) {
 	t.Parallel()
-	f := setUp(t, wallet.Config{Overdraft: 20, LateRefunds: wallet.Late(2 * time.Hour)})
+	f := setUp(t, wallet.Config{Overdraft: 20, LateRefunds: 2 * time.Hour})
 	f.grant(wallet.Grant{Amount: 5, Reference: "hour", Ends: wallet.After(time.Hour)})
 	f.grant(wallet.Grant{Amount: 7, Reference: "ever"})
 	d := f.draw(12)

@@ -271,7 +271,7 @@ func (s *sleeper) somePlans() (all []wallet.Grant) {
 // refunds, revocations, changes of ends and of plans, overage, holds, thresholds, a clock that is set back, and purges.
 func TestIdle_CallsAfterItSayWhatTheyWouldHaveSaid(t *testing.T) {
 	t.Parallel()
-	cfg := wallet.Config{Overdraft: 7, LateRefunds: wallet.Late(30 * day), Thresholds: []budget.Threshold{{Name: "low", Left: 12, Rearm: 3}, {Name: "out", Rearm: 1}}}
+	cfg := wallet.Config{Overdraft: 7, LateRefunds: 30 * day, Thresholds: []budget.Threshold{{Name: "low", Left: 12, Rearm: 3}, {Name: "out", Rearm: 1}}}
 	var twice [2]*fixture
 	for i := range twice {
 		twice[i] = setUpReporting(t, cfg, nil)

@@ -38,7 +38,7 @@ type mLot struct {
 	rolled              int64
 	rollCap             int64
 	rollFor             time.Duration
-	late                wallet.Late
+	late                time.Duration
 	grant               wallet.Grant
 	child               int       // 1 + the number of the lot that it rolled over into, 0 for none
 	from                int       // 1 + the number of the lot that its units were in before, 0 for none

@@ -135,7 +135,7 @@ func TestPlans_NoCallIsCompiled(t *testing.T) {
 	if !pgtest.Value[bool](t, pool, "select pg_jit_available()") {
 		t.Skip("this server compiles nothing")
 	}
-	f.grant(wallet.Grant{Amount: 10, Ends: wallet.After(time.Hour), Roll: &wallet.Roll{Cap: 2, Lasts: wallet.For(time.Hour)}, LateRefunds: wallet.Late(time.Hour)})
+	f.grant(wallet.Grant{Amount: 10, Ends: wallet.After(time.Hour), Roll: &wallet.Roll{Cap: 2, Lasts: wallet.For(time.Hour)}, LateRefunds: time.Hour})
 	d := f.draw(2)
 	f.grant(wallet.Grant{Amount: 10, Reference: "ever"})
 	f.place("r", 4, time.Hour)

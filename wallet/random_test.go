@@ -52,7 +52,7 @@ func TestWallet_AddsUpInRandomHistories(t *testing.T) {
 					g.Roll = &wallet.Roll{Cap: 1 + r.Int64N(10), Lasts: lasting([]time.Duration{0, time.Hour, 5 * time.Hour}[r.IntN(3)])}
 				}
 			}
-			g.LateRefunds = []wallet.Late{wallet.Lapse, wallet.Forever, wallet.Late(2 * time.Hour)}[r.IntN(3)]
+			g.LateRefunds = []time.Duration{wallet.Lapse, wallet.Forever, 2 * time.Hour}[r.IntN(3)]
 			what = fmt.Sprintf("%+v", g)
 			f.grant(g)
 			grants++

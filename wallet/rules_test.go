@@ -318,7 +318,7 @@ func (m *model) giveBack(lot int, units int64, at time.Time) {
 	}
 	next := mLot{category: l.category, priority: l.priority, uses: l.uses, amount: units, late: l.late, from: lot + 1, shown: cmp.Or(l.reference, l.shown)}
 	if l.late != wallet.Forever {
-		next.ends = at.Add(time.Duration(l.late))
+		next.ends = at.Add(l.late)
 	}
 	l.rolled += units
 	m.add(next)

@@ -56,7 +56,7 @@ func TestWallets_UnderStressAllSumsAreExact(t *testing.T) {
 		_, err := tx.Exec(ctx, `insert into told values ($1, $2)`, b.Wallet, b.Amount)
 		return err
 	}
-	book, err := wallet.New(c.Budget, wallet.Config{Overdraft: stressOverdraft, LateRefunds: wallet.Late(time.Minute), Subscribers: []wallet.Subscriber{tell}})
+	book, err := wallet.New(c.Budget, wallet.Config{Overdraft: stressOverdraft, LateRefunds: time.Minute, Subscribers: []wallet.Subscriber{tell}})
 	require.NoError(t, err)
 
 	var all []*stress

@@ -247,7 +247,7 @@ func (h *trail) play(seed uint64, swept bool) {
 			if r.IntN(3) == 0 {
 				g.Roll = &wallet.Roll{Cap: 1 + r.Int64N(20), Lasts: lasting([]time.Duration{0, time.Hour, 5 * time.Hour}[r.IntN(3)])}
 			}
-			g.LateRefunds = []wallet.Late{wallet.Lapse, wallet.Forever, wallet.Late(2 * time.Hour)}[r.IntN(3)]
+			g.LateRefunds = []time.Duration{wallet.Lapse, wallet.Forever, 2 * time.Hour}[r.IntN(3)]
 			granted := f.grant(g)
 			granted.Seq = 0
 			h.say("grant", granted, nil)

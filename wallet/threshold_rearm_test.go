@@ -57,7 +57,7 @@ func TestThresholds_AreNotArmedByAnEndedLot(t *testing.T) {
 // A refund to a lot that has ended lapses and arms nothing. A refund that goes on in a new lot does arm.
 func TestThresholds_AreNotArmedByARefundThatLapses(t *testing.T) {
 	t.Parallel()
-	for late, told := range map[wallet.Late][]string{wallet.Lapse: nil, wallet.Late(2 * time.Hour): {"ann low 25"}} {
+	for late, told := range map[time.Duration][]string{wallet.Lapse: nil, 2 * time.Hour: {"ann low 25"}} {
 		cfg := low(25) // of which 20 are overdraft
 		cfg.Overdraft, cfg.LateRefunds = 20, late
 		f := setUpReporting(t, cfg, nil)

@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/wallet"
 )
@@ -35,14 +36,14 @@ func TestZone_ThatTheServerHasLostStopsNoOtherWallet(t *testing.T) {
 	}
 
 	report, err := f.book.Sweep(t.Context(), f.pool, wallet.SweepOptions{})
-	require.ErrorIs(t, err, budget.ErrTimeZone)
+	require.ErrorIs(t, err, fault.New("budget_time_zone", ""))
 	require.ErrorContains(t, err, `wallet "ann"`)
 	require.ErrorContains(t, err, "Asia/Nowhere, of the plan ")
 	require.Equal(t, []int{2, 1, 0}, []int{report.Ended, report.Failed, report.Busy}, "of bob and cid")
 	require.EqualValues(t, 2, pgtest.Value[int64](t, f.pool, `select count(*) from metered.lots where scope <> 'ann' and rest = 10`))
 
 	_, err = f.tryDraw(toDraw{Wallet: "ann", Amount: 1})
-	require.ErrorIs(t, err, budget.ErrTimeZone)
+	require.ErrorIs(t, err, fault.New("budget_time_zone", ""))
 	require.ErrorContains(t, err, "Asia/Nowhere, of the plan ")
 	require.ErrorContains(t, err, "of wallet ann")
 
@@ -110,5 +111,5 @@ func TestZone_IsKeptByItsPresentName(t *testing.T) {
 	_, err = f.pool.Exec(t.Context(), "update metered.lot_rows set plan.renews.zone = 'UTC' where ((plan).renews).every is not null")
 	require.NoError(t, err)
 	require.NoError(t, charge("Asia/Lost"))
-	require.ErrorIs(t, charge("Asia/Nowhere"), budget.ErrTimeZone)
+	require.ErrorIs(t, charge("Asia/Nowhere"), fault.New("budget_time_zone", ""))
 }

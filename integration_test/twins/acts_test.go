@@ -115,7 +115,7 @@ func (w *twins) someGrant(n int) wallet.Grant {
 		g.Roll = w.someRoll()
 	}
 	if w.once(3) {
-		g.LateRefunds = of(w, wallet.Lapse, wallet.Forever, wallet.Late(7*time.Hour))
+		g.LateRefunds = of(w, wallet.Lapse, wallet.Forever, 7*time.Hour)
 	}
 	if w.once(2) {
 		g.Reference = fmt.Sprint("r", n)

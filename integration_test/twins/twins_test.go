@@ -194,7 +194,7 @@ func newTwins(t *testing.T, seed uint64) *twins {
 	w := &twins{T: t, now: noon, cfg: wallet.Config{
 		Overdraft:   []int64{0, 0, 20}[r.IntN(3)],
 		Priorities:  map[string]int{"paid": 10, "promotional": 5},
-		LateRefunds: []wallet.Late{wallet.Lapse, wallet.Forever, wallet.Late(20 * time.Hour)}[r.IntN(3)],
+		LateRefunds: []time.Duration{wallet.Lapse, wallet.Forever, 20 * time.Hour}[r.IntN(3)],
 	}}
 	if r.IntN(3) == 0 {
 		w.now = time.Date(2028, 2, 25+r.IntN(5), 23, 0, 0, 0, time.UTC)
