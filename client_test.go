@@ -244,7 +244,7 @@ func TestJSON_ReturnedValuesHaveNamesAndUnits(t *testing.T) {
 		metered.Outcome[int]{}, metered.Operation{}, jobs.HoldRef{}, jobs.CleanupArgs{},
 		budget.Receipt{}, budget.Usage{}, budget.Entry{}, budget.ExceededError{}, budget.VerifyReport{}, budget.PurgeReport{}, budget.ClockState{},
 		holds.Hold{}, holds.Page{}, holds.HistoryEvent{}, holds.Transition{}, holds.Notice{}, holds.SweepReport{},
-		tokens.Info{}, tokens.Grant{}, tokens.Minted{}, jobs.Result{}, jobs.Enqueued{}, httpmetered.Problem{},
+		tokens.Grant{}, tokens.Minted{}, jobs.Result{}, jobs.Enqueued{}, httpmetered.Problem{},
 	} {
 		requireNames(t, reflect.TypeOf(v), seen)
 	}

@@ -79,9 +79,6 @@ func (c JobCost) check() error {
 	return nil
 }
 
-// Work does a job, outside any transaction, and returns its cost. It may be called several times.
-type Work[T river.JobArgs] func(ctx context.Context, job *river.Job[T]) (JobCost, error)
-
 // WorkerOptions configures NewWorker. Durations that are not positive are the default.
 type WorkerOptions struct {
 	// Timeout bounds an attempt. Defaults to 1m.
@@ -103,7 +100,8 @@ type WorkerOptions struct {
 //
 //   - A command enqueues the job with Options.Hold, or places the hold and enqueues a job with
 //     HeldArgs.
-//   - The worker extends the hold to cover the attempt, and calls work.
+//   - The worker extends the hold to cover the attempt, and calls work outside any transaction. It
+//     returns the cost, and may be called several times.
 //   - One transaction captures the cost, makes work's writes and completes the job. It is retried
 //     while the attempt lasts, unless the job is at fault.
 //   - If work fails, the hold is extended for the next attempt. After the last one, or if the
@@ -116,8 +114,8 @@ type WorkerOptions struct {
 // snoozed for WorkerOptions.RetryAfter, until the tenant is back.
 //
 // Locks: those of JobCost.Write and the job's row, then the hold's scopes, until COMMIT.
-func NewWorker[T river.JobArgs](pool *pgxpool.Pool, book *holds.Book, work Work[T],
-	opts WorkerOptions) river.Worker[T] {
+func NewWorker[T river.JobArgs](pool *pgxpool.Pool, book *holds.Book,
+	work func(ctx context.Context, job *river.Job[T]) (JobCost, error), opts WorkerOptions) river.Worker[T] {
 	return &worker[T]{pool: pool, book: inHolds.AnyHolder(book), work: work, opts: WorkerOptions{
 		Timeout:    cmp.Or(max(opts.Timeout, 0), time.Minute),
 		RetryAfter: cmp.Or(max(opts.RetryAfter, 0), 30*time.Second),
@@ -129,7 +127,7 @@ type worker[T river.JobArgs] struct {
 	river.WorkerDefaults[T]
 	pool *pgxpool.Pool
 	book *holds.Book
-	work Work[T]
+	work func(ctx context.Context, job *river.Job[T]) (JobCost, error)
 	opts WorkerOptions
 }
 

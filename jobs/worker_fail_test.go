@@ -113,7 +113,7 @@ func TestHeldWorker_AJobIsWorkedInTheGraceOfItsHold(t *testing.T) {
 // no obstacle to them, whether the job costs something or nothing, or the hold expires.
 func TestHeldWorker_ActsForTheProgramWithAnyBook(t *testing.T) {
 	t.Parallel()
-	for want, work := range map[holds.State]jobs.Work[render]{
+	for want, work := range map[holds.State]renders{
 		holds.Captured: costs(7, holds.OverRefused),
 		holds.Released: func(context.Context, *rendering) (jobs.JobCost, error) {
 			return jobs.JobCost{Nothing: true}, nil

@@ -69,8 +69,11 @@ func stopWorkers(t *testing.T, client *river.Client[pgx.Tx]) {
 	require.NoError(t, client.StopAndCancel(ctx))
 }
 
+// renders does a render job.
+type renders = func(context.Context, *rendering) (jobs.JobCost, error)
+
 // workHeld starts a worker of render jobs.
-func workHeld(t *testing.T, pool *pgxpool.Pool, c *metered.Client, opts jobs.WorkerOptions, work jobs.Work[render]) *river.Client[pgx.Tx] {
+func workHeld(t *testing.T, pool *pgxpool.Pool, c *metered.Client, opts jobs.WorkerOptions, work renders) *river.Client[pgx.Tx] {
 	t.Helper()
 	workers := river.NewWorkers()
 	river.AddWorker(workers, jobs.NewWorker(pool, c.Holds, work, opts))
@@ -78,7 +81,7 @@ func workHeld(t *testing.T, pool *pgxpool.Pool, c *metered.Client, opts jobs.Wor
 }
 
 // costs is work that used so many units, and writes a row.
-func costs(amount int64, over holds.Over) jobs.Work[render] {
+func costs(amount int64, over holds.Over) renders {
 	return func(context.Context, *rendering) (jobs.JobCost, error) {
 		return jobs.JobCost{
 			Lines: []holds.Line{room("gpu", amount, 100)}, Over: over, Entity: "picture",

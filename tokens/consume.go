@@ -62,18 +62,18 @@ func tellRefused(ctx context.Context, to *observed.To, err error) {
 const inspectSQL = `select ` + ledger.TokenColumns + ` from metered.inspect_token($1, $2, $3)`
 
 // Inspect is the answer of Consume now, and consumes nothing. It runs on standbys.
-func (s *Store) Inspect(ctx context.Context, db querier, purpose, subject, presented string) (Info, error) {
+func (s *Store) Inspect(ctx context.Context, db querier, purpose, subject, presented string) (Grant, error) {
 	p, err := s.present(purpose, subject, presented)
 	if err != nil {
-		return Info{}, err
+		return Grant{}, err
 	}
 	if err := notNil("db", db); err != nil {
-		return Info{}, err
+		return Grant{}, err
 	}
 	var row ledger.TokenRow
 	if err := answer.QueryRow(ctx, db, s.sql.inspect, p.Digest, p.Purpose,
 		p.Subject).Scan(row.Dest()...); err != nil {
-		return Info{}, fault.Failed("tokens", "inspect", err)
+		return Grant{}, fault.Failed("tokens", "inspect", err)
 	}
 	return informed(p, row)
 }

@@ -25,10 +25,8 @@ func TestConsume_ReturnsTheMintedGrantOnce(t *testing.T) {
 	grant, err := consume(pool, store, "upload", "ada", minted.Token.Reveal())
 	require.NoError(t, err)
 	require.Equal(t, tokens.Grant{
-		Info: tokens.Info{
-			Digest: minted.Digest, Purpose: "upload", Subject: "ada", Payload: json.RawMessage(`{"asset":42}`),
-			UsesLeft: 0, MintedAt: noon, ExpiresAt: noon.Add(time.Minute)},
-		ConsumedAt: noon.Add(time.Second),
+		Digest: minted.Digest, Purpose: "upload", Subject: "ada", Payload: json.RawMessage(`{"asset":42}`),
+		UsesLeft: 0, MintedAt: noon, ExpiresAt: noon.Add(time.Minute), ConsumedAt: noon.Add(time.Second),
 	}, grant)
 	var payload struct{ Asset int }
 	require.NoError(t, grant.Decode(&payload))

@@ -11,8 +11,9 @@ import (
 	"github.com/pgmetered/metered/internal/observed"
 )
 
-// Info is a good token.
-type Info struct {
+// Grant is what a good token grants, as Inspect finds it, or as Consume has taken a use of it, if the
+// transaction commits.
+type Grant struct {
 	// Digest is the SHA-256 of the token's text.
 	Digest Digest `json:"digest"`
 
@@ -25,7 +26,7 @@ type Info struct {
 	// Payload is that of the Mint, as JSON, or nil.
 	Payload json.RawMessage `json:"payload,omitempty"`
 
-	// UsesLeft is how often the token can still be used. In a Grant it is counted after this use.
+	// UsesLeft is how often the token can still be used. After Consume it is counted without this use.
 	UsesLeft int `json:"uses_left"`
 
 	// MintedAt is when the token was minted.
@@ -33,25 +34,20 @@ type Info struct {
 
 	// ExpiresAt is when the token is no longer good.
 	ExpiresAt time.Time `json:"expires_at"`
+
+	// ConsumedAt is when the use was taken, by the database's clock. It is zero after Inspect.
+	ConsumedAt time.Time `json:"consumed_at,omitzero"`
 }
 
 // Decode unmarshals the payload into v, if there is one.
-func (i Info) Decode(v any) error {
-	if i.Payload == nil {
+func (g Grant) Decode(v any) error {
+	if g.Payload == nil {
 		return nil
 	}
-	if err := json.Unmarshal(i.Payload, v); err != nil {
-		return fmt.Errorf("tokens: the payload of a token for %q: %w", i.Purpose, err)
+	if err := json.Unmarshal(g.Payload, v); err != nil {
+		return fmt.Errorf("tokens: the payload of a token for %q: %w", g.Purpose, err)
 	}
 	return nil
-}
-
-// Grant is a token, consumed if the transaction commits.
-type Grant struct {
-	Info
-
-	// ConsumedAt is when the use was taken, by the database's clock.
-	ConsumedAt time.Time `json:"consumed_at"`
 }
 
 func init() { lend.Lend("tokens", internals{}) }
@@ -103,7 +99,8 @@ func granted(p ledger.PresentedToken, r ledger.TokenRow) (Grant, error) {
 	if r.ConsumedAt == nil {
 		return Grant{}, fmt.Errorf("tokens: no consumed_at: this row is not of consume_token")
 	}
-	return Grant{Info: info, ConsumedAt: r.ConsumedAt.UTC()}, nil
+	info.ConsumedAt = r.ConsumedAt.UTC()
+	return info, nil
 }
 
 // The answers of the functions, apart from the reasons for a refusal.
@@ -112,21 +109,21 @@ const (
 	statusExists = "exists"
 )
 
-func informed(p ledger.PresentedToken, r ledger.TokenRow) (Info, error) {
+func informed(p ledger.PresentedToken, r ledger.TokenRow) (Grant, error) {
 	if r.Status == nil {
-		return Info{}, fmt.Errorf("tokens: the row has no status")
+		return Grant{}, fmt.Errorf("tokens: the row has no status")
 	}
 	switch *r.Status {
 	case statusOK:
 	case "unknown", "purpose", "subject", "revoked", "used", "expired":
-		return Info{}, refuse(*r.Status)
+		return Grant{}, refuse(*r.Status)
 	default:
-		return Info{}, fmt.Errorf("tokens: the schema answers %q, which this build does not know", *r.Status)
+		return Grant{}, fmt.Errorf("tokens: the schema answers %q, which this build does not know", *r.Status)
 	}
 	if r.UsesLeft == nil || r.MintedAt == nil || r.ExpiresAt == nil {
-		return Info{}, fmt.Errorf("tokens: the row has an ok status and nulls")
+		return Grant{}, fmt.Errorf("tokens: the row has an ok status and nulls")
 	}
-	return Info{
+	return Grant{
 		Digest: Digest(p.Digest), Purpose: p.Purpose, Subject: p.Subject,
 		Payload:  r.Payload,
 		UsesLeft: int(*r.UsesLeft),

@@ -19,7 +19,7 @@ func TestInspect_AnswersAsConsumeWouldAndConsumesNothing(t *testing.T) {
 	pgtest.SetClock(t, pool, noon)
 	minted := mint(t, pool, store, tokens.Mint{Purpose: "p", Subject: "s", Payload: "x", Uses: 2, TTL: time.Minute})
 	text := minted.Token.Reveal()
-	want := tokens.Info{
+	want := tokens.Grant{
 		Digest: minted.Digest, Purpose: "p", Subject: "s", Payload: json.RawMessage(`"x"`),
 		UsesLeft: 2, MintedAt: noon, ExpiresAt: noon.Add(time.Minute)}
 	for range 5 {

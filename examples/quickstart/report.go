@@ -86,7 +86,7 @@ func (s *story) unchanged(ctx context.Context, before counts) {
 	check(s.report, "in the database as before", must(count(ctx, s.db.Pool)), before)
 }
 
-func (s *story) inspect(ctx context.Context, request upload) (tokens.Info, error) {
+func (s *story) inspect(ctx context.Context, request upload) (tokens.Grant, error) {
 	return s.app.metered.Tokens.Inspect(ctx, s.db.Pool, purpose, request.Account, request.Token)
 }
 
