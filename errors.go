@@ -12,8 +12,12 @@ import (
 // Faults of the set-up. Errors that every package has in common stand in package budget:
 // budget.ErrArgument, ErrBusy, ErrSerialization, ErrNotMigrated and ErrNotGranted.
 var (
-	ErrSchemaVersion error = migrate.ErrVersion // the schema is too new, or lacks a function that this build calls
-	ErrSchemaDiffers error = migrate.ErrDiffers // its text has the differences
+	// ErrSchemaVersion says that the schema is too new, or lacks a function that this build calls.
+	ErrSchemaVersion error = migrate.ErrVersion
+
+	// ErrSchemaDiffers says that the schema is not as this build needs it. Its text has the
+	// differences.
+	ErrSchemaDiffers error = migrate.ErrDiffers
 )
 
 var errArgument = fault.New("invalid_argument", "metered: invalid argument")
@@ -80,11 +84,16 @@ type StatementError = command.StatementError
 
 // Answers of sessions. Nothing was done.
 var (
-	ErrRunning error = errRunning // a *RunningError
+	// ErrRunning says that another session of the operation is open. It is a *RunningError.
+	ErrRunning error = errRunning
+
 	// ErrLost says that the hold of a session fell due or was ended, or that another session settled
 	// the operation.
-	ErrLost     error = errLost
+	ErrLost error = errLost
+
+	// ErrFinished says that the operation is on record, and not to be done again.
 	ErrFinished error = fault.New("session_finished", "metered: the operation is on record, and not to be done again")
+
 	// ErrNotRenewed says that the hold could not be renewed. Settle works for Reservation.Grace.
 	ErrNotRenewed error = errNotRenewed
 )

@@ -19,19 +19,44 @@ type EntryKind string
 // Kinds of entries (Entry.Kind). A switch over them names these, since a mistyped text counts
 // nothing.
 const (
-	EntryCharge      EntryKind = "charge"       // units were spent
-	EntryCredit      EntryKind = "credit"       // units were added
-	EntryRefund      EntryKind = "refund"       // units of a charge were given back
-	EntryClockRepair EntryKind = "clock repair" // the clock had been set back
-	EntryHold        EntryKind = "hold"         // units are kept
-	EntryCapture     EntryKind = "capture"      // held units were spent
-	EntryRelease     EntryKind = "release"      // held units were freed
-	EntryExpire      EntryKind = "expire"       // held units were freed by time
-	EntryClose       EntryKind = "close"        // a carved scope ended
-	EntryLapse       EntryKind = "lapse"        // units of a lot ended, which lowers Credited
-	EntryRevoke      EntryKind = "revoke"       // units of a lot were taken back, which lowers Credited
-	EntryRollOver    EntryKind = "roll over"    // units of a lot ended. The credit after it has them again
-	EntrySchedule    EntryKind = "schedule"     // a lot that begins later, or whose end was set
+	// EntryCharge spends units.
+	EntryCharge EntryKind = "charge"
+
+	// EntryCredit adds units.
+	EntryCredit EntryKind = "credit"
+
+	// EntryRefund gives units of a charge back.
+	EntryRefund EntryKind = "refund"
+
+	// EntryClockRepair begins a new Epoch, after the clock had been set back.
+	EntryClockRepair EntryKind = "clock repair"
+
+	// EntryHold keeps units.
+	EntryHold EntryKind = "hold"
+
+	// EntryCapture spends held units.
+	EntryCapture EntryKind = "capture"
+
+	// EntryRelease frees held units.
+	EntryRelease EntryKind = "release"
+
+	// EntryExpire frees held units, by time.
+	EntryExpire EntryKind = "expire"
+
+	// EntryClose ends a carved scope.
+	EntryClose EntryKind = "close"
+
+	// EntryLapse ends units of a lot, which lowers Credited.
+	EntryLapse EntryKind = "lapse"
+
+	// EntryRevoke takes units of a lot back, which lowers Credited.
+	EntryRevoke EntryKind = "revoke"
+
+	// EntryRollOver ends units of a lot. The credit after it has them again.
+	EntryRollOver EntryKind = "roll over"
+
+	// EntrySchedule is about a lot that begins later, or whose end was set.
+	EntrySchedule EntryKind = "schedule"
 )
 
 // kinds are the kinds as the ledger stores them.

@@ -19,11 +19,22 @@ import (
 type Over string
 
 const (
-	OverRefused Over = ""        // *ExcessError
-	OverIfFits  Over = "if fits" // all is charged if the Line's limits admit the excess, else *budget.ExceededError
-	OverUpTo    Over = "up to"   // as much of the excess is charged as the Line's limits admit: see HeldLine.Captured
-	OverEvenly  Over = "evenly"  // as OverUpTo, and every Line is cut by as many units as the one that is cut most: equal Lines stay equal
-	OverAllowed Over = "allowed" // all is charged: the cost was incurred
+	// OverRefused refuses the capture with an *ExcessError.
+	OverRefused Over = ""
+
+	// OverIfFits charges all if the Line's limits admit the excess. Otherwise the capture is a
+	// *budget.ExceededError.
+	OverIfFits Over = "if fits"
+
+	// OverUpTo charges as much of the excess as the Line's limits admit: see HeldLine.Captured.
+	OverUpTo Over = "up to"
+
+	// OverEvenly is OverUpTo, and cuts every Line by as many units as the one that is cut most. So
+	// equal Lines stay equal.
+	OverEvenly Over = "evenly"
+
+	// OverAllowed charges all, since the cost was incurred.
+	OverAllowed Over = "allowed"
 )
 
 // policies has the names that capture_holds in schema.sql knows.

@@ -16,14 +16,30 @@ import (
 
 // Answers. They wrote nothing.
 var (
-	ErrUnknown error = errUnknown // no such hold, or another holder's (IsOthers)
-	ErrTaken   error = errTaken   // a *TakenError
-	ErrExcess  error = errExcess  // an *ExcessError
-	ErrCeiling error = errCeiling // an extension beyond Hold.Ceiling. Its text has the time left
-	ErrState   error = errState   // a *StateError
-	// the id's time is not after the latest that was purged
-	ErrRetired       error = fault.New("hold_retired", "holds: the hold may have been purged")
-	ErrConflict      error = fault.New("hold_conflict", "holds: the id was used for another hold")
+	// ErrUnknown says that there is no such hold, or that it is another holder's (IsOthers).
+	ErrUnknown error = errUnknown
+
+	// ErrTaken says that a key has an active claim. It is a *TakenError.
+	ErrTaken error = errTaken
+
+	// ErrExcess says that a capture or return asks for more units than the line has. It is an
+	// *ExcessError.
+	ErrExcess error = errExcess
+
+	// ErrCeiling says that an extension leads beyond Hold.Ceiling. Its text has the time left.
+	ErrCeiling error = errCeiling
+
+	// ErrState says that the hold's state forbids the call. It is a *StateError.
+	ErrState error = errState
+
+	// ErrRetired says that the time of the id is not after the latest that was purged: the hold may
+	// have been among them.
+	ErrRetired error = fault.New("hold_retired", "holds: the hold may have been purged")
+
+	// ErrConflict says that the id was used for another hold.
+	ErrConflict error = fault.New("hold_conflict", "holds: the id was used for another hold")
+
+	// ErrNotReturnable says that a charge of the hold was purged or refunded before.
 	ErrNotReturnable error = fault.New("hold_not_returnable", "holds: a charge of the hold was purged or refunded before")
 )
 

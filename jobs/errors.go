@@ -8,10 +8,18 @@ import (
 
 // Errors of jobs, beside those that every package has: budget.ErrArgument, ErrBusy and so on.
 var (
-	ErrConflict  error = errConflict                                                // another job has the key. The text says what differs
-	ErrNotFound  error = fault.New("job_key_not_found", "jobs: key not found")      // the key was never used, or purged
-	ErrFull      error = errFull                                                    // Options.MaxParked jobs wait for the scope
-	ErrNotParked error = fault.New("job_not_parked", "jobs: the job is not parked") // or not any more
+	// ErrConflict says that another job has the key. Its text says what differs: "kind", "tenant" or
+	// "args", which stands for the units of Options.Hold, too.
+	ErrConflict error = errConflict
+
+	// ErrNotFound says that the key was never used, or was purged.
+	ErrNotFound error = fault.New("job_key_not_found", "jobs: key not found")
+
+	// ErrFull says that Options.MaxParked jobs wait for the scope.
+	ErrFull error = errFull
+
+	// ErrNotParked says that the job is not parked, or not any more.
+	ErrNotParked error = fault.New("job_not_parked", "jobs: the job is not parked")
 )
 
 var (

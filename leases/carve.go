@@ -25,8 +25,13 @@ import (
 
 // Errors of carving. They leave the transaction usable.
 var (
-	ErrCarved       error = fault.New("carve_conflict", "leases: the child was carved before, from another scope or with another amount")
-	ErrChildUsed    error = fault.New("carve_child_used", "leases: the child has entries already")
+	// ErrCarved says that the child was carved before, from another scope or with another amount.
+	ErrCarved error = fault.New("carve_conflict", "leases: the child was carved before, from another scope or with another amount")
+
+	// ErrChildUsed says that the child has entries already.
+	ErrChildUsed error = fault.New("carve_child_used", "leases: the child has entries already")
+
+	// ErrUnknownChild says that there is no such child.
 	ErrUnknownChild error = fault.New("carve_unknown", "leases: no such child")
 )
 

@@ -19,8 +19,11 @@ import (
 
 // An Observer is called from many goroutines.
 type Observer interface {
-	// begins work. It returns the work's context, made from ctx, and a function for its end, or nil
+	// Start begins work. It returns the work's context, made from ctx, and a function for its end, or
+	// nil.
 	Start(ctx context.Context, op Op) (context.Context, func(End))
+
+	// Event tells of a moment.
 	Event(ctx context.Context, e Event)
 }
 
@@ -28,19 +31,39 @@ type Observer interface {
 type Work string
 
 const (
-	Command Work = "command" // metered.Do or DoTx, with all attempts. Name is Command.Name
-	Connect Work = "connect" // waits for the pool
+	// Command is metered.Do or DoTx, with all attempts. Its Name is Command.Name.
+	Command Work = "command"
+
+	// Connect waits for a connection of the pool.
+	Connect Work = "connect"
+
 	// Flush is a round trip of a command, with waits for locks: "begin" (after sticky charges
-	// "open"), "sticky", "lock", "complete", "commit", "replay", or "run", which is a whole
-	// command without a function.
-	Flush    Work = "flush"
-	Function Work = "function" // the command's function
-	Call     Work = "call"     // of a piece, as "budget.charge" or "holds.place"
-	Enqueue  Work = "enqueue"  // jobs.Enqueue or EnqueueMany. Name is the first job's kind
-	Batch    Work = "batch"    // a transaction of a budget.Batcher. End.Rows are its charges
-	Sweep    Work = "sweep"    // holds.Book.Sweep, or wallet.Book.Sweep as "lots". End.Rows are announced holds, or ended lots
-	Purge    Work = "purge"    // "entries" "operations" "holds" "tokens" "job_keys" "leases". End.Rows are deleted
-	Lease    Work = "lease"    // "open" or "settle" a lease, or charge for Allow without one ("direct")
+	// "open"), "sticky", "lock", "complete", "commit", "replay", or "run", which is a whole command
+	// without a function.
+	Flush Work = "flush"
+
+	// Function is the command's function.
+	Function Work = "function"
+
+	// Call is a call of a package, such as "budget.charge" or "holds.place".
+	Call Work = "call"
+
+	// Enqueue is jobs.Enqueue or EnqueueMany. Its Name is the kind of the first job.
+	Enqueue Work = "enqueue"
+
+	// Batch is a transaction of a budget.Batcher. End.Rows are its charges.
+	Batch Work = "batch"
+
+	// Sweep is holds.Book.Sweep, or wallet.Book.Sweep as "lots". End.Rows are the announced holds, or
+	// the ended lots.
+	Sweep Work = "sweep"
+
+	// Purge deletes "entries", "operations", "holds", "tokens", "job_keys" or "leases". End.Rows are
+	// the deleted rows.
+	Purge Work = "purge"
+
+	// Lease opens ("open") or settles ("settle") a lease, or charges for Allow without one ("direct").
+	Lease Work = "lease"
 )
 
 // Op is work that begins.
@@ -60,13 +83,26 @@ type Op struct {
 type Outcome string
 
 const (
-	Committed  Outcome = "committed"  // the only one with an effect
-	Open       Outcome = "open"       // of DoTx: the caller has to commit
-	Replayed   Outcome = "replayed"   // an earlier call committed it
-	Refused    Outcome = "refused"    // by a budget, token, hold or scope, or on record
-	Conflict   Outcome = "conflict"   // another command has the id, or its time is too old or too new
-	Indefinite Outcome = "indefinite" // unknown whether it committed
-	Failed     Outcome = "failed"     // anything else: nothing was written
+	// Committed is the only outcome with an effect.
+	Committed Outcome = "committed"
+
+	// Open is the outcome of DoTx: the caller has yet to commit.
+	Open Outcome = "open"
+
+	// Replayed says that an earlier call committed the command.
+	Replayed Outcome = "replayed"
+
+	// Refused says that a budget, token, hold or scope refused, now or on record.
+	Refused Outcome = "refused"
+
+	// Conflict says that another command has the id, or that its time is too old or too new.
+	Conflict Outcome = "conflict"
+
+	// Indefinite says that nobody knows whether the command committed.
+	Indefinite Outcome = "indefinite"
+
+	// Failed is anything else: nothing was written.
+	Failed Outcome = "failed"
 )
 
 // End is how work ended.

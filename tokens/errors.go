@@ -7,9 +7,11 @@ import (
 
 // Refusals. They leave the transaction usable.
 var (
-	// an *InvalidError
+	// ErrInvalid says that a token is not valid. It is an *InvalidError, whose Reason is for logs.
 	ErrInvalid error = fault.New("token_invalid", "tokens: the token is not valid")
-	ErrExists  error = fault.New("token_exists", "tokens: a token with this secret was minted before")
+
+	// ErrExists says that a token with this secret was minted before.
+	ErrExists error = fault.New("token_exists", "tokens: a token with this secret was minted before")
 )
 
 var errArgument = fault.New("invalid_argument", "tokens: invalid argument")

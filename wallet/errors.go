@@ -11,9 +11,13 @@ import (
 
 // Refusals. They leave the transaction usable, as does *budget.ExceededError.
 var (
-	// of another grant: do not repeat this one
-	ErrConflict   error = fault.New("wallet_conflict", "wallet: the reference was used for another grant")
-	ErrExpired    error = fault.New("wallet_expired", "wallet: the lot would have ended by now, by the database's clock")
+	// ErrConflict says that the reference was used for another grant, so do not repeat this one.
+	ErrConflict error = fault.New("wallet_conflict", "wallet: the reference was used for another grant")
+
+	// ErrExpired says that the lot would have ended by now, by the database's clock.
+	ErrExpired error = fault.New("wallet_expired", "wallet: the lot would have ended by now, by the database's clock")
+
+	// ErrUnknownLot says that the wallet has no such lot.
 	ErrUnknownLot error = fault.New("wallet_unknown_lot", "wallet: the wallet has no such lot")
 )
 
