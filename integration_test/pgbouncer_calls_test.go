@@ -130,7 +130,7 @@ func (b *behind) leases() {
 	b.try("Pool.Allow", func(ctx context.Context) error { return lent.Allow(ctx, charge) })
 	limiter, err := lent.Limiter(charge)
 	require.NoError(b.t, err)
-	require.NoError(b.t, limiter(b.t.Context(), 1))
+	b.try("Pool.Limiter", func(ctx context.Context) error { return limiter(ctx, 1) })
 	b.tx("Pool.Charge", func(ctx context.Context, tx pgx.Tx) error { return second(lent.Charge(ctx, tx, charge)) })
 	b.try("Pool.History", func(ctx context.Context) error {
 		for lease, err := range lent.History(ctx, b.pool, "leased") {

@@ -482,7 +482,7 @@ func (b *behind) batches() {
 
 // complete checks that no method of the types with calls was left out.
 func (b *behind) complete() {
-	offline := []string{"Client.Secret", "Ledger.LockKey", "Book.Channel", "Store.Parse", "Store.Token", "Pool.Limiter", "Pool.Receipt"}
+	offline := []string{"Client.Secret", "Ledger.LockKey", "Book.Channel", "Store.Parse", "Store.Token", "Pool.Receipt"}
 	// These keep a session, and are for a connection of their own.
 	session := []string{"Client.Listen", "Book.Listen", "Enqueuer.Run"}
 	offline = append(offline, "wallet.Book.Limit", "wallet.Book.Charge", "wallet.Book.Line")
