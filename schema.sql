@@ -10773,34 +10773,58 @@ begin
 end
 $$;
 
+-- Ends holds that are due, whose rows it locks, and frees their units in the scopes, which are
+-- locked. No more is due in one that is a wallet than a call writes.
+create function metered._end_holds(nos bigint[], scopes text[], clk timestamptz, wait_ms int)
+returns void
+language plpgsql volatile
+as $$
+declare
+    before text := metered._bound_lock_wait(wait_ms);
+begin
+    -- A caller that holds another lock than the scope's may find that a hold was extended
+    -- meanwhile.
+    nos := array(select y.no from (
+        select h.no from metered.holds h
+        where h.no = any (nos) and (h.due <= clk) is true order by h.no for no key update) y);
+    before := metered._unbound_lock_wait(before);
+    perform metered._end_rows(nos, clk, (metered._by_system()).note, false);
+    if cardinality(scopes) > 1 then
+        perform metered._clear_freed(nos, scopes);
+    end if;
+    perform metered._release_lines(nos, scopes, 'x', clk, null, metered._by_system());
+end
+$$;
+
 -- Frees the units of all due lines of the scopes, which are locked. A caller saw some. next_due of
--- a closed scope says nothing: its holds are ended, however many they are.
+-- a closed scope says nothing, so its holds are ended: where they are more than one step ends, the
+-- call fails (_refuse_behind).
 create function metered._end_due(scopes text[], clk timestamptz, wait_ms int) returns void
 language plpgsql volatile
 as $$
 declare
     tip    metered.ledger;
-    most   int;         -- lines of a scope whose holds are ended
+    most   int := metered._events_per_step();
     found_nos bigint[];
     nos    bigint[] := '{}';
     few    text[];
     freed  boolean := false;
-    before text;
 begin
     for tip in
         select t.* from unnest(scopes) s(scope), lateral (
             select * from metered.ledger l where l.scope = s.scope order by l.seq desc limit 1) t
         where t.next_due <= clk
     loop
-        most := case when tip.next_due > '-infinity' then metered._events_per_step() end;
         found_nos := array(select l.hold from metered.hold_lines l
             where l.scope = tip.scope and l.open > 0 and l.due >= tip.next_due and l.due <= clk
             order by l.due limit most + 1);
         if cardinality(found_nos) > most then
-            if tip.lots_end is null then
-                perform metered._free_in_sum(tip, clk, false, wait_ms);
-            else
+            if tip.lots_end is not null then
                 perform metered._settle(tip, clk, metered._ends_per_call(), 0, wait_ms);
+            elsif tip.next_due = '-infinity' then
+                perform metered._refuse_behind(tip.scope);
+            else
+                perform metered._free_in_sum(tip, clk, false, wait_ms);
             end if;
             freed := true;
         else
@@ -10814,18 +10838,7 @@ begin
         end if;
         return;
     end if;
-    before := metered._bound_lock_wait(wait_ms);
-    -- A caller that holds another lock than the scope's may find that a hold was extended
-    -- meanwhile.
-    nos := array(select y.no from (
-        select h.no from metered.holds h
-        where h.no = any (nos) and (h.due <= clk) is true order by h.no for no key update) y);
-    before := metered._unbound_lock_wait(before);
-    perform metered._end_rows(nos, clk, (metered._by_system()).note, false);
-    if cardinality(few) > 1 then
-        perform metered._clear_freed(nos, few);
-    end if;
-    perform metered._release_lines(nos, few, 'x', clk, null, metered._by_system());
+    perform metered._end_holds(nos, few, clk, wait_ms);
 end
 $$;
 
@@ -11312,7 +11325,7 @@ end
 $$;
 
 -- Takes a step in a scope that is so far behind that calls fail (_refuse_behind). In a scope without
--- lots it ends no rows of holds, which sweeps do. more: take another one.
+-- lots it ends no rows of holds, which sweeps do, but in one that is closed. more: take another one.
 create function metered.catch_up(of_scope metered.scope_name, wait_ms int, out more boolean)
 language plpgsql volatile
 security definer
@@ -11325,6 +11338,8 @@ declare
     stands metered.ledger;
     clk   timestamptz;
     turns record;
+    most  int := metered._events_per_step();
+    nos   bigint[];
 begin
     if wait_ms > 3600000 then
         raise exception 'out of bounds: an argument of catch_up' using errcode = '22023';
@@ -11333,14 +11348,19 @@ begin
     clk := metered.clock();
     tip := metered._entry_for_write(of_scope);
     if tip.lots_end is not null then
-        turns := metered._turns_until(tip, metered._lines_until(tip, clk),
-            metered._events_per_step());
-        perform metered._settle(tip, turns.until, metered._events_per_step(), 0, wait_ms);
+        turns := metered._turns_until(tip, metered._lines_until(tip, clk), most);
+        perform metered._settle(tip, turns.until, most, 0, wait_ms);
         stands := metered._last_entry(of_scope);
         more := stands.seq > tip.seq and (turns.until < clk or turns.nos is not null
             or stands.next_due <= turns.until) is true;
     elsif tip.next_due > '-infinity' and tip.next_due <= clk then
         more := (metered._free_in_sum(tip, clk, true, wait_ms)).more;
+    elsif tip.next_due = '-infinity' then
+        nos := array(select l.hold from metered.hold_lines l
+            where l.scope = tip.scope and l.open > 0 and l.due <= clk order by l.due limit most + 1);
+        perform metered._end_holds(nos[:most], array[of_scope::text], clk, wait_ms);
+        stands := metered._last_entry(of_scope);
+        more := cardinality(nos) > most and stands.seq > tip.seq;
     else
         more := false;
     end if;
@@ -19958,7 +19978,7 @@ comment on function metered.expire_hold(text, text, timestamptz, timestamptz, in
 comment on function metered.due_holds(text, text, timestamptz, bigint, timestamptz, timestamptz, int) is 'Holds that are held, or that expired and are not announced, in the order in which they fall due, after after_due and after_no, and before a time: of one tenant or of all (null), with a scope that begins with prefix. It looks at no more than 10,000 and returns max_rows. Go on after last_due and last_no, which are null at the end. clk counts as now.';
 comment on function metered.announced(bigint[], text) is 'Marks swept holds as announced, and notifies listeners.';
 comment on function metered.purge_holds(timestamptz, timestamptz, int, int) is 'Deletes holds that ended before cutoff, with lines and history, at most max_rows of them, from "after" on (null: from the beginning), and moves the horizon to the latest time that their ids carry, in the same transaction, as purge_operations does.';
-comment on function metered.catch_up(metered.scope_name, int) is 'Takes a step in a scope that is so far behind that calls fail (_refuse_behind). In a scope without lots it ends no rows of holds, which sweeps do. more: take another one.';
+comment on function metered.catch_up(metered.scope_name, int) is 'Takes a step in a scope that is so far behind that calls fail (_refuse_behind). In a scope without lots it ends no rows of holds, which sweeps do, but in one that is closed. more: take another one.';
 comment on function metered.sweep_due(timestamptz, bigint, int, boolean, text) is 'Looks at up to max_holds due holds, after after_due and after_no, and ends those whose locks are free. Scopes that are behind are returned, for sweep_scope, and their lines stay. nos are the holds that ended whole, and skipped counts those whose locks were not free. Without keep_pending they need no announcement. seen counts the holds looked at. If there may be more, go on after last_due and last_no.';
 comment on function metered.sweep_scope(metered.scope_name, int, boolean, text) is 'Takes one step in a scope that is behind. A step clears the rows of up to max_holds lines that were freed with a sum, and locks no scope. Where there are none, it frees what is due, if the scope''s lock is free: by a sum, as catch_up does it, or, in a wallet or a closed scope, the first lines one by one. Then it takes the step that sweep_wallet takes, which may end lots and no line. freed counts lines that it ended: null if it did nothing, since others have the locks. nos are holds that ended whole with them, as sweep_due has it. more: rows of others are left.';
 comment on function metered.sweep_holds(timestamptz, bigint, int, boolean, text) is 'sweep_due, and a step of the first scope that is behind, for programs of version 1, which go on where this call says. If more is due in that scope, it is before the next hold of that scope.';
@@ -20301,41 +20321,42 @@ begin
             _check_feed,_check_limits,_check_now,_class_of,_clear_freed,_clear_freed_of,_clock_changes,
             _close_lease,_close_scope,_closed_classes,_collided,_completed_json,_created_json,_credit_lot,
             _cross_captured,_cross_lowered,_cross_thresholds,_crossed_at,_debt,_debt_paid,_due_after,_due_before_tallies,
-            _due_lots,_due_minima,_due_state,_due_units,_empty_lot,_end_due,_end_foreseen,_end_line,_end_lost,
-            _end_lot,_end_minima,_end_minima_of,_end_named,_end_rows,_end_skipped,_end_swept,_end_tallies,
-            _ends_per_call,_entry_by,_entry_for_write,_events_per_step,_expire_and_check,_expire_due,_expire_rows,
-            _explain_charges,_family,_feed_needs,_feed_server,_find_lot,_find_skipped,_first_due,_first_for_write,
-            _first_lot,_first_minima,_fits,_fits_after_period,_fits_at,_fits_origin,_fold,_fold_all,_fold_before,
-            _fold_of,_foreseen,_foreseen_all,_foreseen_later,_foreseen_next,_foreseen_on,_free_first,_free_in_sum,
-            _free_lines,_free_lots,_fresh,_give_back,_given_back,_goes_on,_goes_short,_gone_on,_has_number,
-            _held_here,_hold_as_json,_hold_before,_hold_of_job,_hold_text,_hours_between,_in_cell,_in_us,
-            _is_idle,_is_job,_join_line,_judge_charges,_kept_for,_kept_reports,_key_fits,_keys_of_job,_known_zone,
-            _lags,_lapsed_by,_lapsing,_lapsing_after,_lapsing_before,_largest_number,_last_entry,_later_due,
-            _lease_key,_lease_to_settle,_leased,_leased_units,_leases_channel,_leave_line,_leaves_at,_limits_trouble,
-            _line_before,_line_json,_lines,_lines_per_step,_lines_until,_load_debt,_load_debts,_load_due,
-            _load_lines,_load_rolling,_lock_all_scopes,_lock_charges,_lock_due,_lock_each,_lock_holds,_lock_key,
-            _lock_keys,_lock_keys_there,_lock_place,_look_again,_lot_begins,_lot_entry,_lot_from,_lots_after,
-            _lots_end_caught_up,_lots_now,_lots_of,_lots_until,_make_room,_mark_freed,_meet_upgrade,_mend_numbers,
-            _minima,_minima_due,_minima_leave,_minimum_is_due,_missing_hold,_missing_lot,_missing_token,
-            _move_lot,_moved,_name_lot,_named_holds,_names_kept,_new_hold_id,_next_end,_next_entry,_next_lot,
-            _next_number,_no_amount,_note_feed_server,_note_lot,_nth_due,_number_scopes,_numbers,_old_lot,
-            _on_linux,_on_spending,_one_snapshot,_open_wallet,_other_lane,_others,_others_fall_due,_others_wait,
-            _overdue,_owe,_owe_use,_owed_before,_own_entry,_paid_back,_parked_channel,_parked_json,_parts_of,
-            _pass_ended,_pay_back,_pays,_period_at,_period_name,_periods_of,_placed_before,_placed_json,
-            _places,_plan_kept,_plan_on,_purge_all_lots,_purge_changes,_purge_families,_purge_feed,_purge_leaves,
-            _purge_lots,_queued,_raise_moved,_raise_sequence,_raised,_rearmed,_recall_leases,_recorded_events,
-            _recorded_meanwhile,_recurs,_refund_fate,_refund_hold,_refund_lots,_refund_parts,_refunds_after,
-            _refuse_behind,_refuse_closed,_refuse_hold,_refuse_moved,_refuse_old_tenant,_refuse_stale,_refuse_unreported,
-            _refusing,_reinstate,_release_job,_release_line,_release_lines,_remember_hold,_renamed_zones,
-            _renew_lot,_repaid,_repeats,_reported_after_repair,_reported_until,_require,_require_plan,_resource_for_write,
-            _roll_end,_roll_lot,_rolls,_schedule,_scope_key,_seq_of_tally,_settle,_settle_lowered,_sharded,
-            _shorter,_sound_uses,_spend_range,_spent_limits,_spent_since,_start_job,_start_lot,_step_until,
-            _sum_lines,_sweep_lots,_sweepable,_take_back,_take_lots,_take_units,_taken,_taken_of,_taken_parts,
-            _tallied_of,_tallied_units,_tallies_before,_tally,_tally_key,_tenant_key,_threshold_key,_token_fits,
-            _told_period,_told_use,_trouble_job,_try_each,_try_keys,_try_lock,_try_lock_shared,_try_lock_there,
-            _try_start_job,_turn,_turn_at,_turns_of,_turns_until,_unbound_lock_wait,_under_limits,_unknown_use,
-            _unsettled_spends,_untold,_untold_json,_unwritten,_usage_known_from,_use_lots,_use_repaid,_v1_charge,
-            _v1_hold,_v1_hold_no,_v1_issued,_v1_let,_v1_limit,_v1_no,_v1_print,_v1_refused,_v1_stand,_wake_releasers,
+            _due_lots,_due_minima,_due_state,_due_units,_empty_lot,_end_due,_end_foreseen,_end_holds,_end_line,
+            _end_lost,_end_lot,_end_minima,_end_minima_of,_end_named,_end_rows,_end_skipped,_end_swept,
+            _end_tallies,_ends_per_call,_entry_by,_entry_for_write,_events_per_step,_expire_and_check,_expire_due,
+            _expire_rows,_explain_charges,_family,_feed_needs,_feed_server,_find_lot,_find_skipped,_first_due,
+            _first_for_write,_first_lot,_first_minima,_fits,_fits_after_period,_fits_at,_fits_origin,_fold,
+            _fold_all,_fold_before,_fold_of,_foreseen,_foreseen_all,_foreseen_later,_foreseen_next,_foreseen_on,
+            _free_first,_free_in_sum,_free_lines,_free_lots,_fresh,_give_back,_given_back,_goes_on,_goes_short,
+            _gone_on,_has_number,_held_here,_hold_as_json,_hold_before,_hold_of_job,_hold_text,_hours_between,
+            _in_cell,_in_us,_is_idle,_is_job,_join_line,_judge_charges,_kept_for,_kept_reports,_key_fits,
+            _keys_of_job,_known_zone,_lags,_lapsed_by,_lapsing,_lapsing_after,_lapsing_before,_largest_number,
+            _last_entry,_later_due,_lease_key,_lease_to_settle,_leased,_leased_units,_leases_channel,_leave_line,
+            _leaves_at,_limits_trouble,_line_before,_line_json,_lines,_lines_per_step,_lines_until,_load_debt,
+            _load_debts,_load_due,_load_lines,_load_rolling,_lock_all_scopes,_lock_charges,_lock_due,_lock_each,
+            _lock_holds,_lock_key,_lock_keys,_lock_keys_there,_lock_place,_look_again,_lot_begins,_lot_entry,
+            _lot_from,_lots_after,_lots_end_caught_up,_lots_now,_lots_of,_lots_until,_make_room,_mark_freed,
+            _meet_upgrade,_mend_numbers,_minima,_minima_due,_minima_leave,_minimum_is_due,_missing_hold,
+            _missing_lot,_missing_token,_move_lot,_moved,_name_lot,_named_holds,_names_kept,_new_hold_id,
+            _next_end,_next_entry,_next_lot,_next_number,_no_amount,_note_feed_server,_note_lot,_nth_due,
+            _number_scopes,_numbers,_old_lot,_on_linux,_on_spending,_one_snapshot,_open_wallet,_other_lane,
+            _others,_others_fall_due,_others_wait,_overdue,_owe,_owe_use,_owed_before,_own_entry,_paid_back,
+            _parked_channel,_parked_json,_parts_of,_pass_ended,_pay_back,_pays,_period_at,_period_name,
+            _periods_of,_placed_before,_placed_json,_places,_plan_kept,_plan_on,_purge_all_lots,_purge_changes,
+            _purge_families,_purge_feed,_purge_leaves,_purge_lots,_queued,_raise_moved,_raise_sequence,
+            _raised,_rearmed,_recall_leases,_recorded_events,_recorded_meanwhile,_recurs,_refund_fate,_refund_hold,
+            _refund_lots,_refund_parts,_refunds_after,_refuse_behind,_refuse_closed,_refuse_hold,_refuse_moved,
+            _refuse_old_tenant,_refuse_stale,_refuse_unreported,_refusing,_reinstate,_release_job,_release_line,
+            _release_lines,_remember_hold,_renamed_zones,_renew_lot,_repaid,_repeats,_reported_after_repair,
+            _reported_until,_require,_require_plan,_resource_for_write,_roll_end,_roll_lot,_rolls,_schedule,
+            _scope_key,_seq_of_tally,_settle,_settle_lowered,_sharded,_shorter,_sound_uses,_spend_range,
+            _spent_limits,_spent_since,_start_job,_start_lot,_step_until,_sum_lines,_sweep_lots,_sweepable,
+            _take_back,_take_lots,_take_units,_taken,_taken_of,_taken_parts,_tallied_of,_tallied_units,
+            _tallies_before,_tally,_tally_key,_tenant_key,_threshold_key,_token_fits,_told_period,_told_use,
+            _trouble_job,_try_each,_try_keys,_try_lock,_try_lock_shared,_try_lock_there,_try_start_job,
+            _turn,_turn_at,_turns_of,_turns_until,_unbound_lock_wait,_under_limits,_unknown_use,_unsettled_spends,
+            _untold,_untold_json,_unwritten,_usage_known_from,_use_lots,_use_repaid,_v1_charge,_v1_hold,
+            _v1_hold_no,_v1_issued,_v1_let,_v1_limit,_v1_no,_v1_print,_v1_refused,_v1_stand,_wake_releasers,
             _who_holds,_with_absent,_with_debt,_with_keys,_with_minima,_with_total,_withdraw,_without_debt,
             _without_lapsing,_without_tallies,_write_charges,_write_debts,_write_due,_write_exact,_write_for_uses,
             _write_lines,_write_moves,_write_others,_write_plain,_write_up_to,_written_here,announced,begin_change,

@@ -141,6 +141,8 @@ func (c *Carver) Carve(ctx context.Context, tx pgx.Tx, g Carving) (Lease, error)
 //
 // Units that it still holds can yet be captured: the Lease then has no SettledAt, and the parent
 // keeps all until End or Sweep finds none held. A second call for a settled child does nothing.
+// Where more than 25 holds of a child that is closed are due, it is budget.ErrBusy: Client.RunTx
+// and Sweep end them in steps first.
 // Locks: the scopes of parent and child.
 func (c *Carver) End(ctx context.Context, tx pgx.Tx, child string, note budget.Note) (Lease, error) {
 	if err := cmp.Or(c.checkNote(note), notNil("tx", tx), checkChild("child", child)); err != nil {

@@ -216,34 +216,58 @@ begin
 end
 $$;
 
+-- Ends holds that are due, whose rows it locks, and frees their units in the scopes, which are
+-- locked. No more is due in one that is a wallet than a call writes.
+create function metered._end_holds(nos bigint[], scopes text[], clk timestamptz, wait_ms int)
+returns void
+language plpgsql volatile
+as $$
+declare
+    before text := metered._bound_lock_wait(wait_ms);
+begin
+    -- A caller that holds another lock than the scope's may find that a hold was extended
+    -- meanwhile.
+    nos := array(select y.no from (
+        select h.no from metered.holds h
+        where h.no = any (nos) and (h.due <= clk) is true order by h.no for no key update) y);
+    before := metered._unbound_lock_wait(before);
+    perform metered._end_rows(nos, clk, (metered._by_system()).note, false);
+    if cardinality(scopes) > 1 then
+        perform metered._clear_freed(nos, scopes);
+    end if;
+    perform metered._release_lines(nos, scopes, 'x', clk, null, metered._by_system());
+end
+$$;
+
 -- Frees the units of all due lines of the scopes, which are locked. A caller saw some. next_due of
--- a closed scope says nothing: its holds are ended, however many they are.
+-- a closed scope says nothing, so its holds are ended: where they are more than one step ends, the
+-- call fails (_refuse_behind).
 create function metered._end_due(scopes text[], clk timestamptz, wait_ms int) returns void
 language plpgsql volatile
 as $$
 declare
     tip    metered.ledger;
-    most   int;         -- lines of a scope whose holds are ended
+    most   int := metered._events_per_step();
     found_nos bigint[];
     nos    bigint[] := '{}';
     few    text[];
     freed  boolean := false;
-    before text;
 begin
     for tip in
         select t.* from unnest(scopes) s(scope), lateral (
             select * from metered.ledger l where l.scope = s.scope order by l.seq desc limit 1) t
         where t.next_due <= clk
     loop
-        most := case when tip.next_due > '-infinity' then metered._events_per_step() end;
         found_nos := array(select l.hold from metered.hold_lines l
             where l.scope = tip.scope and l.open > 0 and l.due >= tip.next_due and l.due <= clk
             order by l.due limit most + 1);
         if cardinality(found_nos) > most then
-            if tip.lots_end is null then
-                perform metered._free_in_sum(tip, clk, false, wait_ms);
-            else
+            if tip.lots_end is not null then
                 perform metered._settle(tip, clk, metered._ends_per_call(), 0, wait_ms);
+            elsif tip.next_due = '-infinity' then
+                perform metered._refuse_behind(tip.scope);
+            else
+                perform metered._free_in_sum(tip, clk, false, wait_ms);
             end if;
             freed := true;
         else
@@ -257,18 +281,7 @@ begin
         end if;
         return;
     end if;
-    before := metered._bound_lock_wait(wait_ms);
-    -- A caller that holds another lock than the scope's may find that a hold was extended
-    -- meanwhile.
-    nos := array(select y.no from (
-        select h.no from metered.holds h
-        where h.no = any (nos) and (h.due <= clk) is true order by h.no for no key update) y);
-    before := metered._unbound_lock_wait(before);
-    perform metered._end_rows(nos, clk, (metered._by_system()).note, false);
-    if cardinality(few) > 1 then
-        perform metered._clear_freed(nos, few);
-    end if;
-    perform metered._release_lines(nos, few, 'x', clk, null, metered._by_system());
+    perform metered._end_holds(nos, few, clk, wait_ms);
 end
 $$;
 

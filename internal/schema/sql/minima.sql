@@ -291,7 +291,7 @@ end
 $$;
 
 -- Takes a step in a scope that is so far behind that calls fail (_refuse_behind). In a scope without
--- lots it ends no rows of holds, which sweeps do. more: take another one.
+-- lots it ends no rows of holds, which sweeps do, but in one that is closed. more: take another one.
 create function metered.catch_up(of_scope metered.scope_name, wait_ms int, out more boolean)
 language plpgsql volatile
 as $$
@@ -300,19 +300,26 @@ declare
     stands metered.ledger;
     clk   timestamptz;
     turns record;
+    most  int := metered._events_per_step();
+    nos   bigint[];
 begin
     perform metered._lock_keys(array[metered._scope_key(of_scope)], wait_ms);
     clk := metered.clock();
     tip := metered._entry_for_write(of_scope);
     if tip.lots_end is not null then
-        turns := metered._turns_until(tip, metered._lines_until(tip, clk),
-            metered._events_per_step());
-        perform metered._settle(tip, turns.until, metered._events_per_step(), 0, wait_ms);
+        turns := metered._turns_until(tip, metered._lines_until(tip, clk), most);
+        perform metered._settle(tip, turns.until, most, 0, wait_ms);
         stands := metered._last_entry(of_scope);
         more := stands.seq > tip.seq and (turns.until < clk or turns.nos is not null
             or stands.next_due <= turns.until) is true;
     elsif tip.next_due > '-infinity' and tip.next_due <= clk then
         more := (metered._free_in_sum(tip, clk, true, wait_ms)).more;
+    elsif tip.next_due = '-infinity' then
+        nos := array(select l.hold from metered.hold_lines l
+            where l.scope = tip.scope and l.open > 0 and l.due <= clk order by l.due limit most + 1);
+        perform metered._end_holds(nos[:most], array[of_scope::text], clk, wait_ms);
+        stands := metered._last_entry(of_scope);
+        more := cardinality(nos) > most and stands.seq > tip.seq;
     else
         more := false;
     end if;
