@@ -192,3 +192,19 @@ func (f *fixture) remembers() (told bool) {
 	require.NoError(f, f.pool.QueryRow(f.Context(), sql).Scan(&told))
 	return told
 }
+
+// A wallet is below a level from its first grant on, which judges none. A sweep that only brings units lowers nothing, so it does not report
+// the level, either: the next call that lowers the balance does, once.
+func TestThresholds_ASweepThatOnlyBringsUnitsReportsNone(t *testing.T) {
+	t.Parallel()
+	f := setUpReporting(t, low(45), nil)
+	f.grant(wallet.Grant{Amount: 9})
+	f.grant(wallet.Grant{Amount: 4, Starts: noon.Add(time.Hour)})
+	f.clock.Set(noon.Add(2 * time.Hour))
+	f.expire()
+	require.Empty(t, f.crossed())
+	f.draw(1)
+	require.Equal(t, []string{"ann low 12"}, f.crossed())
+	f.draw(1)
+	require.Empty(t, f.crossed())
+}

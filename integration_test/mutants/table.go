@@ -462,6 +462,7 @@ var all = []Mutant{
 	{"a sweep takes an instant whole", "_behind", "metered._events_per_step())).more", "metered._events_per_step())).until < clk", "./wallet", ofOneInstant},
 	{"a sweep takes an idle wallet's years in steps", "_lots_until", "and metered._is_idle(metered._beginning(tip.scope, until), until);", "and false;", "./wallet", fiveIdle},
 	{"a lot that begins in a backlog is left to it", "_advance_each", "if begins and lots[pos].expires_at <= until then", "if false then", "./wallet", "TestLots_ThatBeginInABacklogAreEndedInTheirTurn"},
+	{"a sweep that only brings units reports a level", "_sweep_lots", "is not distinct from nullif(crossing.crossed, '{}')", "is not distinct from (metered._last_entry(of_scope)).crossed", "./wallet", "TestThresholds_ASweepThatOnlyBringsUnitsReportsNone"},
 	{"a sweep tells of no units that came and went", "_sweep_lots", "and m.seq > tip.seq and m.seq <= entry.seq", "and m.seq > tip.seq and m.seq < tip.seq", "./wallet", "TestSweep_TellsOfUnitsThatCameAndWent"},
 	{"a wallet that is behind is swept with others", "sweep_wallets", "if metered._behind(one.scope, clk) then", "if false then", "./wallet", "TestSweep_AWalletThatIsBehindIsSweptAloneAndInSteps"},
 	{"a step of a wallet ends all its lots", "sweep_wallet", "metered._sweep_lots(of_scope, until, metered._events_per_step(),", "metered._sweep_lots(of_scope, clk, null,", "./wallet", "TestSweep_AWalletThatIsBehindIsSweptAloneAndInSteps"},
