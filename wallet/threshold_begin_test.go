@@ -67,10 +67,7 @@ func TestThresholds_StayArmedByALotThatACallWroteDown(t *testing.T) {
 		}, true},
 		"draw": {func(f *fixture, _ int64) { f.draw(1) }, true},
 		"charge without thresholds": {func(f *fixture, _ int64) {
-			_, err := do(f, func(ctx context.Context, tx pgx.Tx) (budget.Receipt, error) {
-				return f.ledger.Charge(ctx, tx, budget.Charge{Scope: "ann", Amount: 1})
-			})
-			require.NoError(f, err)
+			f.charge(1)
 		}, false},
 		"charge with a threshold of a window": {func(f *fixture, _ int64) {
 			f.chargeHourly(1, budget.Threshold{Name: "hourly", Used: 1})
@@ -193,18 +190,58 @@ func (f *fixture) remembers() (told bool) {
 	return told
 }
 
-// A wallet is below a level from its first grant on, which judges none. A sweep that only brings units lowers nothing, so it does not report
-// the level, either: the next call that lowers the balance does, once.
-func TestThresholds_ASweepThatOnlyBringsUnitsReportsNone(t *testing.T) {
+// A wallet is below a level that no call has judged, from its first grant or a charge without thresholds on. A sweep that only brings units
+// lowers nothing, nor do units that come back: they do not report the level, and no entry of theirs has it. The next call that lowers the
+// balance reports it, once.
+func TestThresholds_WhatOnlyBringsUnitsReportsNone(t *testing.T) {
 	t.Parallel()
-	f := setUpReporting(t, low(45), nil)
-	f.grant(wallet.Grant{Amount: 9})
-	f.grant(wallet.Grant{Amount: 4, Starts: noon.Add(time.Hour)})
-	f.clock.Set(noon.Add(2 * time.Hour))
-	f.expire()
-	require.Empty(t, f.crossed())
-	f.draw(1)
-	require.Equal(t, []string{"ann low 12"}, f.crossed())
-	f.draw(1)
-	require.Empty(t, f.crossed())
+	units, renewals := wallet.Revoke{Reference: "ever", Amount: 1}, wallet.Revoke{Reference: "plan", Renewals: true}
+	for by, call := range map[string]func(f *fixture, revoked bool){
+		"sweep":    func(f *fixture, _ bool) { f.expire() },
+		"units":    func(f *fixture, revoked bool) { f.comesBack(units, revoked) },
+		"renewals": func(f *fixture, revoked bool) { f.comesBack(renewals, revoked) },
+	} {
+		for _, revoked := range []bool{false, true} {
+			t.Run(fmt.Sprint(by, ", revoked before ", revoked), func(t *testing.T) {
+				t.Parallel()
+				f := setUpReporting(t, low(45), nil)
+				f.grant(wallet.Grant{Amount: 9, Reference: "ever"})
+				f.grant(wallet.Grant{Amount: 1, Reference: "plan", Ends: wallet.EachPeriod(daily)})
+				if revoked {
+					f.grant(wallet.Grant{Amount: 60})
+					for _, r := range []wallet.Revoke{units, renewals} {
+						_, err := f.revoke(r)
+						require.NoError(t, err)
+					}
+					f.charge(59)
+				}
+				f.grant(wallet.Grant{Amount: 4, Starts: noon.Add(time.Hour)})
+				f.clock.Set(noon.Add(2 * time.Hour))
+				call(f, revoked)
+				require.Empty(t, f.crossed())
+				require.False(t, f.remembers())
+				f.draw(1)
+				require.Len(t, f.crossed(), 1)
+				f.draw(1)
+				require.Empty(t, f.crossed())
+			})
+		}
+	}
+}
+
+// comesBack takes a revocation back, if there was one.
+func (f *fixture) comesBack(r wallet.Revoke, revoked bool) {
+	f.Helper()
+	back, err := f.reinstate(r)
+	require.NoError(f, err)
+	require.Equal(f, revoked, !back.Replayed)
+}
+
+// charge charges the wallet without limits.
+func (f *fixture) charge(amount int64) {
+	f.Helper()
+	_, err := do(f, func(ctx context.Context, tx pgx.Tx) (budget.Receipt, error) {
+		return f.ledger.Charge(ctx, tx, budget.Charge{Scope: "ann", Amount: amount})
+	})
+	require.NoError(f, err)
 }

@@ -59,6 +59,7 @@ begin
     entry := metered._next_entry(of_scope, key, wait_ms, origin);
     named := metered._name_lot(entry, of_lot, of_reference, 0, limits, wait_ms);
     {named lot};
+    entry.crossed := (metered._last_entry(of_scope)).crossed;   -- units that come back lower nothing
     no := (named.lot).no;
     expires_at := nullif((named.lot).expires_at, 'infinity');
     nos := metered._family(no);
@@ -105,6 +106,7 @@ begin
     entry := metered._next_entry(of_scope, key, wait_ms, origin);
     named := metered._name_lot(entry, null, of_reference, null, limits, wait_ms);
     {named lot};
+    entry.crossed := (metered._last_entry(of_scope)).crossed;
     reinstated := 0;
     status := metered._missing_lot(entry);      -- as of this snapshot
     if ((named.lot).plan).renewal is distinct from of_reference then
