@@ -4,7 +4,7 @@ go 1.26.0
 
 require (
 	github.com/jackc/pgx/v5 v5.12.0
-	github.com/pgmetered/metered v0.0.0-20261129224630-13196da9f197
+	github.com/pgmetered/metered v0.0.0-20261129231447-e2b6bdd71913
 	github.com/stretchr/testify v1.12.1
 	golang.org/x/net v0.61.0
 )
