@@ -13,6 +13,37 @@ as $$
     select case when lot.pending > 0 then lot.starts_at else lot.expires_at end
 $$;
 
+-- The first turns of a lot up to a time, and of the lots that its plan brings, or in which its units
+-- go on, with the units that they bring: more than most, if there are so many.
+create function metered._turns_of(lot metered.lots, until timestamptz, most int)
+returns metered.unwritten[]
+language plpgsql stable
+as $$
+declare
+    plan  metered.lot_plan := lot.plan;
+    at    timestamptz := metered._turn_at(lot);
+    units bigint := lot.pending;
+    turns metered.unwritten[] := '{}';
+begin
+    while at <= until and cardinality(turns) <= most loop
+        turns := turns || row(at, units)::metered.unwritten;
+        if lot.pending > 0 then
+            at := case when (plan.renews).every is not null
+                then (metered._period_at(plan.renews, at))[2] end;
+            units := plan.renew_amount;
+        elsif cardinality(turns) = 1 then
+            at := lot.roll_end;
+        else
+            at := case when plan.roll_again = -1 or plan.roll_again >= cardinality(turns) - 1
+                then metered._roll_end(at, plan, plan.roll_for) end;
+        end if;
+    end loop;
+    return turns;
+exception when sqlstate 'MT010' then    -- a lost zone, which the fold itself reports
+    return turns;
+end
+$$;
+
 -- Places in lots after the first from_n, which had their turn, with one more: in the order of turns.
 create function metered._queued(turns int[], from_n int, pos int, lots metered.lots[]) returns int[]
 language plpgsql immutable
