@@ -58,7 +58,8 @@ import (
 func NewID() string { return uuidv7.New() }
 
 // Func makes a command's writes, and its result, stored as JSON. It may be called several times,
-// and must have no effect outside tx. Do with its ctx fails (nested_command).
+// and must have no effect outside tx. Do with its ctx fails with the code
+// nested_command.
 type Func[R any] func(ctx context.Context, tx *Tx) (R, error)
 
 // Outcome is the answer of a committed command. On error all fields except Sticky are zero, but for
@@ -450,8 +451,8 @@ func orDefault(d, def time.Duration) time.Duration {
 // for tests and development. A function writes by its Tx alone. A call of an ORM's handle or of the
 // pool in it takes another connection: its rows stay when the command is refused, and as many
 // commands as the pool has connections wait for one another for ever. With this, such a call with
-// the function's context fails (nested_command), and the error names the command. A call with another context
-// goes unnoticed.
+// the function's context fails with the code nested_command, and its error names the command. A call
+// with another context goes unnoticed.
 //
 // It sets cfg.ConnConfig.Tracer, beside the one that is there. The calls that functions of RunTx
 // and subscribers make are not refused.
@@ -476,9 +477,10 @@ func (c *Client) Secret(tenant, operationID, label string) (tokens.Secret, error
 }
 
 // RunTx runs fn in a transaction of the Client's pool. After SQLSTATE 40001 or 40P01 it runs fn
-// again, up to Config.MaxAttempts times: fn must have no effect outside tx, and must not end it
-// (transaction_control, and its commits stay). An error of fn rolls back. Others: budget.ErrCommitUnknown,
-// budget.ErrSerialization, and mistakes of a program, which have a Code.
+// again, up to Config.MaxAttempts times: fn must have no effect outside tx, and must not end it. If
+// it does, what it committed stays, and RunTx fails with the code transaction_control. An error of fn
+// rolls back. Others: budget.ErrCommitUnknown, budget.ErrSerialization, and mistakes of a program,
+// which have a Code.
 func (c *Client) RunTx(ctx context.Context, opts pgx.TxOptions,
 	fn func(ctx context.Context, tx pgx.Tx) error) error {
 	if err := cmp.Or(c.made(), notNil("fn", fn)); err != nil {

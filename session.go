@@ -30,7 +30,7 @@ const defaultSessionTTL = time.Minute
 // Reservation is a session to open. ID and Lines are required.
 type Reservation struct {
 	// ID is as in Command, and so are Tenant, Name, Input and IssuedAt. The same ID with another
-	// Holder is budget.ErrConflict. Without Input it is also budget.ErrConflict with other Metadata, scopes or
+	// Holder is budget.ErrConflict, and so it is without Input with other Metadata, scopes or
 	// amounts.
 	ID string
 

@@ -30,8 +30,9 @@ import (
 )
 
 // Tx is a command's transaction: a pgx.Tx for your writes, and the calls of the command. One
-// goroutine at a time may use it, until the function returns (transaction_done). Statements that end
-// it fail (transaction_control). Savepoints (Begin) work. Send nothing over Conn.
+// goroutine at a time may use it, until the function returns: later calls have the code
+// transaction_done. Statements that end it fail with the code transaction_control. Savepoints
+// (Begin) work. Send nothing over Conn.
 //
 // Charge, Credit, Refund, Place, Claim, Capture, Release, Extend and Return are made at the end, all
 // or none: credits and refunds, then holds, charges with UpTo or Lots, and other charges. A refusal

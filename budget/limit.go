@@ -79,10 +79,10 @@ func (l Limit) Named(name string) Limit {
 }
 
 // MaxFrom returns the limit with the Max that a query answers: one row of one integer from 0 to
-// 2^62, else the charge fails (limit_query). A call asks its queries under the scopes' locks. Above READ COMMITTED
-// the query must lock its rows (FOR SHARE). metered.Open and Do ask a query that locks none before
-// they have the scopes, too, so that callers of a busy one need not wait for its answer: FOR SHARE
-// is not needed there. Not for Capture, ChargeNow and batches.
+// 2^62. Else the charge fails with the code limit_query. A call asks its queries under the scopes'
+// locks. Above READ COMMITTED the query must lock its rows (FOR SHARE). metered.Open and Do ask a
+// query that locks none before they have the scopes, too, so that callers of a busy one need not
+// wait for its answer: FOR SHARE is not needed there. Not for Capture, ChargeNow and batches.
 func (l Limit) MaxFrom(sql string, args ...any) Limit {
 	l.Max, l.query = 0, &query{sql, slices.Clone(args)}
 	return l

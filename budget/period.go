@@ -29,8 +29,8 @@ type Period struct {
 
 // Per admits max units in each day, week, month, year or Every of these in a location, from the
 // anchor's time of day, weekday or date on, by default midnight, Monday, the 1st, or the 1st of
-// January. The server must know the location's name (budget_time_zone): calls refuse time.Local, unless
-// TZ names it. nil is UTC.
+// January. The server must know the location's name, or calls fail with the code budget_time_zone.
+// They refuse time.Local, unless TZ names it. nil is UTC.
 func Per(max int64, unit Unit, location *time.Location, anchor time.Time) Limit {
 	return Limit{Max: max, Period: Period{Unit: unit, Zone: location.String(), Anchor: anchored(anchor)}}
 }

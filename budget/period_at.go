@@ -6,7 +6,8 @@ import (
 )
 
 // At returns the first moments of t's period and of the next, in UTC, by the program's time zones,
-// which may differ from the server's. Errors: *ArgumentError, budget_time_zone.
+// which may differ from the server's. Errors: *ArgumentError, and
+// the code budget_time_zone.
 func (p Period) At(t time.Time) (start, end time.Time, err error) {
 	if p.IsZero() {
 		return start, end, invalid("Period", "is missing")

@@ -78,7 +78,7 @@ func (l *Ledger) UsageBetween(ctx context.Context, db Querier, scope string, fro
 // Series is UsageBetween for each unit of the range, up to 2,000, in one statement. The first
 // begins at from, and the last ends at to. A nil location is UTC. The units begin by the program's
 // data of the time zone. Where the server, whose data limits go by, shows one of their beginnings
-// at another time of day, Series is budget_time_zone. Only locations that are named as in the IANA
+// at another time of day, Series fails with the code budget_time_zone. Only locations that are named as in the IANA
 // database are compared.
 func (l *Ledger) Series(
 	ctx context.Context, db Querier, scope string, from, to time.Time, unit Unit, location *time.Location,

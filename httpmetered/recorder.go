@@ -12,8 +12,8 @@ import (
 	"github.com/pgmetered/metered/internal/fault"
 )
 
-// errAnswer says that a handler gave no answer, or one too large, in parts, or with a cookie. Nothing was
-// committed.
+// errAnswer says that a handler gave no answer, or one too large, in parts, or with a cookie.
+// Nothing was committed.
 var errAnswer error = fault.New("answer_unrecordable", "httpmetered: the handler's answer cannot be recorded")
 
 // answer is a handler's answer, as a command's result.

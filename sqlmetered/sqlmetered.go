@@ -85,13 +85,13 @@ func inTx[A any](ctx context.Context, tx *sql.Tx,
 	return answer, err
 }
 
-// InTx calls fn once with tx as a pgx.Tx, which is dead when fn returns (transaction_done). fn
-// cannot end the transaction (transaction_control). InTx sets no savepoint: after an error the
+// InTx calls fn once with tx as a pgx.Tx, which is dead when fn returns. fn cannot end the
+// transaction: it gets the code transaction_control. InTx sets no savepoint: after an error the
 // rollback of tx undoes fn's writes. A panic in fn leaves tx open.
 //
 // Errors before fn is called: *budget.ArgumentError, sql.ErrTxDone, ctx's. After it: those of fn,
-// and the code transaction_failed if fn returns nil though a statement failed or rows are open. It costs a
-// round trip only if the connection has a pgx tracer.
+// and the code transaction_failed if fn returns nil though a statement failed or rows are open. It
+// costs a round trip only if the connection has a pgx tracer.
 func InTx(ctx context.Context, tx *sql.Tx, fn func(ctx context.Context, tx pgx.Tx) error) error {
 	if err := cmp.Or(fault.NotNil(errArgument, "tx", tx), fault.NotNil(errArgument, "fn", fn)); err != nil {
 		return err

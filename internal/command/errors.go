@@ -12,7 +12,8 @@ import (
 	"github.com/pgmetered/metered/internal/sqlstate"
 )
 
-// Package metered and budget have ErrConflict to ErrStale under the same names.
+// ErrConflict, ErrRetired and ErrFuture are those of package budget, and ErrTimeout and ErrStale those
+// of package metered. The others have their codes alone.
 var (
 	ErrConflict = fault.New("operation_conflict", "metered: the operation id belongs to another command")
 	ErrRetired  = fault.New("operation_retired", "metered: the operation is older than the retained records")

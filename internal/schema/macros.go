@@ -52,6 +52,7 @@ import (
 //	{unlocked}                                   refuses and returns, if _lock_holds has a status
 //	{named lot}                                  ends a call without the lot that _name_lot looked for, or takes its entry
 //	{announce: tenant = t, id = i, …}            announces a hold's transition, if there is a channel
+//	{remembered: scope = s}                      whether the last entry of a scope remembers the thresholds of crossing
 //	{entry sought}                               whether an entry l is one that search_entries looks for
 //	{v1 limit}, {v1 limit variables}             whether a call of v1.sql goes the short way, and its limit
 //	{v1 window: of = l}                          the seconds of a window, as an interval
@@ -62,7 +63,7 @@ import (
 //	{shorter timeouts: ms = n}                   sets the timeouts of a transaction, unless they are shorter
 //
 // A macro may stand in the arguments of another one.
-var macro = regexp.MustCompile(`(?s)\{(entry columns|entry of (\w+)|base|bound|(?:short|counted) \w+|locked|known period|usual|admits|exact|settled|plain|due|known id|tallied|others|sum|own time|write tally|pair \w+|shorter timeouts|use of token|granted|refuse|or collide|take back|unseen|unlocked|named lot|announce|entry sought|v1 (?:limit variables|limit|window)|new hold|hold terms|placed detail|fits hold|usage|(?:charge|capture|usage) \w+)(?:: ([^{}]*))?\}`)
+var macro = regexp.MustCompile(`(?s)\{(entry columns|entry of (\w+)|base|bound|(?:short|counted) \w+|locked|known period|usual|admits|exact|settled|plain|due|known id|tallied|others|sum|own time|write tally|pair \w+|shorter timeouts|use of token|granted|refuse|or collide|take back|unseen|unlocked|named lot|announce|remembered|entry sought|v1 (?:limit variables|limit|window)|new hold|hold terms|placed detail|fits hold|usage|(?:charge|capture|usage) \w+)(?:: ([^{}]*))?\}`)
 
 // templates are the macros that only fill in their arguments.
 var templates = map[string]string{
@@ -167,6 +168,9 @@ var templates = map[string]string{
 	"announce": `if channel is not null then
             perform metered._announce(channel, $tenant, $id, $version, $what);
         end if`,
+	// Entries that only bring units remember no level, as they lower nothing.
+	"remembered": `crossing.crossings is not null
+        and (metered._last_entry($scope)).crossed is not distinct from nullif(crossing.crossed, '{}')`,
 	"entry sought": `coalesce((made_by.note is null or l.note @> made_by.note)
                 and (made_by.operation is null or l.operation = made_by.operation
                     and coalesce(l.operation_tenant, '') = coalesce(made_by.tenant, ''))

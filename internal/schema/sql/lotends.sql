@@ -73,8 +73,8 @@ $$;
 -- lowers, the caller takes so many units back, and also the ends of lots that its units went on in
 -- are written. last_entry is the result of _next_entry, and entry the same after that. crossings are
 -- thresholds that due ends and the caller's units cross: crossed has them if what is written by then
--- remembers them, and else the entry that the caller writes does, which entry has them for. status is crossing, where the caller did not say that it reports them, and nothing is
--- written, or unknown: there is no such lot.
+-- remembers them. Else the entry that the caller writes may: entry has them. status is crossing, where
+-- the caller did not say that it reports them, and nothing is written, or unknown: there is no such lot.
 create function metered._name_lot(last_entry metered.ledger, of_lot bigint, of_reference text,
     lowers bigint, limits metered.charge_limit[], wait_ms int,
     out entry metered.ledger, out lot metered.lots, out crossings jsonb, out crossed jsonb,
@@ -105,10 +105,7 @@ begin
             case when lowers is not null then metered._family(lot.no) else array[lot.no] end);
         lot := metered._find_lot(last_entry.scope, of_lot, of_reference);
     end if;
-    -- Entries that only bring units remember no level, as they lower nothing.
-    if entry.seq > last_entry.seq and crossings is not null
-        and (metered._last_entry(last_entry.scope)).crossed is not distinct from nullif(crossing.crossed, '{}')
-    then
+    if entry.seq > last_entry.seq and {remembered: scope = last_entry.scope} then
         crossed := metered._crossed_at(crossings, array[entry.seq - 1]);
     end if;
     if lot.no is null then

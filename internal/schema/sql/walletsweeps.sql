@@ -37,10 +37,7 @@ begin
     -- In the order of the moves, which keeps the planner from the index of all moves of each lot.
     touched := due || array(select m.lot from metered.lot_moves m
         where m.scope = of_scope and m.seq > tip.seq and m.seq <= entry.seq order by m.seq, m.nth);
-    -- Entries that only bring units remember no level, as they lower nothing.
-    if entry.seq > tip.seq and crossing.crossings is not null
-        and (metered._last_entry(of_scope)).crossed is not distinct from nullif(crossing.crossed, '{}')
-    then
+    if entry.seq > tip.seq and {remembered: scope = of_scope} then
         crossed := metered._crossed_at(crossing.crossings, array[entry.seq]);
     end if;
 end
