@@ -5,8 +5,8 @@ go 1.26.0
 require (
 	github.com/go-redis/redis_rate/v10 v10.0.1
 	github.com/jackc/pgx/v5 v5.12.0
-	github.com/pgmetered/metered v0.0.0-20261129235424-1a6eef594b6c
-	github.com/pgmetered/metered/console v0.0.0-20261129235424-1a6eef594b6c
+	github.com/pgmetered/metered v0.0.0-20261130000828-d48c22069947
+	github.com/pgmetered/metered/console v0.0.0-20261130000828-d48c22069947
 	github.com/redis/go-redis/v9 v9.22.0
 	github.com/riverqueue/river v0.51.0
 	github.com/riverqueue/river/riverdriver/riverpgxv5 v0.51.0
@@ -34,7 +34,7 @@ require (
 	github.com/jackc/pgservicefile v0.0.0-20240606120523-5a60cdf6a761 // indirect
 	github.com/jackc/puddle/v2 v2.2.3 // indirect
 	github.com/lib/pq v1.10.9 // indirect
-	github.com/pgmetered/metered/otelmetered v0.0.0-20261129235424-1a6eef594b6c
+	github.com/pgmetered/metered/otelmetered v0.0.0-20261130000828-d48c22069947
 	github.com/riverqueue/river/riverdriver v0.51.0 // indirect
 	github.com/riverqueue/river/rivershared v0.51.0 // indirect
 	github.com/tidwall/gjson v1.20.0 // indirect

@@ -10,12 +10,12 @@ require (
 	github.com/jackc/pgx/v5 v5.12.0
 	github.com/jackc/tern/v2 v2.3.4
 	github.com/lib/pq v1.10.9
-	github.com/pgmetered/metered v0.0.0-20261129235424-1a6eef594b6c
-	github.com/pgmetered/metered/cells v0.0.0-20261129235424-1a6eef594b6c
-	github.com/pgmetered/metered/console v0.0.0-20261129235424-1a6eef594b6c
-	github.com/pgmetered/metered/jobs/citusjobs v0.0.0-20261129235424-1a6eef594b6c
-	github.com/pgmetered/metered/notary v0.0.0-20261129235424-1a6eef594b6c
-	github.com/pgmetered/metered/privacy v0.0.0-20261129235424-1a6eef594b6c
+	github.com/pgmetered/metered v0.0.0-20261130000828-d48c22069947
+	github.com/pgmetered/metered/cells v0.0.0-20261130000828-d48c22069947
+	github.com/pgmetered/metered/console v0.0.0-20261130000828-d48c22069947
+	github.com/pgmetered/metered/jobs/citusjobs v0.0.0-20261130000828-d48c22069947
+	github.com/pgmetered/metered/notary v0.0.0-20261130000828-d48c22069947
+	github.com/pgmetered/metered/privacy v0.0.0-20261130000828-d48c22069947
 	github.com/pressly/goose/v3 v3.29.0
 	github.com/riverqueue/river v0.51.0
 	github.com/riverqueue/river/riverdriver/riverpgxv5 v0.51.0

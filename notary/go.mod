@@ -4,9 +4,9 @@ go 1.26.0
 
 require (
 	github.com/jackc/pgx/v5 v5.12.0
-	github.com/pgmetered/metered v0.0.0-20261129235424-1a6eef594b6c
-	github.com/pgmetered/metered/cells v0.0.0-20261129235424-1a6eef594b6c
-	github.com/pgmetered/metered/privacy v0.0.0-20261129235424-1a6eef594b6c
+	github.com/pgmetered/metered v0.0.0-20261130000828-d48c22069947
+	github.com/pgmetered/metered/cells v0.0.0-20261130000828-d48c22069947
+	github.com/pgmetered/metered/privacy v0.0.0-20261130000828-d48c22069947
 	github.com/stretchr/testify v1.12.1
 	golang.org/x/mod v0.42.0
 )
